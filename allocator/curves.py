@@ -1,0 +1,79 @@
+"""Scaling curves: throughput of one job by scale, as the allocator sees them.
+
+Decides how a curve is checked and how it is read between and beyond its points. It does not measure (that is the JPA's work) and
+does not value (that is :mod:`allocator.objectives`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+class CurveError(ValueError):
+    """A scaling curve that cannot be used; the message says which point and why."""
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """Throughput by scale, piecewise linear between measured points.
+
+    Args:
+        points: ``((nodes, samples per second), ...)``, strictly increasing in nodes, at least one point. Throughputs are finite
+            and not negative; ``nodes >= 1``. A scale of 0 nodes always has throughput 0.
+
+    Below the first point the curve runs linearly to (0, 0). Beyond the last point nothing is known: :meth:`at` holds the last value
+    (a job is never credited with speed nobody measured) and :meth:`covers` says so.
+
+    Raises:
+        CurveError: on an empty, unsorted, negative or non-finite curve.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise CurveError("The scaling curve has no points; give at least one 'nodes: samples/s' pair.")
+        for nodes, rate in self.points:
+            if nodes < 1:
+                raise CurveError(f"The scaling curve names {nodes} nodes; sizes start at 1.")
+            if not math.isfinite(rate) or rate < 0:
+                raise CurveError(
+                    f"The scaling curve has throughput {rate} at {nodes} nodes; it must be a finite number of samples/s, 0 or more."
+                )
+        for (a, _), (b, _) in pairwise(self.points):
+            if b <= a:
+                raise CurveError(f"The scaling curve lists {b} nodes after {a}; sort it by nodes and name each size once.")
+
+    @classmethod
+    def of(cls, points: Mapping[int, float] | Iterable[tuple[int, float]]) -> ScalingCurve:
+        """A curve from a mapping or pairs in any order."""
+        pairs = points.items() if isinstance(points, Mapping) else points
+        return cls(tuple(sorted((int(n), float(r)) for n, r in pairs)))
+
+    @property
+    def largest(self) -> int:
+        """The largest size with a known throughput, nodes."""
+        return self.points[-1][0]
+
+    def covers(self, nodes: int) -> bool:
+        """Whether ``nodes`` lies within the known sizes (no extrapolation needed)."""
+        return 0 <= nodes <= self.largest
+
+    def at(self, nodes: int) -> float:
+        """Throughput at ``nodes``, samples/s: linear between points, constant beyond the last."""
+        if nodes <= 0:
+            return 0.0
+        before = (0, 0.0)
+        for point in self.points:
+            if nodes <= point[0]:
+                span = (nodes - before[0]) / (point[0] - before[0])
+                return before[1] + span * (point[1] - before[1])
+            before = point
+        return before[1]
+
+    def many(self, sizes: Sequence[int]) -> list[float]:
+        """Throughput at each of ``sizes``, samples/s."""
+        return [self.at(k) for k in sizes]

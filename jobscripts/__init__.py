@@ -1,0 +1,1 @@
+"""Batch scripts of the leases, and the example malleable jobs."""

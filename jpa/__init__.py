@@ -1,0 +1,1 @@
+"""Job profiling advisor: scaling curves and the inverse-order profiling plan. Pure functions."""

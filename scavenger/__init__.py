@@ -1,0 +1,1 @@
+"""Gaps and leases: finds the nodes that the main scheduler cannot fill, takes leases on them and gives them back."""

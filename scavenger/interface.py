@@ -1,0 +1,115 @@
+"""What every scheduler backend offers: gaps, leases, and nothing else.
+
+The nouns are the same for Slurm, PBS, the embedded cluster and a replayed trace, so that knowing one backend is knowing all. Calls are
+synchronous and may block (they run commands); the daemon calls them from a worker thread and gives each a time limit. A failed call raises
+:class:`SchedulerError` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class SchedulerError(RuntimeError):
+    """The main scheduler could not be asked or refused; the message is a sentence for the operator."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One idle node that the main scheduler cannot fill now.
+
+    ``horizon_s``: how long the gap is expected to last still, seconds; ``None`` when nothing is known.
+    """
+
+    node: str
+    idle_since: float
+    horizon_s: float | None = None
+    node_class: str = "default"
+    group: str | None = None
+
+
+class LeaseState(str, Enum):
+    """Where a lease stands in the main scheduler."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """MalleTrain's hold on one node, as the main scheduler knows it.
+
+    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is the main scheduler's job id. ``node`` is
+    empty while the main scheduler has not placed it.
+    """
+
+    id: str
+    scheduler_id: str
+    state: LeaseState
+    node: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """Ask for a lease on ``node``: run ``argv`` there with ``env`` added (no shell in between).
+
+    ``duration_s``: limit of the lease in seconds, ``None`` for the site's default. ``owner``: account to submit as (site mode).
+    """
+
+    id: str
+    node: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    duration_s: float | None = None
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one node is or is not a gap: one verdict per rule, for ``malletrain nodes --explain``."""
+
+    node: str
+    state: str
+    is_gap: bool
+    rules: tuple[tuple[str, bool, str], ...]
+    """(rule, passed, sentence)"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One poll of the main scheduler, taken at ``time`` (seconds since the epoch)."""
+
+    time: float
+    gaps: tuple[Gap, ...]
+    leases: tuple[Lease, ...]
+    total_nodes: int
+    idle_nodes: int
+    """Nodes that nobody of the main scheduler uses: gaps, leased nodes, and idle ones the rules leave alone."""
+    explanations: tuple[Explanation, ...] = ()
+
+
+class Scavenger(Protocol):
+    """A connection to one main scheduler."""
+
+    name: str
+
+    def poll(self) -> Snapshot:
+        """Gaps and our leases now. Raises SchedulerError when the scheduler cannot be asked."""
+        ...
+
+    def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
+        """Ask for leases. Returns those the scheduler accepted (pending or running). One failing does not fail the others."""
+        ...
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """End leases (cancel when pending). Ending one that has ended already is no error."""
+        ...
+
+    def check(self) -> list[tuple[bool, str]]:
+        """(works, sentence) per thing tested against the live scheduler, for ``malletrain check``."""
+        ...

@@ -1,0 +1,327 @@
+"""Every message that crosses a socket between daemon, agents and clients: one module, versioned, validated on arrival.
+
+A message on the wire is two frames: the protocol tag ``b"MT1"`` and one msgpack map whose ``type`` names the message. Decoding checks size,
+version, type and every field; what does not fit raises :class:`WireError`, whose text is sent back to the sender. This module decides the
+shape of messages only; who may send which is decided where they are handled.
+
+Times are seconds since the epoch (``time.time()``) unless a name ends in ``_s`` (a duration in seconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+PROTOCOL = b"MT1"
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+class WireError(ValueError):
+    """A message that is not of this protocol; the text says why, for the sender."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One malleable job as submitted. ``curve`` maps nodes (as text) to samples/s where the user knows it."""
+
+    name: str
+    owner: str
+    script: str
+    workdir: str
+    python: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    setup: str | None = None
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    weight: float = 1.0
+    goal: str = "throughput"
+    curve: dict[str, float] | None = None
+    launcher: str = "builtin"
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One worker process that ended badly. ``exitcode`` is negative for a signal, as in subprocess."""
+
+    rank: int
+    exitcode: int
+    time: float
+    tail: str = ""
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an agent holds of one job: sent in every Hello so that a restarted daemon learns the truth.
+
+    ``phase``: ``starting`` (launcher comes up) → ``ready`` (waits for a round) → ``running`` → ``succeeded`` | ``failed``
+    (its workers ended; the launcher waits for the next round) | ``exited`` (the launcher itself is gone).
+    ``generation`` is the round its workers belong to, 0 before the first.
+    """
+
+    job: str
+    phase: str
+    generation: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+# --- agent -> daemon -----------------------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of an agent, repeated whenever the daemon's boot id changes or it asks who this is."""
+
+    node: str
+    lease: str
+    host: str
+    pid: int
+    gpus: int = 0
+    node_class: str = "default"
+    leaving_in_s: float | None = None
+    assignment: Assignment | None = None
+
+
+class Heartbeat(Message, frozen=True):
+    """The agent is alive. ``boot`` is the daemon boot id it believes in."""
+
+    boot: str
+    rss_bytes: int = 0
+
+
+class Phase(Message, frozen=True):
+    """The state of the agent's assignment changed (see :class:`Assignment`)."""
+
+    assignment: Assignment
+    tail: str = ""
+
+
+class StoreUp(Message, frozen=True):
+    """The node of group rank 0 serves the round's TCPStore here."""
+
+    job: str
+    generation: int
+    host: str
+    port: int
+
+
+class Drained(Message, frozen=True):
+    """The drain asked for is over on this node: the snapshot is on disk, or there is none to take."""
+
+    job: str
+    generation: int
+    saved: bool
+    sentence: str = ""
+
+
+class Released(Message, frozen=True):
+    """No process of ``job`` is left on this node."""
+
+    job: str
+
+
+class Leaving(Message, frozen=True):
+    """The main scheduler wants the node back: the agent is gone in ``in_s`` seconds at the latest."""
+
+    in_s: float
+    reason: str = ""
+
+
+class Progress(Message, frozen=True):
+    """Cumulative counts of one worker process: ``samples`` and ``steps`` since it started, ``batch`` of its last step."""
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    samples: float
+    steps: int
+    batch: float
+    first: float
+    last: float
+
+
+class Mark(Message, frozen=True):
+    """A point in a worker's start-up (``import``, ``restored``, ``first``, …), to split a rescale into its phases."""
+
+    job: str
+    generation: int
+    rank: int
+    name: str
+    time: float
+
+
+class Metric(Message, frozen=True):
+    """A named number the script reports, e.g. test accuracy."""
+
+    job: str
+    rank: int
+    name: str
+    value: float
+
+
+class Notice(Message, frozen=True):
+    """A sentence for the job's owner (e.g. why a snapshot failed), or a fact about it."""
+
+    job: str
+    rank: int
+    kind: str
+    sentence: str
+    data: dict[str, Any] = {}
+
+
+class LogChunk(Message, frozen=True):
+    """Bytes of a log at ``offset``. ``stream`` is ``rank<R>`` or ``launcher``. Sent again until acknowledged: writing is idempotent."""
+
+    job: str
+    generation: int
+    stream: str
+    node: str
+    offset: int
+    data: bytes
+
+
+# --- daemon -> agent -----------------------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello: the daemon's boot id and the rhythm of heartbeats."""
+
+    boot: str
+    heartbeat_s: float
+    log_limit_bytes: int = 0
+
+
+class WhoAreYou(Message, frozen=True):
+    """The daemon does not know this agent (it restarted): send Hello."""
+
+    boot: str
+
+
+class Alive(Message, frozen=True):
+    """Answer to Heartbeat."""
+
+    boot: str
+
+
+class Assign(Message, frozen=True):
+    """Start the launcher of this job (idempotent)."""
+
+    job: str
+    spec: JobSpec
+    stop_grace_s: float = 5.0
+    join_timeout_s: float = 60.0
+
+
+class Round(Message, frozen=True):
+    """Membership of the job's next round: this node is ``group_rank`` of ``group_size``.
+
+    The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it once the store is up.
+    """
+
+    job: str
+    generation: int
+    group_rank: int
+    group_size: int
+    store_host: str = ""
+    store_port: int = 0
+
+
+class Drain(Message, frozen=True):
+    """Take a snapshot at the next step boundary and stand still; ``number`` grows; 0 takes the request back."""
+
+    job: str
+    generation: int
+    number: int
+    timeout_s: float
+
+
+class Release(Message, frozen=True):
+    """Stop every process of ``job`` here (SIGTERM, then SIGKILL after the grace) and answer Released."""
+
+    job: str
+    grace_s: float
+
+
+class Goodbye(Message, frozen=True):
+    """The lease is given back: stop everything and exit 0."""
+
+    reason: str = ""
+
+
+class LogAck(Message, frozen=True):
+    """Everything of this log below ``offset`` is on the daemon's disk."""
+
+    job: str
+    generation: int
+    stream: str
+    node: str
+    offset: int
+
+
+# --- clients -------------------------------------------------------------------------------------------------------------------------
+
+
+class Request(Message, frozen=True):
+    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``."""
+
+    id: str
+    op: str
+    params: dict[str, Any] = {}
+
+
+class Reply(Message, frozen=True):
+    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` | ``usage`` | ``internal``)."""
+
+    id: str
+    ok: bool
+    data: Any = None
+    error: str = ""
+    code: str = ""
+
+
+class Error(Message, frozen=True):
+    """Whatever was sent could not be used; nothing was changed."""
+
+    sentence: str
+
+
+AgentMessage = (
+    Hello | Heartbeat | Phase | StoreUp | Drained | Released | Leaving | Progress | Mark | Metric | Notice | LogChunk
+)
+DaemonMessage = Welcome | WhoAreYou | Alive | Assign | Round | Drain | Release | Goodbye | LogAck | Reply | Error
+AnyMessage = AgentMessage | DaemonMessage | Request
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> list[bytes]:
+    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of {MAX_MESSAGE_BYTES}; send less at once."
+        )
+    return [PROTOCOL, payload]
+
+
+def decode(frames: Sequence[bytes]) -> Any:
+    """The message in ``frames`` (identity frames removed). Raises WireError with a sentence for the sender."""
+    if len(frames) != 2:
+        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {len(frames)}.")
+    tag, payload = frames
+    if tag != PROTOCOL:
+        shown = tag[:16].decode("ascii", "replace")
+        raise WireError(f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version that the daemon runs.")
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(f"The message has {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}.")
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError as e:
+        raise WireError(f"The message does not fit the protocol: {e}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"The message body is not valid msgpack: {e}.") from None

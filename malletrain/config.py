@@ -1,0 +1,374 @@
+"""The site's configuration: every key, its unit, its default and what is accepted.
+
+Decides which keys exist and what a valid value is; :func:`load_config` reads a TOML file and lists everything wrong
+with it at once, each with its line. It does not decide whether the site can work with a valid file (that is
+``malletrain check``) and starts nothing.
+
+Quantities are written with their unit ("30 s", "2 GiB") and are held in seconds and bytes. Relative paths are
+relative to the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from .tomlfile import Problem, read_toml
+from .units import (
+    DURATION_HELP,
+    SIZE_HELP,
+    UnitError,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+from .validation import Quantity, either, problems_of, table_of
+
+DATABASE_NAME = "malletrain.db"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. ``problems`` holds everything found; the text lists them, one a line."""
+
+    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+        self.where = where
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{where}: {count}.", *(f"  {problem}" for problem in problems)]))
+
+
+def _duration(value: object) -> float:
+    try:
+        return parse_duration(value)
+    except UnitError as error:
+        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
+
+
+def _size(value: object) -> int:
+    try:
+        return parse_size(value)
+    except UnitError as error:
+        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
+
+
+def _location(value: object, info: ValidationInfo) -> object:
+    """A path with ``~`` expanded, relative to the file that names it."""
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
+    base = (info.context or {}).get("directory")
+    path = Path(value).expanduser()
+    return path if base is None else Path(base, path)
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    PlainSerializer(format_duration, when_used="json"),
+    Quantity("duration", DURATION_HELP),
+]
+Size = Annotated[int, BeforeValidator(_size), PlainSerializer(format_size, when_used="json"), Quantity("size", SIZE_HELP)]
+Location = Annotated[Path, BeforeValidator(_location), Quantity("path", 'a path; "~" is the home directory')]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys refused, unchangeable, defaults checked like given values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+
+
+def _key(default: Any = ..., *, description: str, **limits: Any) -> Any:
+    """A key of a section.
+
+    Defaults are written as in the file ("5 s") and go through the same checks as given values.
+    """
+    return Field(default, description=description, **limits)
+
+
+def _section(section: type[Section]) -> Any:
+    """A section that may be left out of the file."""
+    return Field(default_factory=section)
+
+
+class DaemonSection(Section):
+    """The daemon process: where its state lies, how it is reached, what it tells."""
+
+    state_dir: Location = _key(
+        "~/.local/state/malletrain",
+        description="Directory of the database, keys, logs and lock. One daemon at a time. Agents must see it under "
+        "the same path.",
+    )
+    listen: str = _key(
+        "tcp://127.0.0.1:0",
+        description="Address on which agents and clients reach the daemon; port 0 takes any free port.",
+    )
+    advertise: str = _key(
+        "",
+        description="Host name or address that agents use to reach the daemon; empty: the host in listen, or this "
+        "host's name when listen names all interfaces.",
+    )
+    database: str = _key(
+        "",
+        description="SQLAlchemy URL of the database, such as postgresql+psycopg://user@host/malletrain; empty: "
+        "SQLite under state_dir.",
+    )
+    metrics_listen: str = _key("127.0.0.1:9464", description="HOST:PORT of the Prometheus metrics; empty: none.")
+    log_level: Literal["debug", "info", "warning", "error"] = _key("info", description="Least severe messages that are logged.")
+    log_format: Literal["text", "json"] = _key("text", description="Log lines for people (text) or for a log collector (json).")
+    heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
+    agent_timeout: Duration = _key("5 s", gt=0, description="An agent silent for this long is lost, and its node with it.")
+    adopt_wait: Duration = _key(
+        "5 s",
+        description="After a restart, how long to wait for agents to report before the first plan is made.",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        _host_and_port(value, "tcp://", "tcp://127.0.0.1:0")
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen(cls, value: str) -> str:
+        if value:
+            _host_and_port(value, "", "127.0.0.1:9464")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _database(cls, value: str) -> str:
+        if value and not re.match(r"[a-z][a-z0-9_]*(\+[a-z0-9_]+)?://", value):
+            raise PydanticCustomError(
+                "url",
+                "it must be an SQLAlchemy URL such as sqlite:////var/lib/malletrain/malletrain.db, or empty for "
+                "SQLite in state_dir",
+            )
+        return value
+
+    @field_validator("agent_timeout")
+    @classmethod
+    def _two_beats(cls, value: float, info: ValidationInfo) -> float:
+        beat = info.data.get("heartbeat")
+        if beat is not None and value < 2 * beat:
+            raise PydanticCustomError(
+                "agent_timeout",
+                "{value} is less than two heartbeats of {beat}, so that one late message would lose a node; accepted "
+                "is {least} or more",
+                {
+                    "value": format_duration(value),
+                    "beat": format_duration(beat),
+                    "least": format_duration(2 * beat),
+                },
+            )
+        return value
+
+
+class SchedulerTable(Section):
+    """Base of the tables of one kind of main scheduler."""
+
+
+class LocalScheduler(SchedulerTable):
+    """The embedded cluster: virtual nodes are agent processes on this machine, and a trace says which of them are
+    idle.
+    """
+
+    nodes: int = _key(6, ge=1, le=4096, description="Number of virtual nodes.")
+    directory: Location | None = _key(
+        None,
+        description="Where the virtual nodes keep their files; not given: the folder cluster in state_dir.",
+    )
+    trace: str = _key(
+        "synthetic",
+        description='Which nodes are idle when: the path of a trace (CSV, also .gz), "synthetic" for one made from '
+        "the statistics of a "
+        'real machine, or "none" for nodes that are always idle.',
+    )
+    speedup: float = _key(
+        1.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="How many seconds of the trace pass in one second.",
+    )
+    grace: Duration = _key("5 s", description="Time between the notice of a preemption (SIGTERM) and its end (SIGKILL).")
+    notice_fraction: float = _key(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of preemptions that are announced; the others kill the node at once.",
+    )
+    seed: int = _key(0, ge=0, description="Seed of the synthetic trace and of which preemptions are announced.")
+    autostart: bool = _key(True, description="Start the embedded cluster together with the daemon when it does not run.")
+
+    @field_validator("trace")
+    @classmethod
+    def _trace(cls, value: str, info: ValidationInfo) -> str:
+        if value in ("synthetic", "none"):
+            return value
+        return str(_location(value, info))
+
+
+class SchedulerSection(Section):
+    """The main scheduler of the machine. The table named like ``kind`` holds what that kind needs."""
+
+    kind: str = _key(description="Kind of the main scheduler.")
+    poll_interval: Duration = _key(
+        "5 s", gt=0, description="How often the main scheduler is asked for idle nodes and for leases."
+    )
+    local: LocalScheduler = _section(LocalScheduler)
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, value: str) -> str:
+        if value not in scheduler_kinds():
+            raise PydanticCustomError(
+                "kind",
+                'this version knows no scheduler "{value}"; accepted is {kinds}',
+                {"value": value, "kinds": either(scheduler_kinds())},
+            )
+        return value
+
+
+def scheduler_kinds() -> tuple[str, ...]:
+    """The kinds of scheduler this version supports: the fields of SchedulerSection that hold a SchedulerTable."""
+    return tuple(name for name, field in SchedulerSection.model_fields.items() if table_of(field.annotation) is not None)
+
+
+class JobsSection(Section):
+    """Limits and patience, the same for every job."""
+
+    max_running: int = _key(20, ge=1, description="Jobs that may run at the same time; the others wait in order of submission.")
+    max_tries: int = _key(3, ge=1, description="Starts that may end in a failure of the script before the job is failed.")
+    retry_window: Duration = _key("1 h", gt=0, description="Failures longer ago than this no longer count against max_tries.")
+    drain_timeout: Duration = _key(
+        "10 s",
+        description="How long a rescale waits for the job's snapshot at a step boundary before it goes on without.",
+    )
+    join_timeout: Duration = _key("60 s", gt=0, description="Time in which all members of a round must have joined it.")
+    warmup_timeout: Duration = _key(
+        "5 min",
+        gt=0,
+        description="Time in which new workers must have processed their first sample before they count as stuck.",
+    )
+    stop_grace: Duration = _key("5 s", description="Time between SIGTERM and SIGKILL when workers are stopped.")
+    starvation: Duration = _key("10 min", gt=0, description="A job without nodes for this long goes before all others.")
+    no_progress_warning: Duration = _key(
+        "5 min",
+        gt=0,
+        description="A running job that reports no progress for this long is named in its notices.",
+    )
+    log_limit: Size = _key(
+        "64 MiB",
+        gt=0,
+        description="Size at which a log of one rank is cut; later output of that rank is dropped.",
+    )
+
+
+class AllocationSection(Section):
+    """How nodes are given to jobs, and what a change of scale is taken to cost until it was measured."""
+
+    objective: Literal["throughput", "efficiency"] = _key(
+        "throughput",
+        description="What the plan maximises for jobs that do not say: samples per second, or samples per second "
+        "relative to one node.",
+    )
+    t_fwd: Duration = _key(
+        "120 s",
+        gt=0,
+        description="Forward-looking time: a rescale is made when it pays within this time. About a typical idle gap.",
+    )
+    settle: Duration = _key("1 s", description="Node events this close together are handled as one, with one plan.")
+    min_interval: Duration = _key(
+        "30 s",
+        description="Least time between two rescales of a job that nothing forces (growing, moving nodes between jobs).",
+    )
+    rescale_up: Duration = _key("18 s", description="Cost of growing a job until it was measured: time without samples.")
+    rescale_down: Duration = _key("12 s", description="Cost of shrinking a job until it was measured: time without samples.")
+    start: Duration = _key("18 s", description="Cost of starting a job from no node until it was measured: time without samples.")
+    time_limit: Duration = _key("2 s", gt=0, description="Longest time to search for a better plan; the best one found is used.")
+    give_back_after: Duration = _key("30 s", description="A leased node that no job uses for this long is given back.")
+    prior_exponent: float = _key(
+        0.9,
+        gt=0,
+        le=1,
+        description="Assumed throughput of k nodes before it was measured: that of one node times k to this power "
+        "(1: perfect scaling).",
+    )
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    daemon: DaemonSection = _section(DaemonSection)
+    scheduler: SchedulerSection
+    jobs: JobsSection = _section(JobsSection)
+    allocation: AllocationSection = _section(AllocationSection)
+
+    @property
+    def state_dir(self) -> Path:
+        """Directory of everything the daemon keeps."""
+        return self.daemon.state_dir
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the database: as configured, else SQLite under the state directory."""
+        return self.daemon.database or f"sqlite:///{self.daemon.state_dir / DATABASE_NAME}"
+
+    @property
+    def cluster_dir(self) -> Path:
+        """Directory of the embedded cluster."""
+        return self.scheduler.local.directory or self.daemon.state_dir / "cluster"
+
+
+def load_config(path: str | Path) -> Config:
+    """The configuration in the TOML file ``path``. Raises ConfigError with everything that is wrong with it."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), [Problem(None, "", f"The file cannot be read: {error.strerror}.")]) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(str(path), [Problem(line, "", "The file is not UTF-8 text; save it as UTF-8.")]) from None
+    return parse_config(text, where=str(path), directory=path.resolve().parent)
+
+
+def parse_config(text: str, where: str = "configuration", directory: Path | None = None) -> Config:
+    """The configuration in ``text``; relative paths are relative to ``directory``.
+
+    Raises ConfigError as :func:`load_config` does.
+    """
+    toml = read_toml(text)
+    problems = list(toml.problems)
+    try:
+        config = Config.model_validate(toml.data, context={"directory": directory})
+    except ValidationError as error:
+        problems += problems_of(error, toml, Config)
+    if problems:
+        raise ConfigError(where, sorted(problems, key=lambda problem: (problem.line or 0, problem.key)))
+    return config
+
+
+def _host_and_port(value: str, scheme: str, example: str) -> None:
+    match = re.fullmatch(re.escape(scheme) + r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        raise PydanticCustomError(
+            "address",
+            '"{value}" is not an address; accepted is {scheme}HOST:PORT with a port of 0 to 65535, such as "{example}"',
+            {"value": value, "scheme": scheme, "example": example},
+        )

@@ -1,1 +1,30 @@
 """How many nodes each malleable job gets, and which: bids and nodes in, plan out. Pure functions over HiGHS."""
+
+from allocator.allocation import Allocation
+from allocator.baselines import equal_share, fcfs
+from allocator.bids import Bid, BidError, Options
+from allocator.curves import CurveError, ScalingCurve
+from allocator.milp import solve
+from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
+from allocator.placement import NodeInfo, PlacementError, place
+
+__all__ = [
+    "Allocation",
+    "Beyond",
+    "Bid",
+    "BidError",
+    "CurveError",
+    "Goal",
+    "NodeInfo",
+    "Options",
+    "PlacementError",
+    "RescaleCost",
+    "ScalingCurve",
+    "equal_share",
+    "fcfs",
+    "make_bid",
+    "multiples",
+    "place",
+    "powers_of_two",
+    "solve",
+]

@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 
 class CurveError(ValueError):
@@ -77,3 +81,13 @@ class ScalingCurve:
     def many(self, sizes: Sequence[int]) -> list[float]:
         """Throughput at each of ``sizes``, samples/s."""
         return [self.at(k) for k in sizes]
+
+    @cached_property
+    def _knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        known = np.array([(0, 0.0), *self.points], dtype=np.float64)
+        return known[:, 0].copy(), known[:, 1].copy()
+
+    def rates(self, sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+        """Throughput at each of ``sizes`` (any shape), samples/s: :meth:`at` for arrays."""
+        nodes, rates = self._knots
+        return np.interp(sizes, nodes, rates)

@@ -1,0 +1,78 @@
+"""The plain policies that MalleTrain is measured against: equal share and first come, first served.
+
+Decides sizes without looking at what they are worth, from the same bids and with the same answer as the MILP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from allocator.allocation import Allocation, relative_gap, worth
+from allocator.bids import Bid, check
+
+
+def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
+    """As equal sizes as the jobs' limits allow, ignoring curves.
+
+    Each job belongs to the class where it finds most nodes a job (in the order given). Jobs are admitted in order while their smallest sizes fit; then
+    nodes go one size step at a time to the job that has the fewest, the earlier one first.
+    """
+    began = time.perf_counter()
+    check(bids, capacity)
+    sizes: dict[str, tuple[str, int]] = {}
+    left = {name: int(nodes) for name, nodes in capacity.items()}
+    ladder: dict[str, tuple[int, ...]] = {}
+    crowd = dict.fromkeys(left, 0)
+    for bid in bids:
+        homes = [
+            name for name, options in bid.options.items() if name in left and len(options.sizes) and options.sizes[0] <= left[name]
+        ]
+        if homes:
+            home = max(homes, key=lambda name: capacity[name] / (crowd[name] + 1))
+            steps = tuple(bid.options[home].sizes.tolist())
+            ladder[bid.job] = steps
+            sizes[bid.job] = (home, steps[0])
+            left[home] -= steps[0]
+            crowd[home] += 1
+    import heapq
+
+    rung = dict.fromkeys(sizes, 0)
+    heap = [(sizes[job][1], order, job) for order, job in enumerate(sizes)]
+    heapq.heapify(heap)
+    while heap:
+        size, order, job = heapq.heappop(heap)
+        home, at = sizes[job][0], rung[job] + 1
+        if at < len(ladder[job]) and ladder[job][at] - size <= left[home]:
+            left[home] -= ladder[job][at] - size
+            rung[job] = at
+            sizes[job] = (home, ladder[job][at])
+            heapq.heappush(heap, (ladder[job][at], order, job))
+    return _answer(sizes, bids, began)
+
+
+def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
+    """First come, first served: each job in turn gets its largest size that still fits, on the class where that is largest."""
+    began = time.perf_counter()
+    check(bids, capacity)
+    sizes: dict[str, tuple[str, int]] = {}
+    left = {name: int(nodes) for name, nodes in capacity.items()}
+    for bid in bids:
+        best = ("", 0)
+        for name, options in bid.options.items():
+            fitting = int(np.searchsorted(options.sizes, left.get(name, 0), side="right"))
+            if fitting and options.sizes[fitting - 1] > best[1]:
+                best = (name, int(options.sizes[fitting - 1]))
+        if best[1]:
+            sizes[bid.job] = best
+            left[best[0]] -= best[1]
+    return _answer(sizes, bids, began)
+
+
+def _answer(sizes: dict[str, tuple[str, int]], bids: Sequence[Bid], began: float) -> Allocation:
+    objective, dropped = worth(sizes, bids)
+    bound = sum(max([bid.idle_value, *(float(o.values.max()) for o in bid.options.values() if len(o.values))]) for bid in bids)
+    bound = max(objective, bound)
+    return Allocation(sizes, objective, bound, relative_gap(objective, bound), "heuristic", time.perf_counter() - began, dropped)

@@ -1,0 +1,181 @@
+"""Objectives as bids: from a scaling curve and what a rescale costs to the value of every size.
+
+Decides what a size is worth over the forward-looking time (section 7 of the design; FreeTrain/BFTrainer, arXiv 2106.12091, section 3).
+It does not choose. A new objective is a new way to make bids; the solvers know only values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+
+from allocator.bids import Bid, BidError, Options, Sizes, Values
+from allocator.curves import ScalingCurve
+
+
+class Goal(str, Enum):
+    """What is maximised."""
+
+    THROUGHPUT = "throughput"
+    """Samples: a job that processes more of them per second is worth more."""
+    EFFICIENCY = "efficiency"
+    """Single-node seconds: throughput over the job's own throughput on one node, so that light and heavy models count alike."""
+
+
+class Beyond(str, Enum):
+    """What to do with sizes beyond the last point of a curve."""
+
+    HOLD = "hold"
+    """Offer them at the last known throughput, with a note in the bid."""
+    DROP = "drop"
+    """Do not offer them, with a note in the bid."""
+    ERROR = "error"
+    """Refuse the bid."""
+
+
+@dataclass(frozen=True)
+class RescaleCost:
+    """Seconds in which a job processes nothing, by kind of change.
+
+    ``up_s`` and ``down_s``: growing and shrinking, charged at the throughput the job had before; ``start_s``: starting from nothing (or
+    on another class of nodes), charged at the throughput it will have. Defaults are what Summit showed (up 17-19 s, down 11-13 s).
+    """
+
+    up_s: float = 18.0
+    down_s: float = 12.0
+    start_s: float = 18.0
+
+    def __post_init__(self) -> None:
+        for name in ("up_s", "down_s", "start_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise BidError(f"The rescale cost {name} is {value}; give seconds, 0 or more.")
+
+
+@lru_cache(maxsize=4096)
+def powers_of_two(largest: int) -> tuple[int, ...]:
+    """1, 2, 4, … up to ``largest``."""
+    return tuple(1 << p for p in range(max(0, largest).bit_length()))
+
+
+@lru_cache(maxsize=4096)
+def multiples(of: int, largest: int) -> tuple[int, ...]:
+    """``of``, ``2·of``, … up to ``largest``."""
+    if of < 1:
+        raise BidError(f"Sizes cannot be multiples of {of}; give 1 or more.")
+    return tuple(range(of, largest + 1, of))
+
+
+@lru_cache(maxsize=4096)
+def _every_size(low: int, high: int) -> Sizes:
+    sizes = np.arange(low, high + 1, dtype=np.int64)
+    sizes.flags.writeable = False
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _allowed_sizes(low: int, high: int, allowed: tuple[int, ...]) -> Sizes:
+    sizes = np.array(sorted({int(k) for k in allowed if low <= k <= high}), dtype=np.int64)
+    sizes.flags.writeable = False
+    return sizes
+
+
+def make_bid(
+    job: str,
+    curve: ScalingCurve | Mapping[str, ScalingCurve],
+    *,
+    current: int = 0,
+    current_class: str = "default",
+    min_nodes: int = 1,
+    max_nodes: int,
+    allowed: Iterable[int] | None = None,
+    weight: float = 1.0,
+    goal: Goal = Goal.THROUGHPUT,
+    t_fwd_s: float = 120.0,
+    cost: RescaleCost = RescaleCost(),  # noqa: B008 (frozen)
+    must_run: bool = False,
+    beyond: Beyond = Beyond.HOLD,
+) -> Bid:
+    """The bid of one job.
+
+    ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
+    ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) · start_s`` for current = 0 or on another
+    class than ``current_class``, 0 for k = current. No nodes are worth 0.
+
+    Args:
+        curve: one curve for class ``current_class``, or one curve a class the job can use.
+        current: nodes the job runs on now, 0 when it does not run.
+        min_nodes, max_nodes: inclusive limits, the same for every class.
+        allowed: sizes the job accepts within the limits; None for all of them. See :func:`powers_of_two`, :func:`multiples`.
+        weight: factor on the job's value, 0 or more.
+        goal: THROUGHPUT values samples; EFFICIENCY divides the curve of each class by its throughput on one node, O(k)/O(1), so that
+            values are single-node seconds (where O(1) is 0, by the first throughput above 0 divided by its nodes).
+        t_fwd_s: forward-looking time, seconds.
+        must_run: whether the job is to be placed before anything else counts.
+        beyond: sizes beyond the last point of the curve: held at the last throughput (default), dropped or refused. Whatever happens,
+            the bid's notes say it.
+
+    Raises:
+        BidError: on limits, weights, times or sizes that make no sense, with the job's name.
+    """
+    if min_nodes < 1 or max_nodes < min_nodes:
+        raise BidError(f"Job {job} asks for {min_nodes}:{max_nodes} nodes; give 1 <= min <= max.")
+    if current < 0:
+        raise BidError(f"Job {job} is said to run on {current} nodes now; give 0 or more.")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise BidError(f"Job {job} has weight {weight}; give a finite number, 0 or more.")
+    if not (math.isfinite(t_fwd_s) and t_fwd_s > 0):
+        raise BidError(f"The forward-looking time is {t_fwd_s} s; give a number above 0.")
+    if allowed is None:
+        sizes = _every_size(min_nodes, max_nodes)
+    else:
+        sizes = _allowed_sizes(min_nodes, max_nodes, tuple(allowed))
+        if not len(sizes):
+            raise BidError(f"None of the sizes job {job} accepts lies within {min_nodes}:{max_nodes}; widen the limits or the sizes.")
+    curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
+    options: dict[str, Options] = {}
+    notes: list[str] = []
+    for node_class, known in curves.items():
+        offered = sizes
+        if sizes[-1] > known.largest:
+            offered = _within(sizes, known, beyond, job, notes)
+        rates = known.rates(offered)
+        before = known.at(current) if current and node_class == current_class else 0.0
+        if goal is Goal.EFFICIENCY:
+            unit = _single_node_rate(known)
+            rates, before = rates / unit, before / unit
+        running_here = current if node_class == current_class else 0
+        options[node_class] = Options(offered, weight * _value(offered, rates, before, running_here, t_fwd_s, cost))
+    return Bid(job, options, -math.inf if must_run else 0.0, tuple(notes))
+
+
+def _value(sizes: Sizes, rates: Values, before: float, current: int, t_fwd_s: float, cost: RescaleCost) -> Values:
+    if current == 0:
+        return (t_fwd_s - cost.start_s) * rates
+    pause = np.where(sizes > current, cost.up_s, np.where(sizes < current, cost.down_s, 0.0))
+    return t_fwd_s * rates - before * pause
+
+
+def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: list[str]) -> Sizes:
+    outside = sizes[sizes > curve.largest]
+    what = f"the curve of job {job} ends at {curve.largest} nodes"
+    span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
+    if beyond is Beyond.ERROR:
+        raise BidError(f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or lower the job's maximum.")
+    if beyond is Beyond.DROP:
+        notes.append(f"{what}; size {span} is not offered.")
+        return sizes[: len(sizes) - len(outside)]
+    notes.append(f"{what}; size {span} is valued at the throughput of {curve.largest} nodes.")
+    return sizes
+
+
+def _single_node_rate(curve: ScalingCurve) -> float:
+    one = curve.at(1)
+    if one > 0:
+        return one
+    return next((rate / nodes for nodes, rate in curve.points if rate > 0), 1.0)

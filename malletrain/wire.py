@@ -69,7 +69,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     failures: tuple[Failure, ...] = ()
 
 
-# --- agent -> daemon -----------------------------------------------------------------------------------------------------------------
+# --- agent -> daemon ---
 
 
 class Hello(Message, frozen=True):
@@ -184,7 +184,7 @@ class LogChunk(Message, frozen=True):
     data: bytes
 
 
-# --- daemon -> agent -----------------------------------------------------------------------------------------------------------------
+# --- daemon -> agent ---
 
 
 class Welcome(Message, frozen=True):
@@ -262,7 +262,7 @@ class LogAck(Message, frozen=True):
     offset: int
 
 
-# --- clients -------------------------------------------------------------------------------------------------------------------------
+# --- clients ---
 
 
 class Request(Message, frozen=True):

@@ -1,0 +1,219 @@
+"""What goes into the controller and what comes out: events and commands, nothing else.
+
+Both shells (daemon and simulator) speak this vocabulary. Times are seconds on the shell's clock; nodes and jobs are named by text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from allocator.curves import ScalingCurve
+from allocator.objectives import Goal, RescaleCost
+
+
+class JobState(str, Enum):
+    """``queued → profiling → running ⇄ suspended → completed | failed | cancelled``."""
+
+    QUEUED = "queued"
+    PROFILING = "profiling"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+# --- events ---
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    """A leased node is ready for work. ``job``: what it already runs (adoption after a restart of the daemon)."""
+
+    node: str
+    node_class: str = "default"
+    horizon_s: float | None = None
+    group: str | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeLeaving:
+    """The main scheduler wants the node back within ``in_s`` seconds."""
+
+    node: str
+    in_s: float
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """The node is gone, with or without notice before."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeUnfit:
+    """The node is alive, but a job's launcher does not come up on it: give it back and leave it alone for a while."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class GapsSeen:
+    """All gaps of the latest poll: node → (horizon in seconds or None, node class). Replaces the poll before."""
+
+    gaps: Mapping[str, tuple[float | None, str]]
+
+
+@dataclass(frozen=True)
+class LeaseNotTaken:
+    """A lease asked for on ``node`` did not come about."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class JobSubmitted:
+    """A new malleable job, or after a restart one that the store knows (``state`` says where it stood).
+
+    ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max].
+    """
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+    weight: float = 1.0
+    goal: Goal = Goal.THROUGHPUT
+    curve: ScalingCurve | None = None
+    sizes: tuple[int, ...] | None = None
+    state: JobState = JobState.QUEUED
+    tries: int = 0
+
+
+@dataclass(frozen=True)
+class JobCompleted:
+    """Every worker of the job ended well."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class JobBroke:
+    """The job's workers failed by themselves (no node was lost): one try is used up."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundInterrupted:
+    """The job's workers are not one whole round any more and it is not the job's fault: form a new one."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class JobCancelled:
+    """Its owner does not want it any more."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class CurveLearned:
+    """What is now believed of the job's scaling and rescale cost."""
+
+    job: str
+    curve: ScalingCurve
+    cost: RescaleCost | None = None
+
+
+@dataclass(frozen=True)
+class RescaleFinished:
+    """The job processes samples at its new scale (or its start-up time limit passed)."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    NodeJoined
+    | NodeLeaving
+    | NodeLost
+    | NodeUnfit
+    | GapsSeen
+    | LeaseNotTaken
+    | JobSubmitted
+    | JobCompleted
+    | JobBroke
+    | RoundInterrupted
+    | JobCancelled
+    | CurveLearned
+    | RescaleFinished
+    | Tick
+)
+
+# --- commands ---
+
+
+@dataclass(frozen=True)
+class TakeLeases:
+    """Ask the main scheduler for a lease on each of these nodes."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """End the leases of these nodes; nothing runs on them."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run the job, which has no nodes, on these."""
+
+    job: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Move the running job to exactly these nodes (the same ones again: restart its workers)."""
+
+    job: str
+    nodes: tuple[str, ...]
+    within_s: float | None = None
+    """A node of the old set is gone after this many seconds; None: take the time it needs."""
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """Take all nodes from the job; it keeps its place."""
+
+    job: str
+    within_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The job has ended in ``state``; free its nodes."""
+
+    job: str
+    state: JobState
+    reason: str = ""
+
+
+Command = TakeLeases | GiveBack | Start | Rescale | Suspend | Stop

@@ -1,0 +1,112 @@
+"""From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes. Pure.
+
+Decides which jobs may bid (FCFS admission), which of them must run (starvation), and what a job with an unknown curve is worth. How many
+nodes each gets is the allocator's decision, which nodes its placement's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from allocator import Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid, place, solve
+
+
+@dataclass(frozen=True)
+class PlanningSettings:
+    """How plans are made; times in seconds. ``prior_exponent``: an unmeasured job is taken to speed up as nodes**exponent."""
+
+    t_fwd_s: float = 120.0
+    cost: RescaleCost = field(default_factory=lambda: RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0))
+    max_running: int = 20
+    time_limit_s: float = 2.0
+    prior_exponent: float = 0.9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One job as the plan sees it. ``fixed``: leave it at its size (a rescale is under way). ``must_run``: its turn has come."""
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+    nodes: tuple[str, ...]
+    weight: float = 1.0
+    goal: Goal = Goal.THROUGHPUT
+    curve: ScalingCurve | None = None
+    sizes: tuple[int, ...] | None = None
+    cost: RescaleCost | None = None
+    fixed: bool = False
+    must_run: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs-to-nodes map with the proof of its quality (``gap`` relative, ``solve_s`` seconds)."""
+
+    nodes: Mapping[str, tuple[str, ...]]
+    objective: float
+    gap: float
+    solve_s: float
+
+
+def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurve:
+    """The prior of a job nobody has measured: ``rate_one * nodes**exponent`` at 1, 2, 4, … and ``largest``."""
+    sizes = {1, largest}
+    k = 2
+    while k < largest:
+        sizes.add(k)
+        k *= 2
+    return ScalingCurve.of((k, rate_one * k**exponent) for k in sizes)
+
+
+def make_plan(candidates: Sequence[Candidate], nodes: Mapping[str, NodeInfo], settings: PlanningSettings) -> Plan:
+    """Give each candidate its nodes.
+
+    ``nodes``: every usable node; the candidates' own nodes that are not in it count as lost. Jobs that are ``fixed`` keep theirs and take
+    no part. Every candidate is a key of the result, with ``()`` where it gets none.
+    """
+    kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
+    settled = {c.job: kept[c.job] for c in candidates if c.fixed}
+    taken = {n for held in settled.values() for n in held}
+    open_nodes = {name: info for name, info in nodes.items() if name not in taken}
+    capacity = dict(Counter(info.node_class for info in open_nodes.values()))
+    nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
+    bidders = [c for c in candidates if not c.fixed and _fits(c, max(capacity.values(), default=0))]
+    if not bidders:
+        return Plan({**nothing, **settled}, 0.0, 0.0, 0.0)
+    known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
+    rate_one = median(known) if known else 1.0
+    bids = []
+    for c in bidders:
+        curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
+        current = kept[c.job]
+        bids.append(
+            make_bid(
+                c.job,
+                dict.fromkeys(capacity, curve),
+                current=len(current),
+                current_class=open_nodes[current[0]].node_class if current else "default",
+                min_nodes=c.min_nodes,
+                max_nodes=min(c.max_nodes, max(capacity.values())),
+                allowed=c.sizes,
+                weight=c.weight,
+                goal=c.goal,
+                t_fwd_s=settings.t_fwd_s,
+                cost=c.cost or settings.cost,
+                must_run=c.must_run,
+            )
+        )
+    allocation = solve(bids, capacity, time_limit_s=settings.time_limit_s)
+    placed = place(allocation.sizes, {job: held for job, held in kept.items() if job not in settled}, open_nodes)
+    result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
+    return Plan({**nothing, **result, **settled}, allocation.objective, allocation.gap, allocation.solve_s)
+
+
+def _fits(candidate: Candidate, largest: int) -> bool:
+    """Whether some size that the job accepts is there at all."""
+    if candidate.sizes is None:
+        return candidate.min_nodes <= largest
+    return any(candidate.min_nodes <= k <= min(candidate.max_nodes, largest) for k in candidate.sizes)

@@ -1,0 +1,1 @@
+"""One file a schema version: ``v<revision>_<word>.py``."""

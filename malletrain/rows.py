@@ -1,0 +1,50 @@
+"""A frozen dataclass as the row of a table, and back.
+
+Decides which columns are JSON and what happens to text that is none. Tables and dataclasses are
+:mod:`malletrain.schema`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from malletrain.schema import EventRow, JobRow, LeaseRow, ObservationRow, RescaleRow
+
+Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow)
+
+_JSON = frozenset({"planned_nodes", "metrics", "notices", "snapshot", "data", "phases"})
+_TUPLES = frozenset({"planned_nodes", "notices"})
+
+
+def encode(row: Any) -> dict[str, Any]:
+    """The columns of ``row``."""
+    return encode_values({field.name: getattr(row, field.name) for field in fields(row)})
+
+
+def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of some of a row's fields."""
+    return {name: _encode_value(name, value) for name, value in values.items()}
+
+
+def _encode_value(name: str, value: Any) -> Any:
+    if name in _JSON:
+        return json.dumps(list(value) if name in _TUPLES else dict(value), separators=(",", ":"))
+    if isinstance(value, str):
+        # Output of jobs ends up here: what is no text must cost a character and not the transaction.
+        return str(value).encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return value
+
+
+def decode(kind: type[Row], row: Mapping[Any, Any]) -> Row:
+    """The row of this kind with these columns; columns it has no field for are left out."""
+    values = {}
+    for field in fields(kind):
+        value = row[field.name]
+        if field.name in _JSON:
+            value = json.loads(value)
+            value = tuple(value) if field.name in _TUPLES else value
+        values[field.name] = value
+    return kind(**values)

@@ -11,6 +11,7 @@ a new plan; jobs are admitted in order of submission; an admitted job without no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +49,8 @@ from malletrain.planning import Candidate, Plan, PlanningSettings, make_plan
 class ControllerSettings:
     """How patient the controller is; times in seconds.
 
-    ``settle_s``: node events this close together are one plan. ``starvation_s``: an admitted job without nodes for so long gets its minimum,
+    ``settle_s``: node events this close together are one plan. ``min_interval_s``: a job that
+    nothing forces is rescaled no more often than this. ``starvation_s``: an admitted job without nodes for so long gets its minimum,
     and keeps it for as long. ``max_tries``: the job has failed when its workers broke so many times, each within ``retry_window_s`` of
     the last. ``give_back_after_s``: a lease nobody uses is given back. ``min_horizon_s``: shorter gaps are not worth a lease.
     ``lease_wait_s``: a lease asked for that has not come up by then is forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long.
@@ -56,6 +58,7 @@ class ControllerSettings:
 
     planning: PlanningSettings = field(default_factory=PlanningSettings)
     settle_s: float = 1.0
+    min_interval_s: float = 0.0
     starvation_s: float = 600.0
     max_tries: int = 3
     retry_window_s: float = 3600.0
@@ -82,6 +85,7 @@ class JobRecord:
     turn_until: float = 0.0
     curve: ScalingCurve | None = None
     cost: RescaleCost | None = None
+    rescaled_at: float = -math.inf
 
 
 @dataclass
@@ -266,7 +270,7 @@ class Controller:
     def _rescale_finished(self, event: RescaleFinished, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         if job.rescaling:
-            job.rescaling = False
+            job.rescaling, job.rescaled_at = False, now
             self._plan_soon(now + self.settings.settle_s)
         return ()
 
@@ -302,8 +306,8 @@ class Controller:
                 if any(other.starving for other in self._admitted()):
                     self._plan_soon(now)
 
-    def _candidates(self, capacity: int, *, imagined: bool) -> list[Candidate]:
-        """The admitted jobs as bidders; ``imagined``: for a plan that is only asked how many more nodes would be of use."""
+    def _candidates(self, capacity: int, now: float | None) -> list[Candidate]:
+        """The admitted jobs as bidders; ``now`` is None for a plan that is only asked how many more nodes would be of use."""
         admitted = self._admitted()
         left = capacity
         must_run = set()
@@ -326,16 +330,25 @@ class Controller:
                     curve=job.curve,
                     sizes=spec.sizes,
                     cost=job.cost,
-                    fixed=job.rescaling and whole and bool(job.nodes) and not imagined,
+                    fixed=now is not None and whole and bool(job.nodes) and self._unmoved(job, now),
                     must_run=spec.job in must_run,
                 )
             )
         return candidates
 
+    def _unmoved(self, job: JobRecord, now: float) -> bool:
+        """Whether the job is left at its size by a plan that could move it: it is being rescaled, or was a moment ago."""
+        if job.rescaling:
+            return True
+        rested = job.rescaled_at + self.settings.min_interval_s
+        if now < rested:
+            self._plan_soon(rested)
+        return now < rested
+
     def _plan(self, now: float) -> list[Command]:
         self._plan_at = None
         usable = self._usable()
-        plan = make_plan(self._candidates(len(usable), imagined=False), usable, self.settings.planning)
+        plan = make_plan(self._candidates(len(usable), now), usable, self.settings.planning)
         self.last_plan, self.plans = plan, self.plans + 1
         shrinking: list[Command] = []
         growing: list[Command] = []
@@ -392,7 +405,7 @@ class Controller:
             return []
         coming = {name: NodeInfo(self._gaps[name][1], self._gaps[name][0]) for name in self._leasing if name in self._gaps}
         have = {**self._usable(), **coming}
-        imagined = make_plan(self._candidates(len(have) + len(gaps), imagined=True), {**have, **gaps}, self.settings.planning)
+        imagined = make_plan(self._candidates(len(have) + len(gaps), None), {**have, **gaps}, self.settings.planning)
         used = sum(len(nodes) for nodes in imagined.nodes.values())
         wanted = max(0, used - len(have))
         longest = sorted(gaps.items(), key=lambda gap: (gap[1].horizon_s is not None, -(gap[1].horizon_s or 0.0), gap[0]))

@@ -43,8 +43,9 @@ class LeaseState(str, Enum):
 class Lease:
     """MalleTrain's hold on one node, as the main scheduler knows it.
 
-    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is the main scheduler's job id. ``node`` is
-    empty while the main scheduler has not placed it.
+    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is the main scheduler's job id. ``node``
+    is empty while the main scheduler has not placed it. ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked
+    for the node back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or has ended.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Lease:
     state: LeaseState
     node: str = ""
     reason: str = ""
+    leaving_by: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One poll of the main scheduler, taken at ``time`` (seconds since the epoch)."""
+    """One poll of the main scheduler, taken at ``time`` (seconds since the epoch).
+
+    ``leases`` holds every pending and running lease of ours and those that ended recently: a lease that is not in it has ended.
+    """
 
     time: float
     gaps: tuple[Gap, ...]
@@ -103,7 +108,8 @@ class Scavenger(Protocol):
         ...
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Ask for leases. Returns those the scheduler accepted (pending or running). One failing does not fail the others."""
+        """Ask for leases. Returns one lease per request, in order; one that was refused is ENDED with the reason. One failing does not fail
+        the others. Asking again for an id that is known returns that lease and starts nothing."""
         ...
 
     def give_back(self, leases: Sequence[Lease]) -> None:

@@ -1,0 +1,153 @@
+"""CURVE keys: who is at the other end of a connection.
+
+Decides where keys lie, that nobody else can read them, and which identity a public key stands for: ``lease:<id>``
+(the agent of one lease, for as long as the lease lasts) or ``client:<user>``. What an identity may do is decided
+where messages are handled.
+
+Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600): ``server.key``,
+``client.key`` (the user who runs the daemon), ``lease-<id>.key``. Keys are z85 text, 40 characters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from malletrain.statedir import StateDirError, make_private_dir, write_atomically
+
+SERVER = "server.key"
+CLIENT = "client.key"
+
+
+class KeyFileError(StateDirError):
+    """A key file that cannot be used; the message is a sentence that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair as z85 text. The secret half is not shown when printed."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+def new_pair() -> KeyPair:
+    """A fresh key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def write_key(path: Path, pair: KeyPair) -> None:
+    """Write a key pair readable by its owner only. Raises KeyFileError."""
+    try:
+        write_atomically(path, json.dumps({"public": pair.public, "secret": pair.secret}) + "\n", mode=0o600)
+    except OSError as error:
+        raise KeyFileError(f"The key file {path} cannot be written: {error.strerror}.") from None
+
+
+def read_key(path: Path) -> KeyPair:
+    """Read a key pair. Raises KeyFileError when the file is not there, damaged, somebody else's, or readable by others."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(4096)
+    except OSError as error:
+        raise KeyFileError(f"The key file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise KeyFileError(f"The key file {path} is damaged; delete it and restart the daemon, which makes a new one.") from None
+    if status.st_uid != os.geteuid():
+        raise KeyFileError(f"The key file {path} belongs to another user and is not used; check who wrote it, then delete it.")
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(
+            f"The key file {path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o}), so its key is no secret. Delete it "
+            "and restart the daemon, which makes a new one with mode 0600."
+        )
+    try:
+        fields = json.loads(text)
+        pair = KeyPair(fields["public"], fields["secret"])
+        if zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") != pair.public:
+            raise ValueError("the halves do not belong together")
+    except (ValueError, TypeError, KeyError, AttributeError, zmq.ZMQError):
+        raise KeyFileError(f"The key file {path} is damaged; delete it and restart the daemon, which makes a new one.") from None
+    return pair
+
+
+class KeyRing:
+    """The keys of one state directory, and whom each public key stands for.
+
+    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). Raises KeyFileError when the directory or a key in it
+    cannot be trusted.
+    """
+
+    def __init__(self, state_dir: Path, user: str | None = None) -> None:
+        self.directory = make_private_dir(state_dir / "keys")
+        mode = stat.S_IMODE(self.directory.stat().st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise KeyFileError(
+                f"The key directory {self.directory} is open to others (mode {mode:04o}). If nobody else may have read it: chmod 700 "
+                f"{self.directory}; else delete the keys in it first."
+            )
+        self.server = self._read_or_make(SERVER)
+        self.client = self._read_or_make(CLIENT)
+        self._identities = {self.client.public: f"client:{user or user_name()}"}
+
+    def _read_or_make(self, name: str) -> KeyPair:
+        path = self.directory / name
+        if not path.exists():
+            write_key(path, new_pair())
+        return read_key(path)
+
+    def lease_path(self, lease: str) -> Path:
+        """Where the key pair of a lease lies; its agent is told this path."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", lease):
+            raise ValueError(f'"{lease}" is not the id of a lease.')
+        return self.directory / f"lease-{lease}.key"
+
+    def make_lease_key(self, lease: str) -> KeyPair:
+        """Make and write the key pair of a new lease and accept it from now on."""
+        pair = new_pair()
+        write_key(self.lease_path(lease), pair)
+        self.accept_lease(lease, pair.public)
+        return pair
+
+    def accept_lease(self, lease: str, public: str) -> None:
+        """Accept ``public`` as the key of ``lease`` (after a restart: from the store)."""
+        self._identities[public] = f"lease:{lease}"
+
+    def drop_lease(self, lease: str) -> None:
+        """The lease has ended: its key is good for nothing any more and its file is deleted."""
+        self._identities = {key: name for key, name in self._identities.items() if name != f"lease:{lease}"}
+        self.lease_path(lease).unlink(missing_ok=True)
+
+    def keep_leases(self, leases: Iterable[str]) -> list[str]:
+        """Drop every lease that is not in ``leases`` (files left by a daemon that was killed); returns the ids dropped."""
+        keep = set(leases)
+        found = {path.name[len("lease-") : -len(".key")] for path in self.directory.glob("lease-*.key")}
+        found |= {name[len("lease:") :] for name in self._identities.values() if name.startswith("lease:")}
+        for lease in found - keep:
+            self.drop_lease(lease)
+        return sorted(found - keep)
+
+    def identity(self, public: str | bytes) -> str | None:
+        """Whom this public key (z85) stands for; ``None`` for an unknown one."""
+        return self._identities.get(public.decode("ascii", "replace") if isinstance(public, bytes) else public)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """pyzmq's authenticator asks here whether a connection with this public key may be made."""
+        return self.identity(key) is not None
+
+
+def user_name() -> str:
+    """The login name of the user this process runs as."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container without an entry for its user
+        return str(os.geteuid())

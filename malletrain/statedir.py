@@ -1,0 +1,158 @@
+"""The daemon's state directory: who may use it, and how a client finds the daemon in it.
+
+Decides where the directory is by default, that one daemon at a time uses it (a lock that dies with its holder, so
+that ``kill -9`` leaves none behind), and the form of ``daemon.json``, which says how to reach the daemon that runs.
+Keys are :mod:`malletrain.keys`'s. Imports the standard library only: the command line uses it at every call.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+LOCK = "daemon.lock"
+INFO = "daemon.json"
+
+
+class StateDirError(RuntimeError):
+    """The state directory cannot be used; the message is a sentence that says why and what to do."""
+
+
+def default_state_dir() -> Path:
+    """``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``."""
+    return Path(os.environ.get("MALLETRAIN_STATE_DIR") or "~/.local/state/malletrain").expanduser()
+
+
+def make_private_dir(path: Path) -> Path:
+    """Create ``path`` (mode 0700) if need be and return it. Raises StateDirError when it cannot be used or belongs to somebody else."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise StateDirError(f"The directory {path} cannot be used: {error.strerror}.") from None
+    if status.st_uid != os.geteuid():
+        raise StateDirError(f"The directory {path} belongs to another user; name one of your own as [daemon] state_dir.")
+    return path
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write ``text`` to ``path`` so that a reader sees the old file or the new one, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class StateLock:
+    """A held lock on a state directory. It ends with :meth:`release`, or with the process whatever way it ends."""
+
+    def __init__(self, handle: int, path: Path) -> None:
+        self._handle: int | None = handle
+        self.path = path
+
+    def release(self) -> None:
+        """Give the lock back. A second call does nothing."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> StateLock:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def lock_state_dir(path: Path) -> StateLock:
+    """Take the state directory for this process, creating it (mode 0700) if need be. Raises StateDirError when a daemon has it.
+
+    The lock file stays behind; only the lock on it means anything. Processes started later do not inherit it.
+    """
+    make_private_dir(path)
+    lock = path / LOCK
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StateDirError(f"The lock file {lock} cannot be opened: {error.strerror}.") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    except BlockingIOError:
+        pid, _, host = os.pread(handle, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+        os.close(handle)
+        who = f"pid {pid} on {host}" if pid else "starting at this moment"
+        raise StateDirError(
+            f"Another daemon ({who}) uses the state directory {path}. Stop it first, or give this one a directory of its own "
+            "as [daemon] state_dir."
+        ) from None
+    except OSError as error:
+        os.close(handle)
+        raise StateDirError(f"The state directory {path} cannot be locked: {error.strerror}. Use a local file system.") from None
+    return StateLock(handle, lock)
+
+
+@dataclass(frozen=True)
+class DaemonInfo:
+    """How to reach the daemon of a state directory. ``endpoint``: ``tcp://HOST:PORT``; ``server_key``: its public key, z85 text."""
+
+    endpoint: str
+    server_key: str
+    pid: int
+    host: str
+    version: str
+    started: float
+
+    def is_gone(self) -> bool:
+        """Whether the daemon certainly runs no more: it was on this host and its process is not there."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+
+def write_daemon_info(state_dir: Path, info: DaemonInfo) -> None:
+    """Tell clients how to reach this daemon; replaces what a daemon before said."""
+    try:
+        write_atomically(state_dir / INFO, json.dumps(asdict(info), indent=1) + "\n", mode=0o644)
+    except OSError as error:
+        raise StateDirError(f"The file {state_dir / INFO} cannot be written: {error.strerror}.") from None
+
+
+def remove_daemon_info(state_dir: Path) -> None:
+    """Say that no daemon runs any more (a clean stop)."""
+    (state_dir / INFO).unlink(missing_ok=True)
+
+
+def read_daemon_info(state_dir: Path) -> DaemonInfo:
+    """How to reach the daemon. Raises StateDirError, saying how to start one, when none has been started or it is gone."""
+    path = state_dir / INFO
+    start = "Start one with: malletrain daemon --config FILE"
+    try:
+        info = DaemonInfo(**json.loads(path.read_text("utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        raise StateDirError(f"No daemon is running in {state_dir}. {start}") from None
+    except OSError as error:
+        raise StateDirError(f"The file {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError):
+        raise StateDirError(f"The file {path} is damaged; restart the daemon, which writes it anew.") from None
+    if info.is_gone():
+        raise StateDirError(f"The daemon (pid {info.pid}) that ran in {state_dir} is gone. {start}")
+    return info

@@ -71,8 +71,15 @@ def _location(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, (str, Path)) or not str(value):
         raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
     base = (info.context or {}).get("directory")
-    path = Path(value).expanduser()
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise PydanticCustomError("path", '"{value}" begins with a home directory that is not known', {"value": str(value)}) from None
     return path if base is None else Path(base, path)
+
+
+def _maybe_location(value: object, info: ValidationInfo) -> object:
+    return None if value is None else _location(value, info)
 
 
 Duration = Annotated[
@@ -82,7 +89,10 @@ Duration = Annotated[
     Quantity("duration", DURATION_HELP),
 ]
 Size = Annotated[int, BeforeValidator(_size), PlainSerializer(format_size, when_used="json"), Quantity("size", SIZE_HELP)]
-Location = Annotated[Path, BeforeValidator(_location), Quantity("path", 'a path; "~" is the home directory')]
+_PATH = Quantity("path", 'a path; "~" is the home directory')
+Location = Annotated[Path, BeforeValidator(_location), _PATH]
+# The validator stands outside the union, so that a wrong value is one problem and not one for each member of it.
+MaybeLocation = Annotated[Path | None, BeforeValidator(_maybe_location), _PATH]
 
 
 class Section(BaseModel):
@@ -109,8 +119,7 @@ class DaemonSection(Section):
 
     state_dir: Location = _key(
         "~/.local/state/malletrain",
-        description="Directory of the database, keys, logs and lock. One daemon at a time. Agents must see it under "
-        "the same path.",
+        description="Directory of the database, keys, logs and lock. One daemon at a time. Agents must see it under the same path.",
     )
     listen: str = _key(
         "tcp://127.0.0.1:0",
@@ -123,8 +132,7 @@ class DaemonSection(Section):
     )
     database: str = _key(
         "",
-        description="SQLAlchemy URL of the database, such as postgresql+psycopg://user@host/malletrain; empty: "
-        "SQLite under state_dir.",
+        description="SQLAlchemy URL of the database, such as postgresql+psycopg://user@host/malletrain; empty: SQLite under state_dir.",
     )
     metrics_listen: str = _key("127.0.0.1:9464", description="HOST:PORT of the Prometheus metrics; empty: none.")
     log_level: Literal["debug", "info", "warning", "error"] = _key("info", description="Least severe messages that are logged.")
@@ -155,8 +163,7 @@ class DaemonSection(Section):
         if value and not re.match(r"[a-z][a-z0-9_]*(\+[a-z0-9_]+)?://", value):
             raise PydanticCustomError(
                 "url",
-                "it must be an SQLAlchemy URL such as sqlite:////var/lib/malletrain/malletrain.db, or empty for "
-                "SQLite in state_dir",
+                "it must be an SQLAlchemy URL such as sqlite:////var/lib/malletrain/malletrain.db, or empty for SQLite in state_dir",
             )
         return value
 
@@ -167,8 +174,7 @@ class DaemonSection(Section):
         if beat is not None and value < 2 * beat:
             raise PydanticCustomError(
                 "agent_timeout",
-                "{value} is less than two heartbeats of {beat}, so that one late message would lose a node; accepted "
-                "is {least} or more",
+                "{value} is less than two heartbeats of {beat}, so that one late message would lose a node; accepted is {least} or more",
                 {
                     "value": format_duration(value),
                     "beat": format_duration(beat),
@@ -183,25 +189,21 @@ class SchedulerTable(Section):
 
 
 class LocalScheduler(SchedulerTable):
-    """The embedded cluster: virtual nodes are agent processes on this machine, and a trace says which of them are
-    idle.
-    """
+    """The embedded cluster: virtual nodes on this machine, and a trace that says which of them are idle."""
 
     nodes: int = _key(6, ge=1, le=4096, description="Number of virtual nodes.")
-    directory: Location | None = _key(
+    directory: MaybeLocation = _key(
         None,
         description="Where the virtual nodes keep their files; not given: the folder cluster in state_dir.",
     )
-    trace: str = _key(
-        "synthetic",
-        description='Which nodes are idle when: the path of a trace (CSV, also .gz), "synthetic" for one made from '
-        "the statistics of a "
-        'real machine, or "none" for nodes that are always idle.',
+    trace: MaybeLocation = _key(
+        None,
+        description="Trace (CSV, also .gz) of which nodes are idle when; not given: all nodes are always idle.",
     )
     speedup: float = _key(
         1.0,
         gt=0,
-        le=1e6,
+        le=100_000,
         allow_inf_nan=False,
         description="How many seconds of the trace pass in one second.",
     )
@@ -212,24 +214,15 @@ class LocalScheduler(SchedulerTable):
         le=1,
         description="Share of preemptions that are announced; the others kill the node at once.",
     )
-    seed: int = _key(0, ge=0, description="Seed of the synthetic trace and of which preemptions are announced.")
+    seed: int = _key(0, ge=0, description="Chooses the nodes of the trace that are used and the preemptions without notice.")
     autostart: bool = _key(True, description="Start the embedded cluster together with the daemon when it does not run.")
-
-    @field_validator("trace")
-    @classmethod
-    def _trace(cls, value: str, info: ValidationInfo) -> str:
-        if value in ("synthetic", "none"):
-            return value
-        return str(_location(value, info))
 
 
 class SchedulerSection(Section):
-    """The main scheduler of the machine. The table named like ``kind`` holds what that kind needs."""
+    """The main scheduler of the machine. The table named like `kind` holds what that kind needs."""
 
     kind: str = _key(description="Kind of the main scheduler.")
-    poll_interval: Duration = _key(
-        "5 s", gt=0, description="How often the main scheduler is asked for idle nodes and for leases."
-    )
+    poll_interval: Duration = _key("5 s", gt=0, description="How often the main scheduler is asked for idle nodes and for leases.")
     local: LocalScheduler = _section(LocalScheduler)
 
     @field_validator("kind")
@@ -254,7 +247,7 @@ class JobsSection(Section):
 
     max_running: int = _key(20, ge=1, description="Jobs that may run at the same time; the others wait in order of submission.")
     max_tries: int = _key(3, ge=1, description="Starts that may end in a failure of the script before the job is failed.")
-    retry_window: Duration = _key("1 h", gt=0, description="Failures longer ago than this no longer count against max_tries.")
+    retry_window: Duration = _key("1 h", gt=0, description="Failures further apart than this do not add up to max_tries.")
     drain_timeout: Duration = _key(
         "10 s",
         description="How long a rescale waits for the job's snapshot at a step boundary before it goes on without.",
@@ -284,8 +277,7 @@ class AllocationSection(Section):
 
     objective: Literal["throughput", "efficiency"] = _key(
         "throughput",
-        description="What the plan maximises for jobs that do not say: samples per second, or samples per second "
-        "relative to one node.",
+        description="What the plan maximises for jobs that do not say: samples per second, or samples per second relative to one node.",
     )
     t_fwd: Duration = _key(
         "120 s",
@@ -302,12 +294,13 @@ class AllocationSection(Section):
     start: Duration = _key("18 s", description="Cost of starting a job from no node until it was measured: time without samples.")
     time_limit: Duration = _key("2 s", gt=0, description="Longest time to search for a better plan; the best one found is used.")
     give_back_after: Duration = _key("30 s", description="A leased node that no job uses for this long is given back.")
+    min_horizon: Duration = _key("0 s", description="Gaps expected to last less than this are not taken.")
+    lease_wait: Duration = _key("2 min", gt=0, description="A lease asked for that has not come up by then is forgotten.")
     prior_exponent: float = _key(
         0.9,
         gt=0,
         le=1,
-        description="Assumed throughput of k nodes before it was measured: that of one node times k to this power "
-        "(1: perfect scaling).",
+        description="Assumed throughput of k nodes before it was measured: that of one node times k to this power (1: perfect scaling).",
     )
 
 

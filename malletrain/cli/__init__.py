@@ -1,0 +1,48 @@
+"""The command line: ``malletrain COMMAND``. One module per family of commands; this one only gathers them.
+
+Modules of commands import click alone at their top, so that ``malletrain --help`` and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import click
+
+from malletrain import __version__
+from malletrain.cli.agent import agent
+from malletrain.cli.check import check
+from malletrain.cli.common import Sentences
+from malletrain.cli.daemon import daemon
+from malletrain.cli.demo import demo
+from malletrain.cli.events import events
+from malletrain.cli.logs import logs
+from malletrain.cli.nodes import nodes
+from malletrain.cli.status import show, status
+from malletrain.cli.submit import cancel, submit
+from malletrain.cli.top import top
+
+
+@click.group(cls=Sentences, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="malletrain")
+def main() -> None:
+    """Train neural networks on the supercomputer nodes that nobody else can fill.
+
+    A daemon holds idle nodes for as long as the main scheduler does not want them, and keeps malleable training jobs running on them.
+    Without an own daemon running yet, see 'malletrain daemon --help'; to see everything at work on this machine, run 'malletrain demo'.
+
+    \b
+    A first job:
+      malletrain submit --nodes 1:4 train.py --epochs 10
+      malletrain status
+      malletrain logs train -f
+      malletrain top
+
+    \b
+    Shell completion (bash; zsh and fish alike):
+      eval "$(_MALLETRAIN_COMPLETE=bash_source malletrain)"
+
+    Exit codes: 0 done, 1 refused, 2 usage.
+    """
+
+
+for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, demo, agent):
+    main.add_command(_command)

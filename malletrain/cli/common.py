@@ -1,0 +1,165 @@
+"""What every command shares: options, the way to the daemon, output, and errors as one sentence with an exit code.
+
+Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line itself is wrong), 130 stopped with
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from malletrain.client import Client
+
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
+STATE_DIR_VARIABLE = "MALLETRAIN_STATE_DIR"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Refused(click.ClickException):
+    """Something was refused; the message is a sentence for the person at the terminal."""
+
+    exit_code = REFUSED
+
+
+class _Sentenced(click.Command):
+    """A command whose errors are one sentence on stderr, never a traceback.
+
+    With MALLETRAIN_DEBUG set in the environment an unexpected error shows its traceback, for a bug report.
+    """
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        """As :meth:`click.Command.main`, with this project's exit codes and error texts."""
+        extra.pop("standalone_mode", None)
+        try:
+            result = super().main(args, prog_name, standalone_mode=False, **extra)
+            with contextlib.suppress(AttributeError, ValueError):  # stdout may be closed
+                sys.stdout.flush()
+            code = result if isinstance(result, int) else 0
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            code = USAGE
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else (prog_name or "malletrain")
+            say(f"{path}: {error.format_message()} See '{path} --help'.")
+            code = USAGE
+        except click.ClickException as error:
+            say(error.format_message())
+            code = error.exit_code
+        except click.exceptions.Exit as error:
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            say("Stopped.")
+            code = INTERRUPTED
+        except Exception as error:
+            if os.environ.get("MALLETRAIN_DEBUG"):
+                raise
+            what = " ".join(str(error).split()) or type(error).__name__
+            say(f"Something went wrong inside malletrain ({type(error).__name__}): {what} Set MALLETRAIN_DEBUG=1 to see where.")
+            code = REFUSED
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As :meth:`click.Command.invoke`; that the reader of our pipe (head, less) has seen enough is no error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Python would complain when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 0
+
+
+class SentenceCommand(_Sentenced):
+    """One command that is also a program of its own."""
+
+
+class Sentences(_Sentenced, click.Group):
+    """A group of commands."""
+
+
+def say(sentence: str) -> None:
+    """A line on stderr."""
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        click.echo(sentence, err=True)
+
+
+def state_dir_option(command: F) -> F:
+    """``--state-dir``: which daemon is meant."""
+    return click.option(
+        "--state-dir",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar=STATE_DIR_VARIABLE,
+        show_envvar=True,
+        help="State directory of the daemon to talk to.  [default: ~/.local/state/malletrain]",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """``--json``: data instead of a table."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, with times in seconds since the epoch.")(
+        command
+    )
+
+
+def connect(state_dir: Path | None) -> Client:
+    """A client of the daemon of ``state_dir``. Raises Refused when there is none."""
+    from malletrain.client import Client, ClientError
+
+    try:
+        return Client.of(state_dir)
+    except ClientError as error:
+        raise Refused(str(error)) from None
+
+
+@contextlib.contextmanager
+def asking(state_dir: Path | None) -> Any:
+    """A client for the body; what the daemon refuses becomes a sentence and its exit code."""
+    from malletrain.client import ClientError
+
+    client = connect(state_dir)
+    try:
+        yield client
+    except ClientError as error:
+        raise refusal(error) from None
+    finally:
+        client.close()
+
+
+def refusal(error: Any) -> click.ClickException:
+    """The exception that ends the command for what the client raised."""
+    if error.code == "usage":
+        return click.UsageError(str(error), click.get_current_context(silent=True))
+    return Refused(str(error))
+
+
+def print_json(data: object) -> None:
+    """``data`` (views, or what JSON knows) as one JSON document on stdout."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+
+
+def print_json_line(data: object) -> None:
+    """``data`` as JSON on one line, for streams (``--follow --json``)."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(data).decode())
+    sys.stdout.flush()
+
+
+def print_text(*renderables: Any) -> None:
+    """Tables and texts on stdout."""
+    from malletrain.render.console import console
+
+    terminal = console()
+    for each in renderables:
+        terminal.print(each)

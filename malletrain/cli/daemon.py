@@ -1,0 +1,63 @@
+"""``malletrain daemon`` and ``malletraind``: start the daemon in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import Refused, SentenceCommand
+
+
+@click.command(cls=SentenceCommand)
+@click.option(
+    "--config",
+    "config_file",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="MALLETRAIN_CONFIG",
+    show_envvar=True,
+    help="Configuration of the site (TOML).",
+)
+def daemon(config_file: Path) -> None:
+    """Run the daemon until it gets SIGTERM or SIGINT. Jobs go on without it; the next daemon of this state directory adopts them.
+
+    \b
+    Examples:
+      malletrain check --config site.toml     see first whether it would work
+      malletrain daemon --config site.toml
+      malletraind --config site.toml          the same, for systemd
+    """
+    config = load(config_file)
+    try:
+        from malletrain.daemon.main import run
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    code = run(config)
+    if code:
+        click.get_current_context().exit(code)
+
+
+def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the daemon's extra
+    """The configuration in ``config_file``. Raises Refused with every problem it has."""
+    try:
+        from malletrain.config import ConfigError, load_config
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    try:
+        return load_config(config_file)
+    except ConfigError as error:
+        raise Refused(str(error)) from None
+
+
+def missing(error: ModuleNotFoundError) -> Refused:
+    """What to do when a package of the daemon's extra is not installed."""
+    if error.name is None or error.name.split(".")[0] in ("malletrain", "scavenger", "allocator", "jpa"):
+        raise error
+    return Refused(f"The daemon needs the package {error.name}, which is not installed; run: pip install 'malletrain[daemon]'")
+
+
+def main() -> None:
+    """Console script ``malletraind``."""
+    daemon.main(prog_name="malletraind")

@@ -1,0 +1,181 @@
+"""From the words of ``malletrain submit`` to a checked job: sizes, scaling curve, environment, script.
+
+Everything that can be found wrong on the submitting machine is found here, before the daemon is asked; the daemon checks again what it is
+sent. Raises :class:`SpecError` with a sentence that says what is accepted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from allocator.curves import CurveError, ScalingCurve
+from malletrain.keys import user_name
+from malletrain.wire import JobSpec
+
+NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
+CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
+MAX_NODES = 1_000_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class SpecError(ValueError):
+    """A job that cannot be submitted as given."""
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """(min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
+    match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*:\s*([0-9]{1,9}))?\s*", text)
+    if match is None:
+        raise SpecError(f'"{text}" is not a number of nodes; accepted is {NODES_HELP}.')
+    low = int(match[1])
+    high = int(match[2]) if match[2] is not None else low
+    if low < 1:
+        raise SpecError(f'"{text}" asks for 0 nodes at least, but a job needs 1; accepted is {NODES_HELP}.')
+    if high < low:
+        raise SpecError(f'"{text}" has a maximum below its minimum; accepted is {NODES_HELP}.')
+    if high > MAX_NODES:
+        raise SpecError(f'"{text}" is more than {MAX_NODES:,} nodes; accepted is {NODES_HELP}.')
+    return low, high
+
+
+def parse_env(pairs: Iterable[str]) -> dict[str, str]:
+    """The environment of ``--env K=V`` given any number of times. ``K`` alone takes the value it has now."""
+    made: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not VARIABLE.fullmatch(name):
+            raise SpecError(f'"{pair}" is not an environment variable; accepted is NAME=VALUE, or NAME to pass on its present value.')
+        if not equals:
+            if name not in os.environ:
+                raise SpecError(f"{name} is not set here, so it cannot be passed on; give a value: --env {name}=VALUE.")
+            value = os.environ[name]
+        if "\0" in value:
+            raise SpecError(f"The value of {name} contains a NUL character, which no environment can hold.")
+        made[name] = value
+    return made
+
+
+def read_curve(path: Path) -> dict[str, float]:
+    """The scaling curve in a file (CSV or JSON), nodes as text → samples/s, sorted by nodes."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise SpecError(f"The scaling curve {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}.") from None
+    points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
+    for where, nodes, rate in points:
+        if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
+            raise SpecError(f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1.")
+        if not math.isfinite(rate) or rate < 0:
+            raise SpecError(f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more.")
+    try:
+        curve = ScalingCurve.of((int(nodes), rate) for _, nodes, rate in points)
+    except CurveError as error:
+        raise SpecError(f"{path}: {error}") from None
+    return {str(nodes): rate for nodes, rate in curve.points}
+
+
+def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
+    rows = [(n, row) for n, row in enumerate(csv.reader(io.StringIO(text)), start=1) if row and not row[0].startswith("#")]
+    if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
+        rows = rows[1:]
+    elif rows:
+        raise SpecError(f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.')
+    points = []
+    for line, row in rows:
+        try:
+            nodes, rate = row
+            points.append((f"{path} line {line}", float(nodes), float(rate)))
+        except ValueError:
+            raise SpecError(f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is {CURVE_HELP}.') from None
+    return points
+
+
+def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}.") from None
+    pairs = list(data.items()) if isinstance(data, dict) else data
+    points = []
+    for pair in pairs:
+        try:
+            nodes, rate = pair
+            if isinstance(nodes, bool) or isinstance(rate, bool):
+                raise ValueError
+            points.append((str(path), float(nodes), float(rate)))
+        except (TypeError, ValueError):
+            raise SpecError(f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is {CURVE_HELP}.") from None
+    return points
+
+
+def script_of(text: str) -> Path:
+    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved to a new version between starts."""
+    path = Path(os.path.abspath(os.path.expanduser(text)))
+    if not path.exists():
+        raise SpecError(f"There is no script {path}; give the path of a Python file.")
+    if not path.is_file():
+        raise SpecError(f"{path} is not a file; give the path of a Python file.")
+    if not os.access(path, os.R_OK):
+        raise SpecError(f"The script {path} cannot be read by you; make it readable.")
+    return path
+
+
+def build(
+    script: str,
+    args: Sequence[str],
+    *,
+    name: str | None = None,
+    nodes: str = "1",
+    nproc_per_node: int = 1,
+    weight: float = 1.0,
+    goal: str = "throughput",
+    curve: Path | None = None,
+    setup: str | None = None,
+    env: Sequence[str] = (),
+    workdir: str | None = None,
+    launcher: str = "builtin",
+) -> JobSpec:
+    """The checked job. Default name: that of the script without its suffix; default directory: the present one."""
+    low, high = parse_nodes(nodes)
+    path = script_of(script)
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:64] or "job"
+    elif not NAME.fullmatch(name):
+        raise SpecError(
+            f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the characters . _ + -, a letter or digit first.'
+        )
+    if not (math.isfinite(weight) and weight > 0):
+        raise SpecError(f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that of every job by default).")
+    if nproc_per_node < 1:
+        raise SpecError(f"{nproc_per_node} processes per node is not possible; accepted is 1 or more.")
+    directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))
+    if not directory.is_dir():
+        raise SpecError(f"The working directory {directory} does not exist; create it or give another with --workdir.")
+    return JobSpec(
+        name=name,
+        owner=user_name(),
+        script=str(path),
+        workdir=str(directory),
+        python=sys.executable,
+        args=tuple(args),
+        env=parse_env(env),
+        setup=setup or None,
+        min_nodes=low,
+        max_nodes=high,
+        nproc_per_node=nproc_per_node,
+        weight=weight,
+        goal=goal,
+        curve=read_curve(curve) if curve else None,
+        launcher=launcher,
+    )

@@ -1,0 +1,58 @@
+"""``malletrain logs``: what a job's processes wrote."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
+
+LIMIT_BYTES = 256 * 1024
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, over every rescale, until the job has ended.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Global rank of the worker.")
+@click.option("--launcher", is_flag=True, help="The log of the launcher instead of a worker's: why workers did not start.")
+@state_dir_option
+@json_option
+def logs(job: str, follow: bool, rank: int, launcher: bool, state_dir: Path | None, as_json: bool) -> None:
+    """Print the log of JOB (id or name): standard output and errors of one rank, all rounds in order.
+
+    \b
+    Examples:
+      malletrain logs train
+      malletrain logs train -f --rank 3
+      malletrain logs train --launcher
+
+    With --json, one object per piece: text, cursor, streams.
+    """
+    stream = "launcher" if launcher else f"rank{rank}"
+    cursor, wrote, newline = "", False, True
+    with asking(state_dir) as client:
+        while True:
+            piece = client.logs(job, stream=stream, cursor=cursor, limit=LIMIT_BYTES, wait_s=5.0 if follow and cursor else 0.0)
+            progressed = piece.cursor != cursor
+            cursor = piece.cursor
+            if as_json:
+                if piece.text or not wrote:
+                    print_json_line(piece)
+                    wrote = True
+            elif piece.text:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+                wrote, newline = True, piece.text.endswith("\n")
+            if piece.more and progressed:
+                continue
+            if not follow or piece.ended:
+                break
+    if as_json:
+        return
+    if not newline and sys.stdout.isatty():
+        sys.stdout.write("\n")
+    if not wrote:
+        others = ", ".join(s for s in piece.streams if s != stream)
+        say(f"{job} has written nothing to {stream} yet" + (f"; there is output of {others}." if others else "."))

@@ -1,0 +1,35 @@
+"""``malletrain nodes``: gaps, leases and who is on them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json, print_text, state_dir_option
+
+
+@click.command()
+@click.option("--explain", is_flag=True, help="Say for every node of the machine why it is or is not a gap, rule by rule.")
+@state_dir_option
+@json_option
+def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
+    """Show the nodes that are idle or leased, and the job on each.
+
+    The states: idle (a gap without a lease), leasing (asked for), free (leased, no job on it), job, leaving (the main scheduler wants it).
+
+    \b
+    Examples:
+      malletrain nodes
+      malletrain nodes --explain
+    """
+    from malletrain.render import tables
+
+    with asking(state_dir) as client:
+        rows = client.nodes(explain=explain)
+        names = {} if as_json else {j.id: j.name for j in client.jobs()}
+    if as_json:
+        print_json(rows)
+    else:
+        print_text(tables.nodes(rows, time.time(), explain=explain, names=names))

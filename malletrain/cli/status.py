@@ -1,0 +1,99 @@
+"""``malletrain status`` and ``malletrain show``: how the jobs are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json, print_json_line, print_text, state_dir_option
+
+if TYPE_CHECKING:
+    from malletrain.client import Client
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--watch", is_flag=True, help="Show it again every two seconds until Ctrl-C (or until JOB has ended).")
+@state_dir_option
+@json_option
+def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) -> None:
+    """Show the daemon and all jobs, or only JOB (id or name).
+
+    The states of a job: queued, profiling, running, suspended (it has fewer nodes than its minimum and keeps its place), and at the end
+    completed, failed or cancelled.
+
+    \b
+    Examples:
+      malletrain status
+      malletrain status train --watch
+      malletrain status --json | jq '.jobs[] | {name, state, rate}'
+    """
+    from rich.text import Text
+
+    from malletrain.render import tables
+
+    with asking(state_dir) as client:
+        if watch:
+            _watch(client, job, as_json)
+            return
+        now = client.status()
+        jobs = [client.job(job).job] if job else client.jobs()
+    if as_json:
+        print_json(jobs[0] if job else {"status": now, "jobs": jobs})
+    elif job:
+        print_text(tables.jobs(jobs, now.now))
+    else:
+        print_text(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
+
+
+def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2.0) -> None:
+    from rich.console import Group, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+    from malletrain.render import tables
+    from malletrain.render.console import console
+
+    terminal = console()
+    with Live(console=terminal, auto_refresh=False, transient=False) as live:
+        while True:
+            now = client.status()
+            jobs = [client.job(job).job] if job else client.jobs()
+            if as_json:
+                print_json_line(jobs[0] if job else {"status": now, "jobs": jobs})
+            else:
+                picture: RenderableType = Group(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
+                if terminal.is_terminal:
+                    live.update(picture, refresh=True)
+                else:
+                    terminal.print(picture)
+            if job and jobs[0].state in tables.ENDED:
+                return
+            time.sleep(interval_s)
+
+
+@click.command()
+@click.argument("job")
+@state_dir_option
+@json_option
+def show(job: str, state_dir: Path | None, as_json: bool) -> None:
+    """Show everything about JOB (id or name).
+
+    Its script and limits, throughput measured at each number of nodes, each rescale with its cost and phases, notices, and for a job that
+    failed the last lines of the log of the rank that failed first.
+
+    \b
+    Example:
+      malletrain show train
+    """
+    from malletrain.render import tables
+
+    with asking(state_dir) as client:
+        detail = client.job(job)
+    if as_json:
+        print_json(detail)
+    else:
+        print_text(tables.job(detail, time.time()))

@@ -1,0 +1,98 @@
+"""``malletrain submit`` and ``malletrain cancel``: what a job's owner asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from malletrain.cli.common import REFUSED, asking, json_option, print_json, state_dir_option
+
+
+# Options end at SCRIPT, so that the script's own options need no "--" before them and are never taken for ours.
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--name", help="Name of the job. Default: the script's name without its suffix.")
+@click.option(
+    "--nodes", metavar="MIN:MAX", default="1", show_default=True, help="Nodes the job can use: N, or MIN:MAX to grow and shrink."
+)
+@click.option("--nproc-per-node", metavar="N", type=int, default=1, show_default=True, help="Worker processes on each node (its GPUs).")
+@click.option("--weight", metavar="W", type=float, default=1.0, show_default=True, help="How much the job counts beside the others.")
+@click.option(
+    "--goal",
+    type=click.Choice(["throughput", "efficiency"]),
+    default="throughput",
+    show_default=True,
+    help="What more nodes must bring: samples/s, or samples/s relative to one node.",
+)
+@click.option(
+    "--curve",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='Known scaling curve: CSV with the header "nodes,samples_per_s", or JSON {"1": 120, "2": 230}. Without it MalleTrain measures.',
+)
+@click.option("--setup", metavar="CMD", help='Shell command run before the script on each node, such as "module load cuda".')
+@click.option("--env", metavar="K=V", multiple=True, help="Environment variable of the script; K alone passes on its present value.")
+@click.option("--workdir", metavar="DIR", help="Directory the script runs in. Default: the present one.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["builtin", "torchrun"]),
+    default="builtin",
+    show_default=True,
+    help="What starts the workers: the agent itself, or torchrun with the rendezvous of MalleTrain.",
+)
+@state_dir_option
+@json_option
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def submit(script: str, args: tuple[str, ...], state_dir: Path | None, as_json: bool, **options: Any) -> None:
+    """Submit the training SCRIPT as a job that follows the idle nodes.
+
+    The script is an ordinary torchrun script that also reports its progress (malletrain.report). It is started again at another scale
+    whenever nodes come or go, and goes on from its snapshot. Everything after SCRIPT is passed to it untouched; options of MalleTrain
+    stand before it. The Python that runs malletrain now runs the script too.
+
+    \b
+    Examples:
+      malletrain submit train.py
+      malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
+      malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
+          --setup "module load cuda" --env WANDB_MODE=offline train.py
+    """
+    from malletrain.cli.jobspec import SpecError, build
+
+    try:
+        spec = build(script, args, **options)
+    except SpecError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
+    with asking(state_dir) as client:
+        job = client.submit(spec)
+    if as_json:
+        print_json(job)
+    else:
+        click.echo(f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f")
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@state_dir_option
+@json_option
+def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
+    """Cancel jobs: stop their processes and free their nodes. Snapshots and logs stay.
+
+    JOB is the id or the name of a job (of several jobs of one name the newest).
+
+    \b
+    Examples:
+      malletrain cancel train
+      malletrain cancel 3 4 5
+    """
+    with asking(state_dir) as client:
+        results = client.cancel(jobs)
+    if as_json:
+        print_json({"results": results})
+    for result in results:
+        if not as_json or not result["ok"]:
+            click.echo(result["sentence"], err=not result["ok"])
+    if not all(result["ok"] for result in results):
+        click.get_current_context().exit(REFUSED)

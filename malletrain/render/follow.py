@@ -1,0 +1,42 @@
+"""Feeding the live screen from a daemon: one look asks for everything that changed. Decides what is asked, not how often."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from malletrain.render.live import Screen
+from malletrain.views import EventView, JobView, NodeView, StatusView
+
+NEWEST = 200
+"""Events of the past that the first look fetches."""
+PAGE = 1000
+
+
+class Source(Protocol):
+    """What a look asks; :class:`malletrain.client.Client` has it."""
+
+    def status(self) -> StatusView: ...
+    def jobs(self) -> list[JobView]: ...
+    def nodes(self, *, explain: bool = False) -> list[NodeView]: ...
+    def events(self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0) -> list[EventView]: ...
+
+
+class Follower:
+    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon; events go on where they were."""
+
+    def __init__(self, screen: Screen, client: Source) -> None:
+        self.screen = screen
+        self.client = client
+        self.since = 0
+
+    def look(self) -> list[EventView]:
+        """Ask once and update the screen; returns the events that are new. Raises what the client raises."""
+        status, jobs, nodes = self.client.status(), self.client.jobs(), self.client.nodes()
+        fresh: list[EventView] = []
+        while page := self.client.events(since=self.since, limit=PAGE):
+            fresh += page
+            self.since = page[-1].seq
+            if len(page) < PAGE:
+                break
+        self.screen.update(status, jobs, nodes, fresh)
+        return fresh

@@ -1,0 +1,81 @@
+"""Small pieces of text: counts, rates, ages, sparklines. Decides how a number looks; knows nothing of tables."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from malletrain.units import show_duration
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+NOTHING = "–"
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """``text`` without control characters, so that a job's name or output cannot move the cursor or recolour the screen.
+
+    Line feeds and tabs stay; each other control character becomes ``·``.
+    """
+    return _CONTROL.sub("·", text.replace("\r\n", "\n"))
+
+
+def count(value: float) -> str:
+    """A number of samples or steps with thousands separated: ``12,345``; from ten million on ``12.3 M``."""
+    for limit, factor, unit in ((1e13, 1e12, "T"), (1e10, 1e9, "G"), (1e7, 1e6, "M")):
+        if abs(value) >= limit:
+            return f"{value / factor:,.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``; nothing as a dash."""
+    if value <= 0:
+        return NOTHING
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}/s"
+
+
+def span(low: int, high: int) -> str:
+    """``MIN:MAX`` as the user gave it."""
+    return f"{low}" if low == high else f"{low}:{high}"
+
+
+def since(moment: float | None, now: float) -> str:
+    """How long ago ``moment`` was: ``12 s``, ``3 min 20 s``; a dash when it never was."""
+    return NOTHING if moment is None else show_duration(max(0.0, round(now - moment)) if now - moment >= 1 else 0.0)
+
+
+def clock(moment: float) -> str:
+    """Local time of day, ``14:03:59``."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def date(moment: float | None) -> str:
+    """Local date and time, ``2026-01-31 14:03:59``; a dash when there is none."""
+    return NOTHING if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """The last ``width`` values as a line of blocks on a scale from 0 to their maximum, padded on the left; 0 is a blank."""
+    shown = list(values)[-width:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return " " * width
+    return "".join(" " if v <= 0 else BLOCKS[min(len(BLOCKS) - 1, int(v / top * len(BLOCKS)))] for v in shown).rjust(width)
+
+
+def bar(value: int, low: int, high: int, width: int = 16) -> str:
+    """Nodes held of the most wanted: ``●●●○○``; above ``width`` only the numbers."""
+    return "●" * value + "○" * (high - value) if 0 <= value <= high <= width else f"{value}/{high}"
+
+
+def shorten_nodes(nodes: Sequence[str], limit: int = 6) -> str:
+    """Node names, the middle left out when there are many: ``n1 n2 n3 … n40 (40)``."""
+    if not nodes:
+        return NOTHING
+    if len(nodes) <= limit:
+        return " ".join(nodes)
+    return f"{' '.join(nodes[: limit - 2])} … {nodes[-1]} ({len(nodes)})"

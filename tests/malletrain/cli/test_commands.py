@@ -1,0 +1,247 @@
+"""The commands that show things: text and JSON, colour, pipes, exit codes, errors as one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from malletrain.cli import main
+from tests.malletrain.cli.fake_daemon import Refuse, detail, event_view, job_view, log_view, node_view, status_view
+
+COMMANDS = sorted(main.commands)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "agent"])
+def test_help_teaches(command):
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Example" in result.stdout
+    assert f"malletrain {command}" in result.stdout
+
+
+def test_agent_is_hidden():
+    listed = CliRunner().invoke(main, ["--help"]).stdout.split("Commands:")[1]
+    assert "agent" not in listed
+    assert "submit" in listed
+
+
+def test_importing_the_command_line_imports_nothing_heavy():
+    """What makes ``malletrain --help`` and completion quick."""
+    heavy = ("zmq", "msgspec", "rich", "pydantic", "sqlalchemy", "numpy", "torch")
+    code = f"import sys, malletrain.cli; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_completion():
+    environment = {**os.environ, "_MALLETRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "malletrain su", "COMP_CWORD": "1"}
+    code = "from malletrain.cli import main; main(prog_name='malletrain')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "plain,submit\n"
+
+
+def test_status(run, daemon):
+    result = run("status")
+    assert result.exit_code == 0, result.stderr
+    for words in ("malletraind 0.1.0", "2 nodes train, 3 leased, 1 idle", "train", "running", "1:4", "123/s", "5,000", "2 preemptions"):
+        assert words in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_status_json(run, daemon):
+    data = json.loads(run("status", "--json").stdout)
+    assert data["status"]["preemptions"] == 2
+    assert data["jobs"][0]["nodes"] == ["n1", "n2"]
+
+
+def test_status_of_one_job(run, daemon):
+    result = run("status", "train", "--json")
+    assert json.loads(result.stdout)["id"] == "j1"
+    assert ("job", {"job": "train"}) in daemon.seen
+
+
+def test_status_without_jobs(run, daemon):
+    daemon.answers["jobs"] = lambda p: []
+    assert "malletrain submit" in run("status").stdout
+
+
+def test_status_tells_a_poll_error(run, daemon):
+    daemon.answers["status"] = lambda p: status_view(poll_error="sinfo: command not found")
+    assert "sinfo: command not found" in run("status").stdout
+
+
+def test_status_watch_ends_with_the_job(run, daemon):
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1099.0))
+    result = run("status", "train", "--watch")
+    assert result.exit_code == 0
+    assert "completed" in result.stdout
+
+
+def test_show(run, daemon):
+    out = run("show", "train").stdout
+    for words in ("/home/ada/train.py --lr 0.1", "3.25 s", "rendezvous 0.50", "1 → 2", "unfinished", "no space left", "accuracy 0.98"):
+        assert words in out
+
+
+def test_show_why_it_failed(run, daemon):
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="failed", tries=3), failure="rank 1 exited with 1:\nValueError: bad")
+    out = run("show", "train").stdout
+    assert "Why it failed" in out
+    assert "ValueError: bad" in out
+
+
+def test_show_json_is_the_view(run, daemon):
+    data = json.loads(run("show", "train", "--json").stdout)
+    assert data["rescales"][0]["phases"] == {"rendezvous": 0.5}
+    assert data["rescales"][1]["cost_s"] is None
+
+
+def test_unknown_job(run, daemon):
+    def refuse(params):
+        raise Refuse(f"There is no job {params['job']}.")
+
+    daemon.answers["job"] = refuse
+    result = run("show", "nope")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "There is no job nope.\n")
+
+
+def test_nodes(run, daemon):
+    out = run("nodes").stdout
+    assert "leaving in 4.0 s" in out
+    assert "train" in out  # the job's name, not its id
+    assert "j1" not in out
+
+
+def test_nodes_explain(run, daemon):
+    rules = (("state", True, "It is idle."), ("reservation", False, "It is reserved for 'maint'."))
+    daemon.answers["nodes"] = lambda p: [node_view("n9", "idle", "", rules=rules)] if p["explain"] else []
+    out = run("nodes", "--explain").stdout
+    assert "It is reserved for 'maint'." in out
+    data = json.loads(run("nodes", "--explain", "--json").stdout)
+    assert data[0]["rules"][1] == ["reservation", False, "It is reserved for 'maint'."]
+
+
+def test_events(run, daemon):
+    result = run("events")
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["rescaled"] * 3
+    assert "train n1" in result.stdout
+
+
+def test_events_json_is_a_line_each(run, daemon):
+    lines = run("events", "--json", "--since", 1).stdout.splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [2, 3]
+
+
+def test_events_follow_goes_on(run, daemon):
+    """Three pages, then the daemon goes away, which ends the command with a sentence."""
+    served = []
+
+    def events(params):
+        served.append(params["since"])
+        if len(served) == 4:
+            raise Refuse("The daemon stops.")
+        return [event_view(params["since"] + 1)]
+
+    daemon.answers["events"] = events
+    result = run("events", "--follow", "--job", "train")
+    assert result.exit_code == 1
+    assert served == [0, 1, 2, 3]
+    assert len(result.stdout.splitlines()) == 3
+
+
+def test_logs(run, daemon):
+    result = run("logs", "train")
+    assert result.stdout == "hello\n"
+    assert daemon.seen[0][1]["stream"] == "rank0"
+
+
+def test_logs_streams(run, daemon):
+    run("logs", "train", "--rank", 3)
+    run("logs", "train", "--launcher")
+    assert [params["stream"] for _, params in daemon.seen] == ["rank3", "launcher"]
+
+
+def test_logs_follow_to_the_end(run, daemon):
+    pieces = {"": log_view("a", "1", ended=False), "1": log_view("b", "2", ended=False), "2": log_view("", "2"), "3": log_view("x")}
+    daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
+    assert run("logs", "train", "-f").stdout == "ab"
+    assert [p["wait_s"] for _, p in daemon.seen] == [0.0, 5.0, 5.0]
+
+
+def test_logs_all_pieces_of_a_long_log(run, daemon):
+    pieces = {"": log_view("a" * 10, "1", more=True), "1": log_view("b", "2", more=False, ended=False)}
+    daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
+    assert run("logs", "train").stdout == "a" * 10 + "b"
+
+
+def test_logs_empty_names_the_others(run, daemon):
+    daemon.answers["logs"] = lambda p: log_view("", "", ended=False)
+    result = run("logs", "train", "--launcher")
+    assert result.exit_code == 0
+    assert result.stderr == "train has written nothing to launcher yet; there is output of rank0, rank1.\n"
+
+
+def test_top_once(run, daemon):
+    result = run("top", "--once")
+    assert result.exit_code == 0, result.stderr
+    for words in ("train", "n2", "●●○○", "Event number 3.", "accuracy 0.98"):
+        assert words in result.stdout
+
+
+def test_top_in_a_pipe_says_what_to_do(run, daemon):
+    result = run("top")
+    assert result.exit_code == 1
+    assert "--once" in result.stderr
+
+
+def test_names_cannot_control_the_terminal(run, daemon):
+    daemon.answers["jobs"] = lambda p: [job_view(name="evil\x1b[31m[bold]x", reason="\x07bell")]
+    out = run("status").stdout
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "evil·[31m[bold]x" in out
+
+
+def test_colour_on_a_terminal_and_not_with_no_color(daemon):
+    script = "from malletrain.cli import main; main(['status'], prog_name='malletrain')"
+    base = {**os.environ, "MALLETRAIN_STATE_DIR": str(daemon.state_dir), "FORCE_COLOR": "1", "TERM": "xterm"}
+    base.pop("NO_COLOR", None)
+
+    def output(**more):
+        return subprocess.run([sys.executable, "-c", script], env={**base, **more}, capture_output=True, text=True, check=True).stdout
+
+    assert "\x1b[32m" in output()
+    assert "\x1b[32m" not in output(NO_COLOR="1")
+
+
+def test_a_closed_pipe_is_no_error(daemon):
+    """``malletrain events | head -1``"""
+    daemon.answers["events"] = lambda p: [event_view(k) for k in range(1, 400)]
+    environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(daemon.state_dir)}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", "from malletrain.cli import main; main(['events', '--json'], prog_name='malletrain')"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
+def test_an_unexpected_error_is_a_sentence(run, daemon, monkeypatch):
+    monkeypatch.setattr("malletrain.client.Client.status", lambda self: 1 / 0)
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "division by zero" in result.stderr
+    assert "MALLETRAIN_DEBUG=1" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["show"], ["logs", "x", "--rank", "-1"], ["nosuch"], ["cancel"], ["events", "--since", "x"]])
+def test_usage(run, words):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stdout == "" or not words  # the bare command prints its help

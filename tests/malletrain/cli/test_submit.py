@@ -1,0 +1,182 @@
+"""``malletrain submit`` and ``cancel``: what is sent, and what is refused before anything is sent."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from malletrain.cli.jobspec import SpecError, parse_env, parse_nodes, read_curve
+from malletrain.keys import user_name
+from tests.malletrain.cli.fake_daemon import Refuse
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "my train.py"
+    path.write_text("print('hi')\n")
+    return path
+
+
+def spec_of(daemon):
+    ((_, params),) = [seen for seen in daemon.seen if seen[0] == "submit"]
+    return params["spec"]
+
+
+def test_defaults(run, daemon, script, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = run("submit", script.name)
+    assert result.exit_code == 0, result.stderr
+    assert "Submitted my-train as job j1" in result.stdout
+    sent = spec_of(daemon)
+    assert sent["script"] == str(script)
+    assert sent["workdir"] == str(tmp_path)
+    assert sent["python"] == sys.executable
+    assert sent["owner"] == user_name()
+    assert "min_nodes" not in sent  # defaults are left out of the message
+
+
+def test_everything(run, daemon, script, tmp_path, monkeypatch):
+    monkeypatch.setenv("PASSED", "on")
+    curve = tmp_path / "curve.csv"
+    curve.write_text("nodes,samples_per_s\n1,100\n4,310.5\n")
+    result = run(
+        "submit", "--name", "abl-3", "--nodes", "2:8", "--nproc-per-node", 4, "--weight", 2.5, "--goal", "efficiency",
+        "--curve", curve, "--setup", "module load cuda", "--env", "A=1=2", "--env", "PASSED", "--workdir", tmp_path,
+        "--launcher", "torchrun", "--json", script, "--nodes", "9", "--lr", "0.1", "--", "-x",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["name"] == "abl-3"
+    sent = spec_of(daemon)
+    assert (sent["min_nodes"], sent["max_nodes"], sent["nproc_per_node"], sent["weight"]) == (2, 8, 4, 2.5)
+    assert sent["args"] == ["--nodes", "9", "--lr", "0.1", "--", "-x"]  # untouched, options and all
+    assert sent["env"] == {"A": "1=2", "PASSED": "on"}
+    assert sent["curve"] == {"1": 100.0, "4": 310.5}
+    assert (sent["setup"], sent["goal"], sent["launcher"]) == ("module load cuda", "efficiency", "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("4", (4, 4)), ("1:16", (1, 16)), (" 2 : 3 ", (2, 3)), ("1:1", (1, 1)), ("1000000", (10**6, 10**6))]
+)
+def test_nodes_accepted(text, expected):
+    assert parse_nodes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0:0", "0", "5:2", "x", "", "1:", ":4", "-1", "1:2:3", "1.5", "0:4", "1000001", "١", "9" * 50])
+def test_nodes_refused(run, script, text):
+    """Refused without a daemon: nothing was asked."""
+    result = run("submit", f"--nodes={text}", script)
+    assert result.exit_code == 2
+    assert "accepted is N or MIN:MAX" in result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["missing.py", "."])
+def test_script_must_be_a_file(run, daemon, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    result = run("submit", name)
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.stderr
+    assert "give the path of a Python file" in result.stderr
+    assert daemon.seen == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_script(run, script):
+    script.chmod(0)
+    assert "cannot be read" in run("submit", script).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--name", "../x"], "is no name of a job"),
+        (["--name", "a" * 65], "is no name of a job"),
+        (["--weight", "0"], "above 0"),
+        (["--weight", "nan"], "above 0"),
+        (["--nproc-per-node", "0"], "1 or more"),
+        (["--env", "9X=1"], "NAME=VALUE"),
+        (["--env", "NOT_SET_ANYWHERE_1"], "is not set here"),
+        (["--workdir", "/does/not/exist"], "does not exist"),
+        (["--goal", "speed"], "efficiency"),
+        (["--nods", "4"], "No such option"),
+        (["--curve", "/does/not/exist"], "cannot be read"),
+    ],
+)
+def test_bad_options(run, daemon, script, options, words):
+    result = run("submit", *options, script)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert daemon.seen == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nodes,samples_per_s\n# measured\n4, 300\n1, 100.5\n", {"1": 100.5, "4": 300.0}),
+        ('{"1": 100.5, "4": 300}', {"1": 100.5, "4": 300.0}),
+        ("[[4, 300], [1, 100.5]]", {"1": 100.5, "4": 300.0}),
+    ],
+)
+def test_curve_forms(tmp_path, text, expected):
+    path = tmp_path / "c"
+    path.write_text(text)
+    assert read_curve(path) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nodes,samples_per_s\n", "a,b\n1,2\n", "nodes,samples_per_s\n1\n", "nodes,samples_per_s\n1,x\n", "nodes,samples_per_s\n0,1\n",
+     "nodes,samples_per_s\n1,-1\n", "nodes,samples_per_s\n1,nan\n", "nodes,samples_per_s\n1.5,3\n", "nodes,samples_per_s\n1,2\n1,3\n",
+     "{", "[1, 2]", '{"a": 1}', '{"1": true}', "[[1e400, 1]]", '{"nan": 1}', "[" * 10000],
+)  # fmt: skip
+def test_curve_refused(tmp_path, text):
+    path = tmp_path / "c"
+    path.write_text(text)
+    with pytest.raises(SpecError):
+        read_curve(path)
+
+
+def test_curve_binary(tmp_path):
+    path = tmp_path / "c"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="not a text file"):
+        read_curve(path)
+
+
+def test_env_empty_value():
+    assert parse_env(["A="]) == {"A": ""}
+
+
+def test_refused_by_the_daemon(run, daemon, script):
+    def refuse(params):
+        raise Refuse("The daemon has no room for another job.")
+
+    daemon.answers["submit"] = refuse
+    result = run("submit", script)
+    assert result.exit_code == 1
+    assert result.stderr == "The daemon has no room for another job.\n"
+
+
+def test_usage_found_by_the_daemon(run, daemon, script):
+    def refuse(params):
+        raise Refuse("The weight is too large.", "usage")
+
+    daemon.answers["submit"] = refuse
+    assert run("submit", script).exit_code == 2
+
+
+def test_cancel(run, daemon):
+    result = run("cancel", "j1", "train")
+    assert result.exit_code == 0
+    assert result.stdout == "Cancelled j1.\nCancelled train.\n"
+    assert daemon.seen == [("cancel", {"jobs": ["j1", "train"]})]
+
+
+def test_cancel_partly_refused(run, daemon):
+    daemon.answers["cancel"] = lambda p: {
+        "results": [{"job": "a", "ok": True, "sentence": "Cancelled a."}, {"job": "b", "ok": False, "sentence": "There is no job b."}]
+    }
+    result = run("cancel", "a", "b")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "Cancelled a.\n", "There is no job b.\n")

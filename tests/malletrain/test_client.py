@@ -1,0 +1,119 @@
+"""The client against a daemon that is absent, deaf, gone half-way, foreign, or of another version."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from malletrain import wire
+from malletrain.client import Client, ClientError, Unreachable
+from malletrain.keys import new_pair, write_key
+from malletrain.statedir import write_daemon_info
+from tests.malletrain.cli.fake_daemon import SILENCE, FakeDaemon, Refuse, default_answers, job_view
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    fake = FakeDaemon(tmp_path / "state", default_answers())
+    yield fake
+    fake.stop()
+
+
+SPEC = wire.JobSpec(name="a", owner="b", script="/c", workdir="/d", python="/e", curve={"1": 2.0})
+
+
+def test_operations(daemon):
+    with Client.of(daemon.state_dir) as client:
+        assert client.submit(SPEC).state == "queued"
+        assert daemon.seen[0][1]["spec"]["curve"] == {"1": 2.0}
+        assert client.jobs() == [job_view()]
+        assert client.job("train").rescales[0].phases == {"rendezvous": 0.5}
+        assert client.nodes()[1].leaving_in_s == 4.0
+        assert [e.seq for e in client.events(since=1)] == [2, 3]
+        assert client.logs("train").text == "hello\n"
+        assert client.status().pid == 42
+        assert client.cancel(["a"])[0]["ok"]
+
+
+def test_refused(daemon):
+    def refuse(params):
+        raise Refuse("No such job.")
+
+    daemon.answers["job"] = refuse
+    with Client.of(daemon.state_dir) as client:
+        with pytest.raises(ClientError, match=r"^No such job\.$") as caught:
+            client.job("x")
+        assert caught.value.code == "refused"
+        assert client.status().pid == 42  # the connection is still good
+
+
+def test_never_started(tmp_path):
+    with pytest.raises(Unreachable, match="Start one with: malletrain daemon --config"):
+        Client.of(tmp_path / "nothing")
+
+
+def test_killed(daemon):
+    """kill -9 leaves daemon.json; this process is alive, so only the address tells."""
+    daemon.stop(forget=False)
+    with Client.of(daemon.state_dir) as client, pytest.raises(Unreachable, match=r"not running\. Start one with"):
+        client.status()
+
+
+def test_process_gone(daemon):
+    write_daemon_info(daemon.state_dir, dataclasses.replace(daemon.info, pid=2**22 + 1))
+    with pytest.raises(Unreachable, match="is gone"):
+        Client.of(daemon.state_dir)
+
+
+def test_restarted_between_two_calls(daemon, tmp_path):
+    with Client.of(daemon.state_dir) as client:
+        assert client.status().pid == 42
+        daemon.stop(forget=False)
+        with pytest.raises(Unreachable):
+            client.status()
+    again = FakeDaemon(tmp_path / "state", default_answers())
+    try:
+        with Client.of(tmp_path / "state") as client:
+            assert client.status().pid == 42
+    finally:
+        again.stop()
+
+
+def test_deaf(daemon):
+    daemon.answers["submit"] = lambda p: SILENCE
+    with Client.of(daemon.state_dir, timeout_s=0.2) as client:
+        with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s\. Whether it carried the request out is not known"):
+            client.submit(SPEC)
+        daemon.answers["jobs"] = lambda p: SILENCE
+        with pytest.raises(Unreachable) as caught:
+            client.jobs()
+        assert "carried" not in str(caught.value)
+        assert client.status().pid == 42
+
+
+def test_stranger(daemon):
+    """Somebody else's key is told so at once."""
+    write_key(daemon.state_dir / "keys" / "client.key", new_pair())
+    with Client.of(daemon.state_dir) as client, pytest.raises(Unreachable, match="does not accept this client's key"):
+        client.status()
+
+
+def test_wrong_server_key(daemon):
+    foreign, own = new_pair(), new_pair()
+    client = Client(daemon.info.endpoint, foreign.public.encode(), own.public.encode(), own.secret.encode())
+    with client, pytest.raises(Unreachable):
+        client.status()
+
+
+def test_answer_of_another_version(daemon):
+    daemon.answers["status"] = lambda p: {"surprise": 1}
+    with Client.of(daemon.state_dir) as client, pytest.raises(ClientError, match="data this version does not know"):
+        client.status()
+
+
+def test_request_too_large(daemon):
+    with Client.of(daemon.state_dir) as client:
+        with pytest.raises(ClientError, match="over the limit") as caught:
+            client.submit(msgspec.structs.replace(SPEC, env={"A": "x" * wire.MAX_MESSAGE_BYTES}))
+        assert caught.value.code == "usage"
+    assert daemon.seen == []

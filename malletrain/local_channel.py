@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import mmap
 import os
 import socket
@@ -137,7 +136,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # neither infinite nor NaN
 
 
 def _is_count(value: object) -> bool:
@@ -208,13 +207,19 @@ def decode_datagram(data: bytes) -> Datagram:
     if cls is None:
         raise ValueError(f"A datagram of unknown kind {str(kind)[:40]!r}; known are {', '.join(KINDS)}.")
     sender = _checked(Sender, kind, {name: body.pop(name) for name in ("job", "generation", "rank", "pid") if name in body})
-    message: Datagram = _checked(cls, kind, {**body, "sender": sender})
+    message: Datagram = _checked(cls, kind, body, sender)
     return message
 
 
-def _checked(cls: type[Any], kind: str, body: dict[str, Any]) -> Any:
-    known = {field.name for field in fields(cls)}
-    unknown = sorted(set(body) - known)
+def _shown(value: object) -> str:
+    try:
+        return repr(str(value)[:40])
+    except ValueError:  # python refuses to print whole numbers of thousands of digits
+        return "a huge number"
+
+
+def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | None = None) -> Any:
+    unknown = sorted(set(body) - {field.name for field in fields(cls) if field.name != "sender"})
     if unknown:
         raise ValueError(f"A {kind} datagram with the unknown field {unknown[0][:40]!r}.")
     for field in fields(cls):
@@ -227,10 +232,10 @@ def _checked(cls: type[Any], kind: str, body: dict[str, Any]) -> Any:
         value = body[field.name]
         test, wanted = _CHECKS[str(field.type)]
         if not test(value):
-            raise ValueError(f"A {kind} datagram whose {field.name} is {str(value)[:40]!r}; it must be {wanted}.")
+            raise ValueError(f"A {kind} datagram whose {field.name} is {_shown(value)}; it must be {wanted}.")
         if _is_number(value) and value < 0 and (cls, field.name) not in _MAY_BE_NEGATIVE:
-            raise ValueError(f"A {kind} datagram whose {field.name} is {value!r}; it must not be negative.")
-    return cls(**body)
+            raise ValueError(f"A {kind} datagram whose {field.name} is {_shown(value)}; it must not be negative.")
+    return cls(**body) if sender is None else cls(sender, **body)
 
 
 class Outbox:

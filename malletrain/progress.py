@@ -26,12 +26,14 @@ from malletrain.local_channel import (
     Outbox,
     Profile,
     Sender,
+    decode_datagram,
     encode,
     progress_encoder,
 )
 
 SEND_INTERVAL_S = 0.05
 _EXIT_PATIENCE_S = 0.2
+_MOST_SAMPLES = 1e15
 
 _told: set[str] = set()
 
@@ -93,7 +95,13 @@ class _Worker:
             self.sent_steps = self.steps
 
     def put(self, message: Datagram) -> None:
-        self.outbox.send(encode(message), keep=True)
+        try:
+            data = encode(message)
+            decode_datagram(data)  # what the agent would refuse is better said to the user, here
+        except (TypeError, ValueError, RecursionError) as error:
+            tell(f"Something reported is ignored: {error}", once=f"put {error}")
+            return
+        self.outbox.send(data, keep=True)
 
 
 _worker: _Worker | None = None
@@ -141,7 +149,7 @@ def _usable(batch_size: object) -> float | None:
     try:
         if not isinstance(value, int | float) and hasattr(value, "item"):
             value = value.item()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SAMPLES:
             return value
         shown = repr(batch_size)[:60]
     except Exception:  # an odd object must not stop a training run
@@ -162,7 +170,7 @@ def report(batch_size: float) -> None:
 
     Costs a few microseconds, never blocks, never raises; does nothing outside MalleTrain. Call it from one thread.
     """
-    if type(batch_size) is not int or batch_size < 0:
+    if type(batch_size) is not int or not 0 <= batch_size <= _MOST_SAMPLES:
         usable = _usable(batch_size)
         if usable is None:
             return
@@ -174,18 +182,17 @@ def report(batch_size: float) -> None:
 
 def metric(name: str, value: float) -> None:
     """Report a named number, such as ``metric("accuracy", 0.97)``; the last value per name is shown with the job. Never raises."""
-    usable = None
     try:
-        usable = float(value)
+        value = float(value)
     except Exception:  # as in report(): the training run goes on
-        pass
-    if not isinstance(name, str) or not name or usable is None or not math.isfinite(usable):
-        shown = f"{name!r:.40} and an object of type {type(value).__name__}" if usable is None else f"{name!r:.40} and {usable}"
-        tell(f"metric() takes a name and a finite number, but got {shown}; it is ignored.", once=f"metric {name!r:.40}")
+        value = math.nan
+    if not isinstance(name, str) or not name or not math.isfinite(value):
+        shown = f"the name {name[:40]!r}" if isinstance(name, str) else f"a name of type {type(name).__name__}"
+        tell(f"metric() takes a name and a finite number, but with {shown} it got something else; it is ignored.", once=f"metric {shown}")
         return
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(Metric(worker.sender, name, usable))
+        worker.put(Metric(worker.sender, name, value))
 
 
 def mark(name: str, at: float | None = None) -> None:
@@ -193,7 +200,7 @@ def mark(name: str, at: float | None = None) -> None:
     its time. Never raises."""
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(Mark(worker.sender, str(name), time.time() if at is None else at))
+        worker.put(Mark(worker.sender, name, time.time() if at is None else at))
 
 
 def describe(parameters: int | None = None, flops_per_sample: float | None = None) -> None:

@@ -97,15 +97,16 @@ def make_bid(
     weight: float = 1.0,
     goal: Goal = Goal.THROUGHPUT,
     t_fwd_s: float = 120.0,
-    cost: RescaleCost = RescaleCost(),  # noqa: B008 (frozen)
+    cost: RescaleCost = RescaleCost(),
     must_run: bool = False,
+    restarting: bool = False,
     beyond: Beyond = Beyond.HOLD,
 ) -> Bid:
     """The bid of one job.
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
     ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) · start_s`` for current = 0 or on another
-    class than ``current_class``, 0 for k = current. No nodes are worth 0.
+    class than ``current_class``, 0 for k = current (``O(current) · down_s`` when ``restarting``). No nodes are worth 0.
 
     Args:
         curve: one curve for class ``current_class``, or one curve a class the job can use.
@@ -117,6 +118,7 @@ def make_bid(
             values are single-node seconds (where O(1) is 0, by the first throughput above 0 divided by its nodes).
         t_fwd_s: forward-looking time, seconds.
         must_run: whether the job is to be placed before anything else counts.
+        restarting: whether its workers have to be restarted at whatever size (they broke, or a node of theirs is lost).
         beyond: sizes beyond the last point of the curve: held at the last throughput (default), dropped or refused. Whatever happens,
             the bid's notes say it.
 
@@ -150,14 +152,17 @@ def make_bid(
             unit = _single_node_rate(known)
             rates, before = rates / unit, before / unit
         running_here = current if node_class == current_class else 0
-        options[node_class] = Options(offered, weight * _value(offered, rates, before, running_here, t_fwd_s, cost))
+        options[node_class] = Options(offered, weight * _value(offered, rates, before, running_here, t_fwd_s, cost, restarting))
     return Bid(job, options, -math.inf if must_run else 0.0, tuple(notes))
 
 
-def _value(sizes: Sizes, rates: Values, before: float, current: int, t_fwd_s: float, cost: RescaleCost) -> Values:
+def _value(
+    sizes: Sizes, rates: Values, before: float, current: int, t_fwd_s: float, cost: RescaleCost, restarting: bool
+) -> Values:
     if current == 0:
         return (t_fwd_s - cost.start_s) * rates
-    pause = np.where(sizes > current, cost.up_s, np.where(sizes < current, cost.down_s, 0.0))
+    stay = cost.down_s if restarting else 0.0
+    pause = np.where(sizes > current, cost.up_s, np.where(sizes < current, cost.down_s, stay))
     return t_fwd_s * rates - before * pause
 
 

@@ -15,8 +15,8 @@ from malletrain.schema import EventRow, JobRow, LeaseRow, ObservationRow, Rescal
 
 Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow)
 
-_JSON = frozenset({"planned_nodes", "metrics", "notices", "snapshot", "data", "phases"})
-_TUPLES = frozenset({"planned_nodes", "notices"})
+_JSON = frozenset({"planned_nodes", "members", "metrics", "notices", "snapshot", "data", "phases"})
+_TUPLES = frozenset({"planned_nodes", "members", "notices"})
 
 
 def encode(row: Any) -> dict[str, Any]:

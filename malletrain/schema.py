@@ -53,6 +53,7 @@ jobs = Table(
     Column("ended", Float(53)),
     Column("generation", BigInteger, nullable=False),
     Column("planned_nodes", Text, nullable=False),
+    Column("members", Text, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("last_broke", Float(53)),
     Column("samples", Float(53), nullable=False),
@@ -145,9 +146,10 @@ rescales = Table(
 class JobRow:
     """One malleable job. ``spec`` is the JSON text of the job as submitted; it is kept as it came.
 
-    ``generation``: number of its last round; ``planned_nodes``: the nodes the last plan gave it; ``metrics``: last value of each number
-    the script reported; ``notices``: sentences for its owner, oldest first; ``snapshot``: where its state is saved and up to which
-    sample; ``failure``: the last lines of the rank that failed; ``node_seconds``: time held, summed over nodes.
+    ``generation``: number of its last round, ``members``: the nodes in it; ``planned_nodes``: the nodes the last plan gave it;
+    ``metrics``: last value of each number the script reported; ``notices``: sentences for its owner, oldest first; ``snapshot``: where
+    its state is saved and up to which sample; ``failure``: the last lines of the rank that failed; ``node_seconds``: time held, summed
+    over nodes.
     """
 
     id: str
@@ -161,6 +163,7 @@ class JobRow:
     ended: float | None = None
     generation: int = 0
     planned_nodes: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
     tries: int = 0
     last_broke: float | None = None
     samples: float = 0.0

@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("ended", REAL),
         sa.Column("generation", sa.BigInteger, nullable=False),
         sa.Column("planned_nodes", sa.Text, nullable=False),
+        sa.Column("members", sa.Text, nullable=False),
         sa.Column("tries", sa.Integer, nullable=False),
         sa.Column("last_broke", REAL),
         sa.Column("samples", REAL, nullable=False),

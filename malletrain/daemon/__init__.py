@@ -1,0 +1,1 @@
+"""The daemon: the controller's shell on the real clock, with sockets, a store and a main scheduler."""

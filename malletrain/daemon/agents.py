@@ -1,0 +1,102 @@
+"""The agents that are connected, and what each of them holds.
+
+Decides that an agent holds one job at a time: a new one is assigned when the old one is released. Which job belongs where is the rounds'
+business, whether a node counts as lost the daemon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from malletrain import wire
+
+
+@dataclass
+class Agent:
+    """One leased node. ``holds``: the job whose processes may be on it; ``following``: what it gets when it is free of that."""
+
+    lease: str
+    node: str
+    peer: bytes
+    host: str
+    last_seen: float
+    node_class: str = "default"
+    gone_at: float | None = None
+    holds: str | None = None
+    releasing: bool = False
+    following: wire.Assign | None = None
+    unreachable_since: float | None = None
+    rss_bytes: int = 0
+
+
+class Agents:
+    """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the transport's."""
+
+    def __init__(self, send: Callable[[bytes, wire.Message], bool]) -> None:
+        self._send = send
+        self._by_lease: dict[str, Agent] = {}
+        self._by_node: dict[str, Agent] = {}
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(list(self._by_lease.values()))
+
+    def of_lease(self, lease: str) -> Agent | None:
+        return self._by_lease.get(lease)
+
+    def on(self, node: str) -> Agent | None:
+        return self._by_node.get(node)
+
+    def add(self, agent: Agent) -> None:
+        self._by_lease[agent.lease] = agent
+        self._by_node[agent.node] = agent
+
+    def remove(self, agent: Agent) -> None:
+        self._by_lease.pop(agent.lease, None)
+        if self._by_node.get(agent.node) is agent:
+            del self._by_node[agent.node]
+
+    def tell(self, node: str, message: wire.Message) -> None:
+        """Send to the agent on ``node``; one that cannot be reached is marked and hears it never (its Hello tells what it missed)."""
+        agent = self._by_node.get(node)
+        if agent:
+            self.reach(agent, message)
+
+    def reach(self, agent: Agent, message: wire.Message) -> bool:
+        """Send, and remember since when the agent cannot be reached."""
+        if self._send(agent.peer, message):
+            return True
+        if agent.unreachable_since is None:
+            agent.unreachable_since = agent.last_seen
+        return False
+
+    def assign(self, node: str, message: wire.Assign) -> None:
+        """Have the agent start ``message.job``, now or when it is free of another."""
+        agent = self._by_node.get(node)
+        if agent is None:
+            return
+        if agent.holds is None or (agent.holds == message.job and not agent.releasing):
+            agent.holds, agent.following = message.job, None
+            self.reach(agent, message)
+        else:
+            agent.following = message
+
+    def release(self, node: str, job: str, grace_s: float) -> bool:
+        """Have the agent stop ``job``. False when it never got that far: nothing is to be waited for."""
+        agent = self._by_node.get(node)
+        if agent is None:
+            return False
+        if agent.following is not None and agent.following.job == job:
+            agent.following = None
+        if agent.holds != job:
+            return False
+        agent.releasing = True
+        self.reach(agent, wire.Release(job, grace_s))
+        return True
+
+    def released(self, agent: Agent, job: str) -> None:
+        """The agent is free of ``job``: give it what follows."""
+        if agent.holds == job:
+            agent.holds, agent.releasing = None, False
+        if agent.holds is None and agent.following is not None and agent.gone_at is None:
+            self.assign(agent.node, agent.following)

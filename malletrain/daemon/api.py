@@ -1,0 +1,253 @@
+"""What clients may ask: one function an operation, data in, data out.
+
+Decides what a request must look like and what is refused, with a sentence. Rendering is the command line's business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from allocator import Goal, ScalingCurve
+from allocator.curves import CurveError
+from malletrain import __version__, wire
+from malletrain.daemon.core import Core, decode_spec
+from malletrain.daemon.leases import Leases
+from malletrain.daemon.logsink import LogSink
+from malletrain.events import JobCancelled, JobState
+from malletrain.schema import JobRow
+from malletrain.views import EventView, JobDetail, JobView, LogView, NodeView, RateView, RescaleView, StatusView
+
+MAX_WAIT_S = 10.0
+
+
+class Refused(Exception):
+    """The request cannot be done; ``code`` is ``refused`` or ``usage``."""
+
+    def __init__(self, sentence: str, code: str = "refused") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Api:
+    """Answers requests. ``boot`` names this start of the daemon."""
+
+    def __init__(self, core: Core, leases: Leases, logs: LogSink, boot: str, scheduler: str) -> None:
+        self.core = core
+        self.leases = leases
+        self.logs = logs
+        self.boot = boot
+        self.scheduler = scheduler
+        self.began = core.clock.now()
+        self._table: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+            "submit": self._submit,
+            "cancel": self._cancel,
+            "jobs": self._jobs,
+            "job": self._job,
+            "nodes": self._nodes,
+            "events": self._events,
+            "logs": self._logs,
+            "status": self._status,
+        }
+
+    async def answer(self, user: str, request: wire.Request) -> wire.Reply:
+        """The reply to one request of ``user``."""
+        operation = self._table.get(request.op)
+        try:
+            if operation is None:
+                raise Refused(f"The daemon knows no operation '{request.op}'; it knows {', '.join(sorted(self._table))}.", "usage")
+            return wire.Reply(request.id, True, msgspec.to_builtins(await operation(user, request.params)))
+        except Refused as e:
+            return wire.Reply(request.id, False, error=str(e), code=e.code)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
+            return wire.Reply(request.id, False, error=f"The request '{request.op}' is not of its form: {e}.", code="usage")
+
+    # --- jobs --------------------------------------------------------------------------------------------------------------------------
+
+    async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
+        spec = msgspec.convert(params["spec"], wire.JobSpec)
+        if problem := problem_of(spec):
+            raise Refused(problem, "usage")
+        spec = msgspec.structs.replace(spec, owner=user)
+        core = self.core
+        with core.step() as now:
+            row = core.store.add_job(
+                JobRow(core.store.new_job_id(), spec.name, user, msgspec.json.encode(spec).decode(), JobState.QUEUED.value, submitted=now)
+            )
+            core.trail.record("job-submitted", f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}", job=row.id, name=spec.name)
+            core.add(row, spec)
+        return {"job": self._view(core.store.get_job(row.id) or row, spec)}
+
+    async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        results = []
+        for text in msgspec.convert(params["jobs"], list[str]):
+            try:
+                row = self._find(text)
+            except Refused as e:
+                results.append({"job": text, "ok": False, "sentence": str(e)})
+                continue
+            if row.owner != user:
+                sentence = f"Job {row.id} belongs to {row.owner}; only its owner can cancel it."
+                results.append({"job": row.id, "ok": False, "sentence": sentence})
+            elif JobState(row.state).ended:
+                results.append({"job": row.id, "ok": False, "sentence": f"Job {row.id} is {row.state} already."})
+            else:
+                self.core.feed(JobCancelled(row.id))
+                results.append({"job": row.id, "ok": True, "sentence": f"Job {row.id} ({row.name}) is cancelled."})
+        return {"results": results}
+
+    async def _jobs(self, user: str, params: Mapping[str, Any]) -> list[JobView]:
+        return [self._view(row) for row in self.core.store.list_jobs()]
+
+    async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
+        row = self._find(params["job"])
+        spec = decode_spec(row.spec)
+        store = self.core.store
+        return JobDetail(
+            self._view(row, spec),
+            msgspec.to_builtins(spec),
+            tuple(RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds) for o in store.observations(row.id)),
+            tuple(
+                RescaleView(r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.cost_s, dict(r.phases))
+                for r in store.rescales(row.id)
+            ),
+            row.notices,
+            row.failure,
+        )
+
+    def _find(self, text: Any) -> JobRow:
+        found = self.core.store.find_jobs(str(text))
+        if not found:
+            raise Refused(f"There is no job '{text}'; `malletrain status` lists all jobs.")
+        if len({row.name for row in found}) > 1:
+            raise Refused(f"'{text}' may mean {', '.join(f'{row.id} ({row.name})' for row in found[:5])}; name one of them.")
+        return found[-1]
+
+    def _view(self, row: JobRow, spec: wire.JobSpec | None = None) -> JobView:
+        spec = spec or decode_spec(row.spec)
+        run = self.core.runs.get(row.id)
+        now = self.core.clock.now()
+        return JobView(
+            row.id,
+            row.name,
+            row.owner,
+            row.state,
+            row.reason or self._why(row),
+            run.rounds.members if run else (),
+            spec.min_nodes,
+            spec.max_nodes,
+            run.monitor.rate(now) if run else 0.0,
+            run.monitor.total if run else row.samples,
+            len(self.core.store.rescales(row.id)),
+            row.tries,
+            row.submitted,
+            row.started,
+            row.ended,
+            dict(row.metrics),
+        )
+
+    def _why(self, row: JobRow) -> str:
+        """Why a job has no nodes, for those that wait."""
+        job = self.core.controller.jobs.get(row.id)
+        if job is None or job.state.ended or job.nodes:
+            return ""
+        nodes = len(self.core.controller.nodes)
+        if nodes < job.submitted.min_nodes:
+            return f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+        return "others are served first"
+
+    # --- the machine -------------------------------------------------------------------------------------------------------------------
+
+    async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
+        now = self.core.clock.now()
+        rules = {e.node: e.rules for e in self.leases.snapshot.explanations} if self.leases.snapshot and params.get("explain") else {}
+        views = {}
+        for gap in self.leases.gaps.values():
+            views[gap.node] = NodeView(gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class)
+        for row in self.leases.active.values():
+            views[row.node] = NodeView(row.node, "leasing", row.id, "", row.requested, node_class=row.node_class)
+        for agent in self.core.agents:
+            record = self.core.controller.nodes.get(agent.node)
+            state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
+            left = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
+            row = self.leases.active.get(agent.lease)
+            since = (row.started or row.requested) if row else now
+            horizon = record.info.horizon_s if record else None
+            views[agent.node] = NodeView(agent.node, state, agent.lease, agent.holds or "", since, horizon, left, agent.node_class)
+        for node in rules.keys() - views.keys():
+            views[node] = NodeView(node, "busy", "", "", now)
+        ordered = sorted(views, key=_natural)
+        return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]
+
+    async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
+        since, limit = int(params.get("since", 0)), min(int(params.get("limit", 100)), 1000)
+        job = self._find(params["job"]).id if params.get("job") else None
+        deadline = self.core.clock.now() + min(float(params.get("wait_s", 0)), MAX_WAIT_S)
+        while not (events := self.core.trail.since(since, limit, job)) and (left := deadline - self.core.clock.now()) > 0:
+            await self.core.trail.news(left)
+        return events
+
+    async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
+        row = self._find(params["job"])
+        ended = JobState(row.state).ended
+        limit = max(1024, min(int(params.get("limit", 65536)), 1024 * 1024))
+        return self.logs.read(row.id, str(params.get("stream", "rank0")), str(params.get("cursor", "")), limit, ended)
+
+    async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
+        core = self.core
+        now = core.clock.now()
+        totals = core.store.totals()
+        unsaved = sum(run.monitor.total - run.row.samples for run in core.runs.values())
+        return StatusView(
+            __version__,
+            os.getpid(),
+            self.boot,
+            self.began,
+            now,
+            self.scheduler,
+            len(self.leases.gaps),
+            sum(1 for _ in core.agents),
+            sum(agent.holds is not None for agent in core.agents),
+            dict(totals.jobs),
+            totals.samples + unsaved,
+            sum(run.monitor.rate(now) for run in core.runs.values()),
+            sum(totals.rescales.values()),
+            totals.events.get("node-leaving", 0) + totals.events.get("node-vanished", 0),
+            self.leases.snapshot.time if self.leases.snapshot else None,
+            self.leases.poll_error,
+        )
+
+
+def problem_of(spec: wire.JobSpec) -> str:
+    """What is wrong with a job as submitted, as a sentence; empty when nothing is."""
+    if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
+        return "A job needs a name of 1 to 200 printable characters."
+    if not 1 <= spec.min_nodes <= spec.max_nodes:
+        return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
+    if spec.nproc_per_node < 1:
+        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more."
+    if not 0 < spec.weight < float("inf"):
+        return f"The job's weight is {spec.weight}; give a number above 0."
+    if spec.goal not in {goal.value for goal in Goal}:
+        return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
+    if spec.launcher not in ("builtin", "torchrun"):
+        return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    if not os.path.isabs(spec.script) or not os.path.isfile(spec.script):
+        return f"The daemon's host sees no file {spec.script}; put the script on a file system that the nodes share."
+    if not os.path.isdir(spec.workdir):
+        return f"The daemon's host sees no directory {spec.workdir}; name a working directory that the nodes share."
+    if spec.curve is not None:
+        try:
+            ScalingCurve.of((int(k), v) for k, v in spec.curve.items())
+        except (CurveError, ValueError) as e:
+            return str(e)
+    return ""
+
+
+def _natural(name: str) -> tuple[Any, ...]:
+    """n2 before n10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))

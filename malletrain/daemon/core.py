@@ -1,0 +1,389 @@
+"""The controller's shell: feeds it events, carries its commands out, and saves everything before anybody hears of it.
+
+One step is: something happened → controller and rounds decide → the store is written in one transaction → messages go out. A daemon that is
+killed between two steps has lost nothing; one killed within a step has told nobody. When the store refuses, the step fails and the daemon
+ends: the jobs go on, and the next start adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import structlog
+
+from allocator import Goal, RescaleCost, ScalingCurve
+from malletrain import wire
+from malletrain.clock import Clock
+from malletrain.config import Config
+from malletrain.controller import Controller, ControllerSettings
+from malletrain.daemon.agents import Agents
+from malletrain.daemon.trail import Trail
+from malletrain.events import (
+    Command,
+    Event,
+    GiveBack,
+    JobBroke,
+    JobCompleted,
+    JobState,
+    JobSubmitted,
+    NodeUnfit,
+    Rescale,
+    RescaleFinished,
+    Start,
+    Stop,
+    Suspend,
+    TakeLeases,
+    Tick,
+)
+from malletrain.metrics import Metrics
+from malletrain.monitor import JobMonitor
+from malletrain.planning import PlanningSettings
+from malletrain.rounds import (
+    Action,
+    Broke,
+    Finished,
+    Formed,
+    JobRounds,
+    LeftOut,
+    RoundSettings,
+    SaveRound,
+    SendAssign,
+    SendDrain,
+    SendRelease,
+    SendRound,
+    Stage,
+)
+from malletrain.schema import JobRow
+from malletrain.store import Store
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class JobRun:
+    """An unfinished job in the daemon's hands."""
+
+    row: JobRow
+    spec: wire.JobSpec
+    rounds: JobRounds
+    monitor: JobMonitor
+    starting_until: float | None = None
+    """Until when the first sample of the newest round is waited for."""
+    saved_at: float = 0.0
+
+
+@dataclass
+class Outside:
+    """What the core asks of the rest of the daemon."""
+
+    take_leases: Callable[[tuple[str, ...]], None]
+    give_back: Callable[[tuple[str, ...]], None]
+    job_ended: Callable[[JobRun], None] = field(default=lambda run: None)
+
+
+class Core:
+    """Controller, rounds and store of one daemon."""
+
+    def __init__(self, config: Config, store: Store, clock: Clock, metrics: Metrics) -> None:
+        self.config = config
+        self.store = store
+        self.clock = clock
+        self.metrics = metrics
+        self.trail = Trail(store, clock)
+        self.controller = Controller(controller_settings(config))
+        self.runs: dict[str, JobRun] = {}
+        self.agents = Agents(self._post)
+        self.outside: Outside = Outside(lambda nodes: None, lambda nodes: None)
+        self.transmit: Callable[[bytes, wire.Message], bool] = lambda peer, message: False
+        self._events: deque[Event] = deque()
+        self._outbox: list[tuple[bytes, wire.Message]] = []
+        self._depth = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._plans_seen = 0
+        self.failed: asyncio.Future[None] | None = None
+
+    # --- steps -----------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[float]:
+        """Everything inside is decided, saved together, then told. Yields the time. Steps nest."""
+        now = self.clock.now()
+        if self._depth:
+            yield now
+            return
+        self._depth += 1
+        try:
+            with self.store.transaction():
+                yield now
+                while self._events:
+                    for command in self.controller.handle(self._events.popleft(), now):
+                        self._carry_out(command, now)
+        finally:
+            self._depth -= 1
+        outbox, self._outbox = self._outbox, []
+        for peer, message in outbox:
+            self._deliver(peer, message)
+        self._count()
+        self._arm()
+
+    def feed(self, event: Event) -> None:
+        """Let the controller know, in this step or one of its own."""
+        self._events.append(event)
+        if not self._depth:
+            with self.step():
+                pass
+
+    def tick(self) -> None:
+        """Carry on wherever a time limit has passed."""
+        with self.step() as now:
+            self.feed(Tick())
+            for run in list(self.runs.values()):
+                self.act(run, run.rounds.tick(now))
+                if run.starting_until is not None and now >= run.starting_until:
+                    self._rescale_over(run)
+
+    def _arm(self) -> None:
+        times = [self.controller.next_wakeup()]
+        for run in self.runs.values():
+            times += [run.rounds.next_wakeup(), run.starting_until]
+        due = [t for t in times if t is not None]
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None
+        if due:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.005, min(due) - self.clock.now()), self.guard(self.tick))
+
+    def guard(self, call: Callable[..., None]) -> Callable[..., None]:
+        """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing in a log."""
+
+        def guarded(*args: Any) -> None:
+            try:
+                call(*args)
+            except Exception as error:
+                if self.failed is None or self.failed.done():
+                    raise
+                self.failed.set_exception(error)
+
+        return guarded
+
+    def _post(self, peer: bytes, message: wire.Message) -> bool:
+        """Send after the step is saved; at once outside of one."""
+        if self._depth:
+            self._outbox.append((peer, message))
+            return True
+        return self.transmit(peer, message)
+
+    def _deliver(self, peer: bytes, message: wire.Message) -> None:
+        if not self.transmit(peer, message):
+            for agent in self.agents:
+                if agent.peer == peer and agent.unreachable_since is None:
+                    agent.unreachable_since = self.clock.now()
+                    self.suspect(agent.node)
+
+    def _count(self) -> None:
+        plan = self.controller.last_plan
+        if plan is not None and self.controller.plans != self._plans_seen:
+            self._plans_seen = self.controller.plans
+            self.metrics.plan(plan.solve_s, plan.gap)
+
+    # --- jobs ------------------------------------------------------------------------------------------------------------------------
+
+    def add(self, row: JobRow, spec: wire.JobSpec) -> JobRun:
+        """Take a job in hand: a new one, or one that the store knows."""
+        rounds = JobRounds(round_settings(self.config), min_nodes=spec.min_nodes)
+        rounds.generation = row.generation
+        run = JobRun(row, spec, rounds, JobMonitor(total=row.samples), saved_at=self.clock.now())
+        self.runs[row.id] = run
+        curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
+        self.feed(
+            JobSubmitted(
+                row.id,
+                spec.min_nodes,
+                spec.max_nodes,
+                weight=spec.weight,
+                goal=Goal(spec.goal),
+                curve=curve,
+                state=JobState(row.state),
+                tries=row.tries,
+            )
+        )
+        return run
+
+    def save(self, run: JobRun, **changes: Any) -> None:
+        """Write fields of the job, and with them how far it has come."""
+        run.saved_at = self.clock.now()
+        run.row = self.store.update_job(run.row.id, samples=run.monitor.total, **changes)
+
+    def checkpoint(self, run: JobRun, now: float) -> None:
+        """Write how far the job has come and what was measured of it since the last time."""
+        with self.step():
+            self.save(run, last_progress=run.monitor.last_sample)
+            self.metrics.job(run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total)
+
+    def suspect(self, node: str) -> None:
+        """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault until it is back or lost."""
+        for run in self.runs.values():
+            if node in run.rounds.members:
+                run.rounds.suspects.add(node)
+
+    def first_sample(self, run: JobRun) -> None:
+        """Samples of the newest round have come in."""
+        if run.starting_until is not None:
+            with self.step():
+                self._rescale_over(run)
+
+    def _rescale_over(self, run: JobRun) -> None:
+        run.starting_until = None
+        self.feed(RescaleFinished(run.row.id))
+
+    # --- the controller's commands -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        if isinstance(command, TakeLeases):
+            self.outside.take_leases(command.nodes)
+        elif isinstance(command, GiveBack):
+            self.outside.give_back(command.nodes)
+        elif isinstance(command, Stop):
+            self._stop(self.runs[command.job], command, now)
+        elif isinstance(command, Suspend):
+            run = self.runs[command.job]
+            self.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes")
+            self.trail.record("job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id)
+            self._move(run, (), now, command.within_s)
+        else:
+            self._change(self.runs[command.job], command, now)
+
+    def _change(self, run: JobRun, command: Start | Rescale, now: float) -> None:
+        old = run.row.planned_nodes
+        first = {} if run.row.started is not None else {"started": now}
+        record = self.controller.jobs[run.row.id]
+        self.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", tries=record.tries, **first)
+        within = command.within_s if isinstance(command, Rescale) else None
+        kind = "job-started" if isinstance(command, Start) else "job-rescaled"
+        sentence = f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}."
+        self.trail.record(kind, sentence, job=run.row.id, nodes=list(command.nodes), before=list(old), within_s=within)
+        self._move(run, command.nodes, now, within)
+
+    def _move(self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None) -> None:
+        run.starting_until = None
+        run.monitor.rescale_began(run.rounds.members, nodes, now)
+        self.act(run, run.rounds.move(nodes, now, within_s))
+
+    def _stop(self, run: JobRun, command: Stop, now: float) -> None:
+        self.act(run, run.rounds.stop())
+        self.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now)
+        said = {JobState.COMPLETED: "The job is done.", JobState.CANCELLED: "The job was cancelled."}
+        sentence = said.get(command.state) or f"The job failed: {command.reason}"
+        self.trail.record(f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total)
+        self.metrics.job_ended(run.row.id)
+        del self.runs[run.row.id]
+        self.outside.job_ended(run)
+
+    # --- the rounds' actions -----------------------------------------------------------------------------------------------------------
+
+    def act(self, run: JobRun, actions: list[Action]) -> None:
+        """Carry out what the job's rounds ask for."""
+        job = run.row.id
+        for action in actions:
+            if isinstance(action, SendAssign):
+                self.agents.assign(action.node, self._assign(run))
+            elif isinstance(action, SendRelease):
+                if not self.agents.release(action.node, job, self.config.jobs.stop_grace):
+                    self.act(run, run.rounds.released(action.node, self.clock.now()))
+            elif isinstance(action, SendDrain):
+                run.monitor.phase("drain", self.clock.now())
+                timeout = run.rounds.drain_s
+                self.agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
+            elif isinstance(action, SaveRound):
+                run.monitor.forming(action.generation, action.members, self.clock.now())
+                self.save(run, generation=action.generation, members=action.members)
+                self.trail.record(
+                    "round-formed",
+                    f"Round {action.generation} has {len(action.members)} members.",
+                    job=job,
+                    generation=action.generation,
+                    members=list(action.members),
+                )
+            elif isinstance(action, SendRound):
+                host, port = action.store or ("", 0)
+                self.agents.tell(action.node, wire.Round(job, action.generation, action.rank, action.size, host, port))
+            elif isinstance(action, Formed):
+                run.monitor.formed(action.generation, self.clock.now())
+                run.starting_until = self.clock.now() + self.config.jobs.warmup_timeout
+            elif isinstance(action, Finished):
+                self.feed(JobCompleted(job))
+            elif isinstance(action, LeftOut):
+                for node in action.nodes:
+                    self.trail.record("node-unfit", f"The node is left out: {action.sentence}.", job=job, node=node)
+                    self.feed(NodeUnfit(node))
+            else:
+                self._broke(run, action)
+
+    def _broke(self, run: JobRun, action: Broke) -> None:
+        first = action.failures[0] if action.failures else None
+        failure = f"[rank {first.rank}]\n{first.tail}" if first else action.sentence
+        self.save(run, failure=failure)
+        self.trail.record(
+            "job-broke", action.sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]
+        )
+        self.feed(JobBroke(run.row.id, action.sentence))
+
+    def _assign(self, run: JobRun) -> wire.Assign:
+        jobs = self.config.jobs
+        return wire.Assign(run.row.id, run.spec, stop_grace_s=jobs.stop_grace, join_timeout_s=jobs.join_timeout)
+
+    # --- a restart ---------------------------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Take in hand what the store knows; agents will report what runs."""
+        ended = {state.value for state in JobState if state.ended}
+        with self.step():
+            for row in self.store.list_jobs():
+                if row.state not in ended:
+                    self.add(row, decode_spec(row.spec))
+
+
+def decode_spec(text: str) -> wire.JobSpec:
+    """The job as it was submitted, from the store."""
+    return msgspec.convert(json.loads(text), wire.JobSpec)
+
+
+def controller_settings(config: Config) -> ControllerSettings:
+    """What the site's configuration says to the controller."""
+    a, j = config.allocation, config.jobs
+    return ControllerSettings(
+        PlanningSettings(
+            t_fwd_s=a.t_fwd,
+            cost=RescaleCost(a.rescale_up, a.rescale_down, a.start),
+            max_running=j.max_running,
+            time_limit_s=a.time_limit,
+            prior_exponent=a.prior_exponent,
+        ),
+        settle_s=a.settle,
+        min_interval_s=a.min_interval,
+        starvation_s=j.starvation,
+        max_tries=j.max_tries,
+        retry_window_s=j.retry_window,
+        give_back_after_s=a.give_back_after,
+        min_horizon_s=a.min_horizon,
+        lease_wait_s=a.lease_wait,
+    )
+
+
+def round_settings(config: Config) -> RoundSettings:
+    """What the site's configuration says to the rounds. A failure waits for the news of a loss for half an agent's time-out."""
+    jobs = config.jobs
+    return RoundSettings(
+        warmup_s=jobs.join_timeout, drain_s=jobs.drain_timeout, join_s=jobs.join_timeout, verdict_s=config.daemon.agent_timeout / 2
+    )
+
+
+__all__ = ["Core", "JobRun", "Outside", "Stage", "controller_settings", "decode_spec", "round_settings"]

@@ -1,0 +1,252 @@
+"""What agents say, turned into events: who is there, who leaves, how their jobs stand.
+
+Decides when an agent counts as lost and that an agent speaks only of the job it holds. What follows from the news is the controller's and
+the rounds' decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from malletrain import wire
+from malletrain.daemon.agents import Agent
+from malletrain.daemon.core import Core, JobRun
+from malletrain.daemon.logsink import LogSink
+from malletrain.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
+from malletrain.rounds import Stage
+from malletrain.schema import NODE_JOINED, NODE_LOST
+
+log = structlog.get_logger(__name__)
+
+SAVE_EVERY_S = 2.0
+KEPT_NOTICES = 20
+
+
+class Inbox:
+    """Handles every message of every agent. ``boot`` names this start of the daemon."""
+
+    def __init__(self, core: Core, logs: LogSink, boot: str, horizon: Callable[[str], tuple[float | None, str | None]]) -> None:
+        self.core = core
+        self.logs = logs
+        self.boot = boot
+        self.horizon = horizon
+        self.adopting: dict[str, dict[str, wire.Assignment]] | None = {}
+        self.on_trouble: Callable[[], None] = lambda: None
+        self._table: dict[type, Callable[[Agent, JobRun, Any], None]] = {
+            wire.Phase: self._phase,
+            wire.StoreUp: self._store_up,
+            wire.Drained: self._drained,
+            wire.Progress: self._progress,
+            wire.Mark: lambda agent, run, m: run.monitor.mark(m),
+            wire.Metric: self._metric,
+            wire.Notice: self._notice,
+        }
+
+    def handle(self, peer: bytes, lease: str, message: Any) -> None:
+        """One message of the agent of ``lease``."""
+        core = self.core
+        if isinstance(message, wire.Hello):
+            self._hello(peer, lease, message)
+            return
+        agent = core.agents.of_lease(lease)
+        if agent is None:
+            core.transmit(peer, wire.WhoAreYou(self.boot))
+            return
+        self._seen(agent, peer)
+        if isinstance(message, wire.Heartbeat):
+            agent.rss_bytes = message.rss_bytes
+            core.transmit(peer, wire.Alive(self.boot))
+        elif isinstance(message, wire.Leaving):
+            self._leaving(agent, message.in_s, message.reason)
+        elif isinstance(message, wire.Released):
+            self._released(agent, message.job)
+        elif isinstance(message, wire.LogChunk):
+            self._log_chunk(agent, message)
+        elif type(message) in self._table:
+            job = message.assignment.job if isinstance(message, wire.Phase) else message.job
+            run = core.runs.get(job)
+            if run is not None and agent.holds == job and not agent.releasing:
+                self._table[type(message)](agent, run, message)
+        else:
+            core.transmit(peer, wire.Error(f"An agent may not send {type(message).__name__}."))
+
+    def watch(self) -> None:
+        """Look for agents that have fallen silent; call it every half second or so."""
+        now, limit = self.core.clock.now(), self.core.config.daemon.agent_timeout
+        for agent in self.core.agents:
+            if now - agent.last_seen > limit:
+                self.lost(agent, f"nothing was heard of its agent for {limit:g} s")
+            elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
+                self.lost(agent, "the connection of its agent ended and did not come back")
+
+    def probe(self) -> None:
+        """Some connection ended: find out whose."""
+        for agent in self.core.agents:
+            if agent.unreachable_since is None and not self.core.agents.reach(agent, wire.Alive(self.boot)):
+                agent.unreachable_since = self.core.clock.now()
+                self.core.suspect(agent.node)
+                self.on_trouble()
+
+    # --- who is there ----------------------------------------------------------------------------------------------------------------
+
+    def _seen(self, agent: Agent, peer: bytes) -> None:
+        agent.last_seen = self.core.clock.now()
+        if agent.unreachable_since is not None or agent.peer != peer:
+            agent.unreachable_since, agent.peer = None, peer
+            for run in self.core.runs.values():
+                run.rounds.suspects.discard(agent.node)
+
+    def _hello(self, peer: bytes, lease: str, hello: wire.Hello) -> None:
+        core = self.core
+        row = core.store.get_lease(lease)
+        if row is None or row.state == "ended" or hello.lease != lease:
+            core.transmit(peer, wire.Goodbye("This lease has ended."))
+            return
+        with core.step() as now:
+            agent = core.agents.of_lease(lease)
+            new = agent is None
+            if agent is None:
+                if (other := core.agents.on(hello.node)) is not None:
+                    self.lost(other, f"lease {lease} has begun on the node")
+                agent = Agent(lease, hello.node, peer, hello.host, now, hello.node_class)
+                core.agents.add(agent)
+                if row.state != "leaving":
+                    core.store.update_lease(lease, state="running", node=hello.node, started=row.started or now)
+            self._seen(agent, peer)
+            core.agents.reach(agent, wire.Welcome(self.boot, core.config.daemon.heartbeat, core.config.jobs.log_limit))
+            self._settle(agent, hello.assignment, new, now)
+            if hello.leaving_in_s is not None and agent.gone_at is None:
+                self._leaving(agent, hello.leaving_in_s, "")
+
+    def _settle(self, agent: Agent, held: wire.Assignment | None, new: bool, now: float) -> None:
+        """Bring together what the agent holds and what the daemon thinks it should."""
+        core = self.core
+        run = core.runs.get(held.job) if held else None
+        if new:
+            adopted = run is not None and self.adopting is not None
+            if held is not None:
+                agent.holds = held.job
+                if adopted and self.adopting is not None:
+                    self.adopting.setdefault(held.job, {})[agent.node] = held
+                else:
+                    core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
+            horizon, group = self.horizon(agent.node)
+            doing = f"; it works for {held.job}" if held and adopted else ""
+            core.trail.record(NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease)
+            core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, held.job if held and adopted else None))
+        elif held is None:
+            if agent.holds is not None:
+                self._released(agent, agent.holds)
+        elif run is None or held.job != agent.holds:
+            agent.holds = held.job
+            core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
+        elif not agent.releasing:
+            core.act(run, run.rounds.phase(agent.node, held, now))
+
+    def adopt(self) -> None:
+        """The time to wait after a restart is over: take over the rounds that are whole, have the others formed anew."""
+        found, self.adopting = self.adopting or {}, None
+        with self.core.step() as now:
+            for job, run in self.core.runs.items():
+                phases = found.get(job, {})
+                members = run.row.members or tuple(phases)
+                self.core.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
+                whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(members)
+                if whole:
+                    self.core.trail.record("job-adopted", f"The job went on meanwhile on {len(members)} nodes.", job=job)
+                elif phases:
+                    self.core.feed(RoundInterrupted(job))
+
+    def _leaving(self, agent: Agent, in_s: float, reason: str) -> None:
+        core = self.core
+        with core.step() as now:
+            if agent.gone_at is not None:
+                return
+            agent.gone_at = now + in_s
+            core.metrics.preemption(notice=True)
+            core.store.update_lease(agent.lease, state="leaving", end_reason=reason or "preempted")
+            sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
+            core.trail.record("node-leaving", sentence, node=agent.node, lease=agent.lease, job=agent.holds or "", in_s=in_s)
+            core.feed(NodeLeaving(agent.node, in_s))
+            if agent.holds is None:
+                core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
+
+    def lost(self, agent: Agent, why: str) -> None:
+        """The node is gone: with notice it left as announced, else it was taken without."""
+        core = self.core
+        with core.step() as now:
+            core.agents.remove(agent)
+            if agent.gone_at is None:
+                core.metrics.preemption(notice=False)
+                core.trail.record("node-vanished", "The node was taken without notice.", node=agent.node, lease=agent.lease)
+            where = {"node": agent.node, "lease": agent.lease, "job": agent.holds or ""}
+            core.trail.record(NODE_LOST, f"The node is gone: {why}.", **where, notice=agent.gone_at is not None)
+            for run in core.runs.values():
+                core.act(run, run.rounds.gone(agent.node, now))
+            core.feed(NodeLost(agent.node))
+        self.on_trouble()
+
+    # --- how their jobs stand --------------------------------------------------------------------------------------------------------
+
+    def _released(self, agent: Agent, job: str) -> None:
+        core = self.core
+        with core.step() as now:
+            core.agents.released(agent, job)
+            if (run := core.runs.get(job)) is not None:
+                core.act(run, run.rounds.released(agent.node, now))
+            if agent.gone_at is not None and agent.holds is None:
+                core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
+
+    def _phase(self, agent: Agent, run: JobRun, message: wire.Phase) -> None:
+        with self.core.step() as now:
+            run.monitor.assignment(agent.node, message.assignment, now)
+            self.core.act(run, run.rounds.phase(agent.node, message.assignment, now))
+
+    def _store_up(self, agent: Agent, run: JobRun, message: wire.StoreUp) -> None:
+        with self.core.step():
+            self.core.act(run, run.rounds.store_up(agent.node, message.generation, message.host, message.port))
+
+    def _drained(self, agent: Agent, run: JobRun, message: wire.Drained) -> None:
+        with self.core.step() as now:
+            if message.sentence:
+                self._keep_notice(run, message.sentence)
+            self.core.act(run, run.rounds.drained(agent.node, message.generation, now))
+
+    def _progress(self, agent: Agent, run: JobRun, message: wire.Progress) -> None:
+        before = run.monitor.total
+        run.monitor.progress(message)
+        self.core.metrics.samples(run.monitor.total - before)
+        if run.starting_until is not None and message.generation == run.rounds.generation and message.samples > 0:
+            self.core.first_sample(run)
+        now = self.core.clock.now()
+        if now - run.saved_at > SAVE_EVERY_S:
+            self.core.checkpoint(run, now)
+
+    def _metric(self, agent: Agent, run: JobRun, message: wire.Metric) -> None:
+        with self.core.step():
+            self.core.save(run, metrics={**run.row.metrics, message.name: message.value})
+
+    def _notice(self, agent: Agent, run: JobRun, message: wire.Notice) -> None:
+        with self.core.step():
+            if message.sentence:
+                self._keep_notice(run, message.sentence)
+            if message.kind == "snapshot" and message.data:
+                self.core.save(run, snapshot=message.data)
+
+    def _keep_notice(self, run: JobRun, sentence: str) -> None:
+        if sentence not in run.row.notices:
+            self.core.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
+            self.core.trail.record("job-notice", sentence, job=run.row.id)
+
+    def _log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
+        try:
+            end = self.logs.write(chunk.job, chunk.generation, chunk.stream, chunk.node, chunk.offset, chunk.data)
+        except OSError as e:
+            log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
+            return
+        self.core.transmit(agent.peer, wire.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end))
+
+

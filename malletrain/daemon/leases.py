@@ -1,0 +1,206 @@
+"""Leases: asks the scavenger what there is, takes and gives back, and keeps the books.
+
+Scheduler calls run in a worker thread, one at a time; a call that fails changes nothing. A lease is in the store before it is asked for,
+so a daemon that is killed finds on its next start whatever came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from malletrain.daemon.core import Core
+from malletrain.daemon.inbox import Inbox
+from malletrain.events import GapsSeen, LeaseNotTaken
+from malletrain.keys import KeyRing
+from malletrain.schema import LeaseRow
+from malletrain.wire import Goodbye
+from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, Scavenger, SchedulerError, Snapshot
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class Leases:
+    """The daemon's side of the scavenger.
+
+    Args:
+        command: lease id → argv and environment of the agent.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        inbox: Inbox,
+        keys: KeyRing,
+        scavenger: Scavenger,
+        command: Callable[[str], tuple[tuple[str, ...], dict[str, str]]],
+    ) -> None:
+        self.core = core
+        self.inbox = inbox
+        self.keys = keys
+        self.scavenger = scavenger
+        self.command = command
+        self.active: dict[str, LeaseRow] = {row.id: row for row in core.store.active_leases()}
+        self.gaps: dict[str, Gap] = {}
+        self.snapshot: Snapshot | None = None
+        self.poll_error = ""
+        self._being_taken: set[str] = set()
+        self._calls = asyncio.Lock()
+        self._poke = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        keys.keep_leases(self.active)
+        for row in self.active.values():
+            keys.accept_lease(row.id, row.public_key)
+
+    def horizon(self, node: str) -> tuple[float | None, str | None]:
+        """What the last poll knew of the node: horizon in seconds, topology group."""
+        gap = self.gaps.get(node)
+        return (gap.horizon_s, gap.group) if gap else (None, None)
+
+    def poke(self) -> None:
+        """Something happened: poll now."""
+        self._poke.set()
+
+    # --- taking and giving back --------------------------------------------------------------------------------------------------------
+
+    def take(self, nodes: tuple[str, ...]) -> None:
+        """Ask for a lease on each of these nodes (within a step of the core)."""
+        requests = []
+        now = self.core.clock.now()
+        for node in nodes:
+            lease = self.core.store.new_lease_id()
+            pair = self.keys.make_lease_key(lease)
+            gap = self.gaps.get(node)
+            row = LeaseRow(
+                lease, node, "requested", public_key=pair.public, node_class=gap.node_class if gap else "default", requested=now
+            )
+            self.active[lease] = self.core.store.put_lease(row)
+            argv, env = self.command(lease)
+            requests.append(LeaseRequest(lease, node, argv, env))
+            self._being_taken.add(lease)
+            self.core.trail.record("lease-requested", "The node is idle and of use.", node=node, lease=lease)
+        self.core.metrics.lease_requested(len(requests))
+        self._spawn(self._take(requests))
+
+    async def _take(self, requests: list[LeaseRequest]) -> None:
+        refused: dict[str, str] = {request.id: "the main scheduler did not take the request" for request in requests}
+        leases: list[Lease] = []
+        try:
+            leases = await self._call(partial(self.scavenger.take, requests))
+        except SchedulerError as e:
+            refused = dict.fromkeys(refused, str(e))
+        with self.core.step():
+            for lease in leases:
+                if lease.state is LeaseState.ENDED:
+                    refused[lease.id] = lease.reason or "it ended at once"
+                else:
+                    refused.pop(lease.id, None)
+                    row = self.active.get(lease.id)
+                    if row is not None and row.state == "requested" and self.core.agents.of_lease(lease.id) is None:
+                        self._update(lease.id, state="pending", scheduler_id=lease.scheduler_id)
+            for lease_id, reason in refused.items():
+                self._end(lease_id, reason)
+        self._being_taken -= {request.id for request in requests}
+
+    def give_back(self, nodes: tuple[str, ...]) -> None:
+        """Nothing is to run on these nodes any more (within a step of the core)."""
+        ending = []
+        for node in nodes:
+            agent = self.core.agents.on(node)
+            lease = agent.lease if agent else next((row.id for row in self.active.values() if row.node == node), None)
+            if agent is not None:
+                self.core.agents.reach(agent, Goodbye("The node is not needed."))
+                self.core.agents.remove(agent)
+            if lease in self.active:
+                row = self._update(lease, state="leaving", end_reason="given back")
+                ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
+                self.core.trail.record("lease-given-back", "No job needs the node.", node=node, lease=lease)
+        if ending:
+            self._spawn(self._give_back(ending))
+
+    async def _give_back(self, leases: list[Lease]) -> None:
+        try:
+            await self._call(partial(self.scavenger.give_back, leases))
+        except SchedulerError as e:
+            log.warning("leases not given back", reason=str(e), leases=[lease.id for lease in leases])
+        self.poke()
+
+    # --- polling -----------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Poll for ever: every poll interval, and whenever poked."""
+        interval = self.core.config.scheduler.poll_interval
+        while True:
+            await self.poll()
+            try:
+                await asyncio.wait_for(self._poke.wait(), interval)
+            except (TimeoutError, asyncio.TimeoutError):
+                pass
+            self._poke.clear()
+
+    async def poll(self) -> None:
+        """Ask the main scheduler once; a failed poll changes nothing."""
+        try:
+            snapshot = await self._call(self.scavenger.poll)
+        except SchedulerError as e:
+            if str(e) != self.poll_error:
+                log.warning("poll failed", reason=str(e))
+            self.poll_error = str(e)
+            self.core.metrics.poll_failed()
+            return
+        self.poll_error, self.snapshot = "", snapshot
+        self.core.metrics.polled(snapshot.time, snapshot.idle_nodes)
+        self._reconcile(snapshot)
+
+    def _reconcile(self, snapshot: Snapshot) -> None:
+        seen = {lease.id: lease for lease in snapshot.leases}
+        with self.core.step() as now:
+            for lease_id, row in list(self.active.items()):
+                lease = seen.get(lease_id)
+                if lease_id in self._being_taken and lease is None:
+                    continue
+                if lease is None or lease.state is LeaseState.ENDED:
+                    self._end(lease_id, (lease.reason if lease else "") or row.end_reason or "the main scheduler ended it")
+                elif lease.state is LeaseState.RUNNING and row.state == "pending" and row.started is None:
+                    self._update(lease_id, state="running", started=now, node=lease.node or row.node)
+            self.gaps = {gap.node: gap for gap in snapshot.gaps}
+            self.core.feed(GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in snapshot.gaps}))
+
+    def _end(self, lease_id: str, reason: str) -> None:
+        row = self.active.pop(lease_id, None)
+        if row is None:
+            return
+        self.core.store.update_lease(lease_id, state="ended", ended=self.core.clock.now(), end_reason=reason)
+        self.keys.drop_lease(lease_id)
+        word = {"given back": "given-back", "preempted": "preempted"}.get(row.end_reason, "ended" if row.started else "not-started")
+        self.core.metrics.lease_ended(word)
+        self.core.trail.record("lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id)
+        agent = self.core.agents.of_lease(lease_id)
+        if agent is not None:
+            self.inbox.lost(agent, reason)
+        else:
+            self.core.feed(LeaseNotTaken(row.node))
+
+    def _update(self, lease_id: str, **changes: Any) -> LeaseRow:
+        self.active[lease_id] = self.core.store.update_lease(lease_id, **changes)
+        return self.active[lease_id]
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        async with self._calls:
+            return await asyncio.to_thread(call)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self.core.failed is not None and not self.core.failed.done():
+            self.core.failed.set_exception(task.exception() or RuntimeError())

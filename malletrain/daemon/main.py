@@ -1,0 +1,222 @@
+"""The daemon's life: take the state directory, restore, listen, poll, adopt; on SIGTERM stop and leave the jobs running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import structlog
+
+from malletrain import __version__, logs, wire
+from malletrain.clock import Clock
+from malletrain.config import Config
+from malletrain.daemon.api import Api
+from malletrain.daemon.core import Core, Outside
+from malletrain.daemon.inbox import Inbox
+from malletrain.daemon.leases import Leases
+from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.schedulers import connect, grace_s
+from malletrain.daemon.transport import Transport
+from malletrain.keys import KeyRing
+from malletrain.metrics import Metrics, MetricsError
+from malletrain.statedir import DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_daemon_info
+from malletrain.store import Store, StoreError
+from scavenger.interface import SchedulerError
+
+log = structlog.get_logger(__name__)
+
+WATCH_EVERY_S = 0.5
+
+
+def run(config: Config) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could not run)."""
+    logs.configure(config.daemon.log_level, config.daemon.log_format)
+    try:
+        with lock_state_dir(config.state_dir), Store.open(config.database_url) as store:
+            return asyncio.run(Daemon(config, store).serve())
+    except (StateDirError, StoreError, SchedulerError, MetricsError, OSError) as e:
+        print(f"malletraind: {e}", file=sys.stderr)
+        return 1
+
+
+class Daemon:
+    """All parts of one daemon, wired."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.boot = str(store.boot())
+        self.keys = KeyRing(config.state_dir)
+        self.core = Core(config, store, self.clock, self.metrics)
+        self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
+        self.inbox = Inbox(self.core, self.logs, self.boot, self._horizon)
+        self.transport = Transport(
+            self.keys.server.secret.encode(),
+            self.keys.server.public.encode(),
+            self.keys.identity,
+            self._message,
+            self._invalid,
+            self._disconnected,
+        )
+        self.leases: Leases | None = None
+        self.api: Api | None = None
+        self.endpoint = ""
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> int:
+        """Run until a signal asks to stop, or something that cannot be mended happens."""
+        loop = asyncio.get_running_loop()
+        core = self.core
+        core.failed = loop.create_future()
+        core.transmit = self.transport.send
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            bound = self.transport.start(self.config.daemon.listen)
+            self.endpoint = f"tcp://{self._host()}:{bound.rpartition(':')[2]}"
+            scavenger = await asyncio.to_thread(connect, self.config)
+            self.leases = Leases(core, self.inbox, self.keys, scavenger, self._agent_command)
+            core.outside = Outside(self.leases.take, self.leases.give_back)
+            self.inbox.on_trouble = self.leases.poke
+            self.api = Api(core, self.leases, self.logs, self.boot, scavenger.name)
+            if self.config.daemon.metrics_listen:
+                self.metrics.serve(self.config.daemon.metrics_listen)
+            self.metrics.started(__version__)
+            tasks = [loop.create_task(work) for work in (self._lead(), self.leases.run(), self._watch())]
+            self._announce()
+            await self._until(stop, tasks)
+            return 0
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.metrics.stop()
+            self.transport.stop()
+
+    async def _until(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+        assert self.core.failed is not None
+        waiting = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([waiting, self.core.failed, *tasks[1:]], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            waiting.cancel()
+            for ended in (self.core.failed, *tasks):
+                if ended.done():
+                    ended.result()
+            return
+        with self.core.step():
+            for run in self.core.runs.values():
+                self.core.save(run)
+            running = sum(bool(run.rounds.members) for run in self.core.runs.values())
+            nodes = len(list(self.core.agents))
+            self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")
+        remove_daemon_info(self.config.state_dir)
+
+    async def _lead(self) -> None:
+        """Restore what was, give the agents time to report, then begin to plan."""
+        wait = self.config.daemon.adopt_wait if self.leases and self.leases.active else 0.0
+        self.core.controller.hold(self.clock.now() + wait)
+        self.core.restore()
+        with self.core.step():
+            known = len(self.leases.active) if self.leases else 0
+            self.core.trail.record(
+                "daemon-started", f"The daemon runs; it knows {len(self.core.runs)} unfinished jobs and {known} leases.", boot=self.boot
+            )
+        await asyncio.sleep(wait)
+        self.inbox.adopt()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + WATCH_EVERY_S
+            await asyncio.sleep(WATCH_EVERY_S)
+            self.metrics.loop_lag(loop.time() - due)
+            self.inbox.watch()
+            self._gauges()
+
+    def _gauges(self) -> None:
+        agents = list(self.core.agents)
+        leaving = sum(agent.gone_at is not None for agent in agents)
+        training = sum(agent.holds is not None and agent.gone_at is None for agent in agents)
+        free = len(agents) - leaving - training
+        self.metrics.nodes(training, free, leaving)
+        for use, count in (("training", training), ("free", free), ("leaving", leaving)):
+            self.metrics.node_seconds(use, count * WATCH_EVERY_S)
+        states: dict[str, int] = {}
+        for job in self.core.controller.jobs.values():
+            states[job.state.value] = states.get(job.state.value, 0) + 1
+        self.metrics.jobs(states)
+
+    # --- the socket's callbacks --------------------------------------------------------------------------------------------------------
+
+    def _message(self, peer: bytes, who: str, message: object) -> None:
+        role, _, name = who.partition(":")
+        self.core.guard(self._agent_message if role == "lease" else self._client_message)(peer, name, message)
+
+    def _agent_message(self, peer: bytes, lease: str, message: object) -> None:
+        self.inbox.handle(peer, lease, message)
+
+    def _client_message(self, peer: bytes, user: str, message: object) -> None:
+        if not isinstance(message, wire.Request) or self.api is None:
+            why = "The daemon is just starting; ask again." if self.api is None else f"A client may not send {type(message).__name__}."
+            self.transport.send(peer, wire.Error(why))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(peer, user, message, self.api))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer(self, peer: bytes, user: str, request: wire.Request, api: Api) -> None:
+        try:
+            reply = await api.answer(user, request)
+        except Exception as error:
+            self.transport.send(peer, wire.Reply(request.id, False, error="The daemon failed; see its log.", code="internal"))
+            if self.core.failed is not None and not self.core.failed.done():
+                self.core.failed.set_exception(error)
+            return
+        self.transport.send(peer, reply)
+
+    def _invalid(self, sentence: str) -> None:
+        role = sentence.partition(":")[0]
+        sender = {"lease": "agent", "client": "client"}.get(role, "unknown")
+        self.metrics.invalid_message(sender)
+        log.warning("message refused", reason=sentence)
+
+    def _disconnected(self) -> None:
+        loop = asyncio.get_running_loop()
+        for delay in (0.02, 0.2):
+            loop.call_later(delay, self.core.guard(self.inbox.probe))
+
+    # --- small things ------------------------------------------------------------------------------------------------------------------
+
+    def _horizon(self, node: str) -> tuple[float | None, str | None]:
+        return self.leases.horizon(node) if self.leases else (None, None)
+
+    def _agent_command(self, lease: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        argv = (
+            *(sys.executable, "-m", "malletrain.agent"),
+            *("--endpoint", self.endpoint),
+            *("--server-key", self.keys.server.public),
+            *("--lease", lease),
+            *("--key-file", str(self.keys.lease_path(lease).absolute())),
+        )
+        return argv, {"MALLETRAIN_GRACE_S": f"{grace_s(self.config):g}"}
+
+    def _host(self) -> str:
+        if self.config.daemon.advertise:
+            return self.config.daemon.advertise
+        host = self.config.daemon.listen.removeprefix("tcp://").rpartition(":")[0]
+        return socket.getfqdn() if host in ("0.0.0.0", "*", "[::]") else host
+
+    def _announce(self) -> None:
+        host = socket.gethostname()
+        write_daemon_info(
+            self.config.state_dir,
+            DaemonInfo(self.endpoint, self.keys.server.public, os.getpid(), host, __version__, self.clock.now()),
+        )
+        log.info("listening", endpoint=self.endpoint, state_dir=str(self.config.state_dir))
+

@@ -1,0 +1,148 @@
+"""The daemon's one socket: a ZeroMQ ROUTER under CURVE, on the event loop.
+
+Decides who gets in (known keys only), what a message is (:mod:`malletrain.wire`), and what happens to one that is none: its sender is told,
+it is counted, nothing else. It does not know what messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from malletrain import wire
+
+HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
+"""A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
+
+log = structlog.get_logger(__name__)
+
+
+class _KnownKeys:
+    """ZAP's question, answered from the key ring: whose key is this?"""
+
+    def __init__(self, lookup: Callable[[str], str | None]) -> None:
+        self._lookup = lookup
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return self._lookup(key.decode("ascii")) is not None
+
+
+class Transport:
+    """Receives and sends messages of known peers.
+
+    Args:
+        lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a stranger. Called from another thread.
+        on_message: ``(peer, who, message)`` for every valid message; ``peer`` addresses the answer.
+        on_invalid: called with a sentence for every message that is none.
+        on_disconnect: some connection ended.
+    """
+
+    def __init__(
+        self,
+        secret_key: bytes,
+        public_key: bytes,
+        lookup: Callable[[str], str | None],
+        on_message: Callable[[bytes, str, Any], None],
+        on_invalid: Callable[[str], None],
+        on_disconnect: Callable[[], None],
+    ) -> None:
+        self._lookup = lookup
+        self._on_message = on_message
+        self._on_invalid = on_invalid
+        self._on_disconnect = on_disconnect
+        self._context = zmq.Context()
+        self._auth = ThreadAuthenticator(self._context)
+        self._auth.start()
+        self._auth.configure_curve_callback("*", _KnownKeys(lookup))
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_secretkey = secret_key
+        self._socket.curve_publickey = public_key
+        self._socket.curve_server = True
+        self._socket.linger = 0
+        self._socket.sndhwm = self._socket.rcvhwm = 10_000
+        self._socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, listen: str) -> str:
+        """Bind to ``listen`` (port 0: any) and begin to receive; returns the address bound. Raises OSError with a sentence."""
+        address = listen[:-2] + ":*" if listen.endswith(":0") else listen
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as e:
+            raise OSError(f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in [daemon] listen.") from None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.get(zmq.FD), self._receive)
+        self._loop.add_reader(self._monitor.get(zmq.FD), self._watch)
+        return self._socket.get_string(zmq.LAST_ENDPOINT)
+
+    def stop(self) -> None:
+        """Close everything; messages not yet sent are lost (agents and clients ask again)."""
+        if self._loop:
+            self._loop.remove_reader(self._socket.get(zmq.FD))
+            self._loop.remove_reader(self._monitor.get(zmq.FD))
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=200)
+        self._auth.stop()
+        self._context.term()
+
+    def send(self, peer: bytes, message: wire.Message) -> bool:
+        """Send to ``peer``; False when it is not connected (or does not read): then it hears nothing."""
+        try:
+            self._socket.send_multipart([peer, *wire.encode(message)], zmq.DONTWAIT)
+        except wire.WireError as e:
+            log.error("message not sent", reason=str(e))
+            return False
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        finally:
+            # ZeroMQ's descriptor is edge-triggered: sending may have swallowed the edge of a message that came in meanwhile.
+            if self._loop:
+                self._loop.call_soon(self._receive)
+        return True
+
+    def _receive(self) -> None:
+        for _ in range(1000):
+            try:
+                if self._socket.closed or not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                    return
+                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.ZMQError:
+                return
+            self._one(frames)
+        assert self._loop is not None
+        self._loop.call_soon(self._receive)
+
+    def _one(self, frames: list[Any]) -> None:
+        peer = frames[0].bytes
+        who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
+        if who is None:
+            # Its key was withdrawn after it had connected (an ended lease).
+            self._on_invalid("A message came from a peer whose key is not valid any more.")
+            self.send(peer, wire.Error("Your key is not valid any more: the lease has ended."))
+            return
+        try:
+            message = wire.decode([frame.bytes for frame in frames[1:]])
+        except wire.WireError as e:
+            self._on_invalid(f"{who}: {e}")
+            self.send(peer, wire.Error(str(e)))
+            return
+        self._on_message(peer, who, message)
+
+    def _watch(self) -> None:
+        while not self._monitor.closed and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            self._on_disconnect()

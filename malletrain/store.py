@@ -246,6 +246,7 @@ class Store:
             .order_by(table.c.seq)
         )
         held: set[str] = set()
+        last: dict[str, float] = {}
         begin: float | None = None
         now, rows = 0.0, 0
         file.write("time_s,node,event\n")
@@ -255,7 +256,8 @@ class Store:
                 if joined == (node in held):
                     continue
                 begin = time if begin is None else begin
-                now = max(now, time - begin)
+                # To the millisecond, and no node twice at one instant: a trace says which of two changes came first by their times.
+                now = last[node] = round(max(now, time - begin, last.get(node, -1.0) + 0.001), 3)
                 (held.add if joined else held.discard)(node)
                 file.write(f"{now:.3f},{node},{'idle' if joined else 'busy'}\n")
                 rows += 1

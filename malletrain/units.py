@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 DURATION_UNITS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Unit to seconds."""
@@ -35,7 +36,7 @@ class UnitError(ValueError):
     """A quantity that cannot be read; the message says what was given and what is accepted."""
 
 
-def _split(text: object, accepted: str) -> tuple[float, str]:
+def _split(text: object, accepted: str) -> tuple[str, str]:
     """(number, unit) of ``text``; raises UnitError on anything that is not a number with a unit."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"{text!r} is not a quantity; accepted is {accepted}.")
@@ -46,10 +47,9 @@ def _split(text: object, accepted: str) -> tuple[float, str]:
         raise UnitError(f'"{text}" is not a quantity; accepted is {accepted}.')
     if not match["unit"]:
         raise UnitError(f'"{text}" has no unit; accepted is {accepted}.')
-    number = float(match["number"])
-    if not math.isfinite(number):
+    if not math.isfinite(float(match["number"])):
         raise UnitError(f'"{text}" is too large; accepted is {accepted}.')
-    return number, match["unit"]
+    return match["number"], match["unit"]
 
 
 def _unknown_unit(text: object, unit: str, other: dict[str, float] | dict[str, int], other_is: str, want: str) -> UnitError:
@@ -65,9 +65,10 @@ def parse_duration(text: object) -> float:
     number, unit = _split(text, DURATION_HELP)
     if unit not in DURATION_UNITS:
         raise _unknown_unit(text, unit, SIZE_UNITS, "a unit of size", DURATION_HELP)
-    if number < 0:
-        raise UnitError(f'"{text}" is negative; accepted is {DURATION_HELP}.')
-    return number * DURATION_UNITS[unit]
+    seconds = float(number) * DURATION_UNITS[unit]
+    if seconds < 0 or not math.isfinite(seconds):
+        raise UnitError(f'"{text}" is {"negative" if seconds < 0 else "too large"}; accepted is {DURATION_HELP}.')
+    return seconds
 
 
 def parse_size(text: object) -> int:
@@ -75,8 +76,8 @@ def parse_size(text: object) -> int:
     number, unit = _split(text, SIZE_HELP)
     if unit not in SIZE_UNITS:
         raise _unknown_unit(text, unit, DURATION_UNITS, "a unit of time", SIZE_HELP)
-    size = number * SIZE_UNITS[unit]
-    if number < 0 or (unit == "B" and size != int(size)):
+    size = Fraction(number) * SIZE_UNITS[unit]
+    if size < 0 or (unit == "B" and size.denominator != 1):
         raise UnitError(f'"{text}" is not a possible size; accepted is {SIZE_HELP}.')
     return round(size)
 

@@ -113,6 +113,7 @@ class Controller:
         self._plan_at: float | None = None
         self._leases_due = False
         self._unfit_until: dict[str, float] = {}
+        self._refusals: dict[str, int] = {}
         self._held_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -172,6 +173,7 @@ class Controller:
         if event.node in self.nodes:
             yield from self._node_lost(NodeLost(event.node), now)
         self._leasing.pop(event.node, None)
+        self._refusals.pop(event.node, None)
         node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), free_since=now)
         self.nodes[event.node] = node
         job = self.jobs.get(event.job) if event.job else None
@@ -217,7 +219,11 @@ class Controller:
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
-        self._leasing.pop(event.node, None)
+        if self._leasing.pop(event.node, None) is not None:
+            refusals = self._refusals.get(event.node, 0) + 1
+            self._refusals[event.node] = refusals
+            if refusals > 1:
+                self._unfit_until[event.node] = now + min(self.settings.unfit_s, 2.0**refusals)
         return ()
 
     # --- jobs ---
@@ -226,9 +232,7 @@ class Controller:
         if event.job in self.jobs:
             raise ValueError(f"Job {event.job} was submitted before.")
         self._submissions += 1
-        self.jobs[event.job] = JobRecord(
-            event, self._submissions, event.state, tries=event.tries, idle_since=now, curve=event.curve
-        )
+        self.jobs[event.job] = JobRecord(event, self._submissions, event.state, tries=event.tries, idle_since=now, curve=event.curve)
         self._plan_soon(now + self.settings.settle_s)
         self._leases_due = True
         return ()

@@ -189,7 +189,7 @@ class Snapshot:
                     target.load_state_dict(saved[key])
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise SnapshotError(
-                    f"The state of {key!r} in snapshot {name} does not fit the script's {type(target).__name__}: {error} "
+                    f"The state of {key!r} in snapshot {name} does not fit the script's {type(target).__name__}: {' '.join(str(error).split())} "
                     "If the script changed on purpose, give Snapshot another path."
                 ) from error
         for key in saved:

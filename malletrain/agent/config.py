@@ -1,0 +1,119 @@
+"""What an agent is told at its start: options of the command line, each also from the environment (``MALLETRAIN_…``)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from malletrain.keys import KeyFileError, read_key
+
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """``host``: the address under which other nodes reach this one. ``grace_s``: how long the main scheduler lets a preempted lease live
+    after SIGTERM, seconds. ``secret_key`` is this lease's CURVE key, ``server_key`` the daemon's public one (both Z85)."""
+
+    endpoint: str
+    lease: str
+    node: str
+    host: str
+    run_dir: Path
+    server_key: str
+    secret_key: str
+    grace_s: float = 30.0
+    node_class: str = "default"
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class _Option:
+    name: str
+    help: str
+    default: str | None = None
+
+    @property
+    def variable(self) -> str:
+        return "MALLETRAIN_" + self.name.upper().replace("-", "_")
+
+
+_OPTIONS = (
+    _Option("endpoint", "address of the daemon, e.g. tcp://head:7443"),
+    _Option("lease", "id of the lease this agent serves"),
+    _Option("node", "name of this node for the main scheduler"),
+    _Option("key-file", "file with the lease's CURVE keys (mode 0600)"),
+    _Option("server-key", "the daemon's public CURVE key (Z85)"),
+    _Option("run-dir", "directory on this node for sockets and logs, removed at the agent's end (default: a new one in TMPDIR)", ""),
+    _Option("host", "address under which the other nodes reach this one (default: its name)", ""),
+    _Option("grace-s", "seconds between SIGTERM and SIGKILL when the lease is preempted", "30"),
+    _Option("node-class", "class of this node", "default"),
+    _Option("gpus", "number of GPUs (default: counted)", ""),
+)
+
+
+def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
+    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the NVIDIA device files."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
+
+
+def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
+    """Read options and environment. Raises ValueError naming everything that is missing or wrong; exits for ``--help``."""
+    parser = argparse.ArgumentParser(prog="python -m malletrain.agent", description="MalleTrain's process on a leased node.")
+    for option in _OPTIONS:
+        parser.add_argument(f"--{option.name}", help=f"{option.help} [{option.variable}]")
+    given = vars(parser.parse_args(argv))
+    values: dict[str, str] = {}
+    problems = []
+    for option in _OPTIONS:
+        value = given[option.name.replace("-", "_")]
+        value = environment.get(option.variable, option.default) if value is None else value
+        if value is None or (not value and option.default is None):
+            problems.append(f"--{option.name} is missing (or {option.variable} in the environment).")
+        values[option.name] = value or ""
+    secret = ""
+    try:
+        secret = read_key(Path(values["key-file"])).secret if values["key-file"] else ""
+    except KeyFileError as error:
+        problems.append(str(error))
+    if values["server-key"] and not _Z85_KEY.fullmatch(values["server-key"]):
+        problems.append("--server-key is not a CURVE key (40 characters of Z85).")
+    grace_s, gpus = 0.0, 0
+    try:
+        grace_s = float(values["grace-s"])
+    except ValueError:
+        problems.append(f"--grace-s is '{values['grace-s']}'; it must be a number of seconds.")
+    try:
+        gpus = int(values["gpus"]) if values["gpus"] else count_gpus(environment)
+    except ValueError:
+        problems.append(f"--gpus is '{values['gpus']}'; it must be a whole number.")
+    if problems:
+        raise ValueError("The agent cannot start. " + " ".join(problems))
+    return AgentConfig(
+        endpoint=values["endpoint"],
+        lease=values["lease"],
+        node=values["node"],
+        host=values["host"] or socket.getfqdn(),
+        run_dir=Path(values["run-dir"] or tempfile.mkdtemp(prefix=f"malletrain-{values['lease']}-")),
+        server_key=values["server-key"],
+        secret_key=secret,
+        grace_s=grace_s,
+        node_class=values["node-class"],
+        gpus=gpus,
+    )
+
+
+def public_key(secret_key: str) -> str:
+    """The public half of a Z85 secret key."""
+    return zmq.curve_public(secret_key.encode()).decode()

@@ -1,0 +1,295 @@
+"""What this node does for one job, from Assign to Released: one launcher, the rounds passed to it, drains, failures, the end.
+
+    starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …        any ──launcher gone──▶ exited
+
+Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out, when SIGTERM must be followed by
+SIGKILL. Everything here is level-triggered: :meth:`JobRun.assignment` is the truth at any moment, and saying it again does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from malletrain import wire
+from malletrain._tether import rank_log_name
+from malletrain.agent.launch import job_environment, kept_command, launch_command
+from malletrain.agent.logs import LogForwarder, tail
+from malletrain.agent.process import JobProcess, anything_left, sweep
+from malletrain.agent.reports import DrainServed, Reports
+from malletrain.local_channel import FlagsWriter
+from malletrain.node_channel import LaunchOrder, write_order
+from malletrain.wire import Assign, Assignment, Drain, Drained, Error, Failure, Phase, Release, Released, Round, StoreUp
+
+log = logging.getLogger("malletrain.agent")
+
+_STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
+"""What torchrun logs of the first worker that failed (torch/distributed/elastic/multiprocessing/api.py)."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
+
+    directory: Path
+    launcher_endpoint: str
+    worker_socket: str
+    host: str
+    node: str
+    lease: str
+    environment: Mapping[str, str]
+
+
+def stock_failures(launcher_log: str, group_rank: int, nproc_per_node: int, now: float) -> tuple[Failure, ...]:
+    """The last failure that torchrun logged, which tells its handler nothing of it."""
+    found = _STOCK_FAILURE.findall(launcher_log)
+    return tuple(Failure(group_rank * nproc_per_node + int(local_rank), int(code), now) for code, local_rank in found[-1:])
+
+
+class JobRun:
+    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher."""
+
+    def __init__(
+        self,
+        assign: Assign,
+        place: Place,
+        logs: LogForwarder,
+        send: Callable[[wire.Message], bool],
+        tell: Callable[[wire.Message], None],
+    ) -> None:
+        self.job = assign.job
+        self.phase = "starting"
+        self.generation = 0
+        self.failures: tuple[Failure, ...] = ()
+        self.reports = Reports(assign.job, send)
+        self.ended = False
+        """No process of the job is left and the daemon was told."""
+        self._assign = assign
+        self._place = place
+        self._logs = logs
+        self._send = send
+        self._tell = tell
+        self._round: Round | None = None
+        self._store: StoreUp | None = None
+        self._drain: tuple[Drain, float] | None = None
+        self._tail = ""
+        self._waited_s = 0.0
+        self._stepped = time.monotonic()
+        self._kill_at: float | None = None
+        self._complained = False
+        place.directory.mkdir(mode=0o700)
+        self._log_dir = place.directory / "logs"
+        self._log_dir.mkdir()
+        self._launcher_log = place.directory / "launcher.log"
+        self._logs.add(self.job, 0, "launcher", self._launcher_log)
+        self._flags = FlagsWriter(str(place.directory / "flags"))
+        self._process: JobProcess | None = None
+        self._start()
+
+    # --- what it is ---
+
+    def assignment(self) -> Assignment:
+        """What this node holds of the job, for the daemon."""
+        return Assignment(self.job, self.phase, self.generation, self.failures)
+
+    @property
+    def releasing(self) -> bool:
+        """Whether the job is on its way out."""
+        return self._kill_at is not None
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds between SIGTERM and SIGKILL of a worker."""
+        return self._assign.stop_grace_s
+
+    # --- what the daemon says ---
+
+    def assigned_again(self, assign: Assign) -> None:
+        """The daemon wants this job here: start the launcher again if it is gone, else say how things stand."""
+        if self.phase == "exited":
+            self._assign = assign
+            self._start()
+        self._report()
+
+    def round(self, message: Round) -> None:
+        """Membership of a round. The newest counts; the launcher gets it when it listens."""
+        if self._store is not None and self._store.generation == message.generation and not message.store_host:
+            self._send(self._store)  # said before, and lost on the way
+            return
+        if self.releasing or message.generation <= max(self.generation, self._round.generation if self._round else 0):
+            return
+        self._round = message
+        self._waited_s = 0.0
+        if self._process is None and self.phase == "succeeded":  # torchrun left when its workers were done, but they are needed again
+            self._start()
+        self._tell(message)
+
+    def drain(self, message: Drain) -> None:
+        """Have the worker here take a snapshot and stand still; answered by Drained."""
+        if message.number == 0:
+            self._drain = None
+            self._flags.request_drain(0)
+            return
+        if self.phase != "running" or message.generation != self.generation:
+            self._send(Drained(self.job, message.generation, False, f"The job's workers here do not run (they are {self.phase})."))
+        elif self.generation not in self.reports.capable:
+            self._send(Drained(self.job, message.generation, False, "No worker here takes snapshots on request."))
+        else:
+            self._drain = (message, time.monotonic() + message.timeout_s)
+            self._flags.request_drain(message.number)
+
+    def release(self, grace_s: float) -> None:
+        """Stop everything: SIGTERM now, SIGKILL after the grace."""
+        deadline = time.monotonic() + max(0.0, grace_s)
+        if self._kill_at is None:
+            self._tell(Release(self.job, grace_s))
+            if self._process is not None:
+                self._process.terminate()
+        self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)
+
+    # --- what the launcher and the workers say ---
+
+    def from_launcher(self, message: Phase | StoreUp) -> None:
+        """News of the launcher."""
+        if isinstance(message, StoreUp):
+            self._store = message
+            self._send(message)
+            return
+        said = message.assignment
+        if self.releasing or said.phase not in ("ready", "running", "succeeded", "failed"):
+            return
+        failures: tuple[Failure, ...] = ()
+        if said.phase == "failed":
+            failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
+        elif said.phase == "running" and self._round is not None:
+            self._entered(self._round)
+        self.phase, self.generation, self.failures, self._waited_s = said.phase, said.generation, failures, 0.0
+        self._report()
+        if said.phase in ("ready", "failed") and self._pending():
+            assert self._round is not None
+            self._tell(self._round)
+
+    def drain_served(self, served: DrainServed) -> None:
+        """A worker says that a drain is over."""
+        if self._drain is not None and served.number == self._drain[0].number:
+            self._drain = None
+            self.reports.flush()
+            self._send(Drained(self.job, served.generation, served.saved, served.sentence))
+
+    # --- time ---
+
+    def step(self, connected: bool) -> None:
+        """Look after the processes and the time limits; called every 0.1 s or so. ``connected``: the daemon is there."""
+        now = time.monotonic()
+        elapsed, self._stepped = now - self._stepped, now
+        code = self._process.exit_code() if self._process else None
+        if self._kill_at is not None:
+            if self._process is None or code is not None or now >= self._kill_at:
+                self._finish()
+            return
+        if code is not None:
+            self._launcher_gone(code)
+        if self._drain is not None and now >= self._drain[1]:
+            drain, self._drain = self._drain[0], None
+            self._flags.request_drain(0)
+            sentence = f"No snapshot within {drain.timeout_s:g} s."
+            self._send(Drained(self.job, drain.generation, False, sentence))
+        if self.phase in ("ready", "failed") and connected and not self._pending():
+            self._waited_s += min(elapsed, 1.0)  # not the time during which this process was stopped
+            if self._waited_s > self._assign.join_timeout_s:
+                self._waited_s = 0.0
+                self._tell(Error(f"The daemon formed no round of job {self.job} with this node within {self._assign.join_timeout_s:g} s."))
+
+    # --- inside ---
+
+    def _start(self) -> None:
+        spec, place = self._assign.spec, self._place
+        order = LaunchOrder(
+            job=self.job,
+            spec=spec,
+            endpoint=place.launcher_endpoint,
+            host=place.host,
+            log_dir=str(self._log_dir),
+            stop_grace_s=self._assign.stop_grace_s,
+            join_timeout_s=self._assign.join_timeout_s,
+        )
+        order_file = place.directory / "order.json"
+        self.phase, self.failures, self._store, self._drain, self._waited_s = "starting", (), None, None, 0.0
+        if not self._pending():
+            self._round = None
+        self.generation = 0
+        self._flags.request_drain(0)
+        try:
+            write_order(order_file, order)
+            environment = job_environment(
+                place.environment, order, node=place.node, lease=place.lease, worker_socket=place.worker_socket, flags=self._flags.path
+            )
+            command = launch_command(spec, order, order_file, place.directory / "torchrun")
+            self._process = JobProcess(kept_command(command, os.getpid(), spec.workdir, self._launcher_log), environment)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+            self._process = None
+            self._exited(f"The launcher cannot be started: {error}.")
+
+    def _pending(self) -> bool:
+        return self._round is not None and self._round.generation > self.generation
+
+    def _entered(self, entered: Round) -> None:
+        """The launcher has taken a round; the workers of the one before are gone, those of this one are about to start."""
+        self._drain = None
+        self._flags.request_drain(0)
+        self._logs.close(self.job, before=entered.generation)
+        count = self._assign.spec.nproc_per_node
+        for rank in range(entered.group_rank * count, (entered.group_rank + 1) * count):
+            self._logs.add(self.job, entered.generation, f"rank{rank}", self._log_dir / rank_log_name(entered.generation, rank))
+
+    def _with_tails(self, failures: tuple[Failure, ...], generation: int) -> tuple[Failure, ...]:
+        return tuple(
+            Failure(f.rank, f.exitcode, f.time, tail(self._log_dir / rank_log_name(generation, f.rank))) for f in failures
+        )
+
+    def _stock_failures(self) -> tuple[Failure, ...]:
+        group_rank = self._round.group_rank if self._round else 0
+        return stock_failures(tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time())
+
+    def _launcher_gone(self, code: int) -> None:
+        self._process = None
+        sweep(1.0)
+        if code == 0 and self._assign.spec.launcher == "torchrun" and self.generation > 0:
+            self.phase = "succeeded"
+            self._report()
+            return
+        how = f"with code {code}" if code <= 128 else f"by signal {code - 128}"
+        self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
+
+    def _exited(self, last_words: str) -> None:
+        self.phase, self._tail = "exited", last_words
+        self._logs.close(self.job, before=self.generation + 1)
+        self._report()
+
+    def _report(self) -> None:
+        self.reports.flush()
+        self._send(Phase(self.assignment(), self._tail if self.phase == "exited" else ""))
+
+    def _finish(self) -> None:
+        """Kill what is left and say so once nothing is: a process that cannot be killed keeps the node ours."""
+        sweep(0.2)
+        if self._process is not None:
+            self._process.exit_code()
+        if anything_left():
+            if not self._complained:
+                self._complained = True
+                log.warning("processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them", self.job)
+            return
+        self._process = None
+        self.reports.flush()
+        self._logs.close(self.job)
+        self._flags.close()
+        shutil.rmtree(self._place.directory / "torchrun", ignore_errors=True)
+        self.ended = True
+        self._send(Released(self.job))

@@ -1,0 +1,146 @@
+"""What the workers report, on its way to the daemon: checked, coalesced, kept while the daemon is away.
+
+Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the newest values (they are cumulative), all
+else at once. After a reconnection the newest counts and metrics are sent again, because nobody knows what of them arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from malletrain import local_channel as local
+from malletrain import wire
+
+FLUSH_INTERVAL_S = 0.2
+_REMEMBERED = 256
+_BURST = 512
+
+log = logging.getLogger("malletrain.agent")
+
+
+@dataclass(frozen=True)
+class DrainServed:
+    """The worker has served drain request ``number``."""
+
+    generation: int
+    number: int
+    saved: bool
+    sentence: str
+
+
+class Reports:
+    """Reports of the workers of one job. ``send`` returns whether the daemon's connection took the message."""
+
+    def __init__(self, job: str, send: Callable[[wire.Message], bool]) -> None:
+        self.job = job
+        self.capable: set[int] = set()
+        """Generations with a worker here that takes a snapshot on request."""
+        self._send = send
+        self._counts: OrderedDict[tuple[int, int, int], wire.Progress] = OrderedDict()
+        self._metrics: OrderedDict[tuple[int, str], wire.Metric] = OrderedDict()
+        self._unsent: set[tuple[int, int, int]] = set()
+        self._kept: deque[wire.Message] = deque(maxlen=_REMEMBERED)
+
+    def take(self, datagram: local.Datagram) -> DrainServed | None:
+        """One datagram of a worker. Returns a drain that it ends, if it does."""
+        who = datagram.sender
+        if who.job != self.job:
+            return None  # a straggler of a job that was here before
+        match datagram:
+            case local.Progress():
+                key = (who.generation, who.rank, who.pid)
+                self._counts[key] = wire.Progress(
+                    self.job, who.generation, who.rank, who.pid, float(datagram.samples), datagram.steps, float(datagram.batch),
+                    datagram.first, datagram.last,
+                )  # fmt: skip
+                self._counts.move_to_end(key)
+                self._unsent.add(key)
+                while len(self._counts) > _REMEMBERED:
+                    self._unsent.discard(self._counts.popitem(last=False)[0])
+            case local.Mark():
+                self._pass_on(wire.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time))
+            case local.Metric():
+                metric = wire.Metric(self.job, who.rank, datagram.name, float(datagram.value))
+                self._metrics[who.rank, datagram.name] = metric
+                while len(self._metrics) > _REMEMBERED:
+                    self._metrics.popitem(last=False)
+                self._send(metric)  # if not now, then after the reconnection
+            case local.SnapshotTaken():
+                data = {
+                    "saved": datagram.saved, "path": datagram.path, "bytes": datagram.bytes, "seconds": datagram.seconds,
+                    "samples": datagram.samples, "steps": datagram.steps, "generation": who.generation,
+                }  # fmt: skip
+                self._pass_on(wire.Notice(self.job, who.rank, "snapshot", datagram.sentence, data))
+            case local.Profile():
+                facts = {"parameters": datagram.parameters, "flops_per_sample": datagram.flops_per_sample}
+                self._pass_on(wire.Notice(self.job, who.rank, "profile", "", facts))
+            case local.Capable():
+                self.capable.add(who.generation)
+            case local.Drained():
+                return DrainServed(who.generation, datagram.number, datagram.saved, datagram.sentence)
+        return None
+
+    def flush(self) -> None:
+        """Send the newest counts that were not sent yet."""
+        for key in [key for key in self._counts if key in self._unsent]:
+            if not self._send(self._counts[key]):
+                return
+            self._unsent.discard(key)
+
+    def reconnected(self) -> None:
+        """The daemon hears us again: send what it may have missed."""
+        for message in [*self._kept, *self._metrics.values()]:
+            self._send(message)
+        self._kept.clear()
+        self._unsent.update(self._counts)
+        self.flush()
+
+    def _pass_on(self, message: wire.Message) -> None:
+        if not self._send(message):
+            self._kept.append(message)
+
+
+class WorkerSocket:
+    """The datagram socket that workers send to, readable and writable by the owner only."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.refused = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._socket.bind(path)
+        os.chmod(path, 0o600)
+
+    def fileno(self) -> int:
+        """For the event loop."""
+        return self._socket.fileno()
+
+    def receive(self) -> list[local.Datagram]:
+        """What has arrived, at most some hundreds at once; what does not fit the protocol is counted and dropped."""
+        found: list[local.Datagram] = []
+        for _ in range(_BURST):
+            try:
+                data = self._socket.recv(local.MAX_DATAGRAM_BYTES + 1)
+            except (BlockingIOError, InterruptedError):
+                break
+            try:
+                found.append(local.decode_datagram(data))
+            except ValueError as error:
+                self.refused += 1
+                if self.refused <= 10:
+                    log.warning("dropped a worker's datagram: %s", error)
+        return found
+
+    def close(self) -> None:
+        """Close and remove the socket."""
+        self._socket.close()
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass

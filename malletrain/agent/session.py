@@ -1,0 +1,277 @@
+"""The agent itself: one connection up, one socket for the launcher, one for the workers, and at most one job.
+
+Decides the order of things on this node: what a message of the daemon does, what SIGTERM starts, when the process may end. A preempted
+agent tells the daemon and lets the workers go on until the daemon has moved the job away; without an answer it stops them itself in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from malletrain import wire
+from malletrain.agent.config import AgentConfig
+from malletrain.agent.jobrun import JobRun, Place
+from malletrain.agent.link import DaemonLink, send_now
+from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
+from malletrain.agent.process import become_subreaper, reap_orphans, sweep
+from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
+from malletrain.node_channel import socket_directory
+from malletrain.wire import Alive, Assign, Drain, Goodbye, Hello, Leaving, LogAck, Phase, Release, Released, Round, StoreUp, Welcome
+
+STEP_S = 0.1
+LAST_LOGS_S = 2.0
+LINGER_MS = 500
+
+log = logging.getLogger("malletrain.agent")
+
+
+def private_directory(base: Path, node: str) -> Path:
+    """A new directory of this agent's own under ``base``; those of dead agents of the same node are removed. Raises OSError."""
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    prefix = re.sub(r"[^\w.-]", "_", node)[:24]
+    for old in base.glob(f"{prefix}-*-*"):
+        pid = old.name.split("-")[-2]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
+
+
+class Agent:
+    """One run of the agent on its lease."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._directory = private_directory(config.run_dir.resolve(), config.node)
+        self._sockets = socket_directory(self._directory)
+        self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
+        self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"
+        self._launchers = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self._launchers.linger = 0
+        self._launchers.bind(self._launcher_endpoint)
+        self._launcher_id: bytes | None = None
+        self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
+        self._logs = LogForwarder(config.node, self._link.send)
+        self._run: JobRun | None = None
+        self._next: Assign | None = None
+        self._count = 0
+        self._leave_by: float | None = None
+        self._exiting = False
+        self._logs_until: float | None = None
+        self._over = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until the daemon says Goodbye or the lease ends. Returns the exit code."""
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_reader(self._workers, self._from_workers)
+        tasks = [asyncio.create_task(work) for work in (self._link.run(), self._listen_to_launchers(), self._step_for_ever())]
+        over = asyncio.create_task(self._over.wait())
+        try:
+            done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what went wrong in it
+        finally:
+            left = sweep()
+            if left:
+                log.warning("processes that resist SIGKILL: %s", left)
+            self._link.close(LINGER_MS)
+            for task in (over, *tasks):
+                task.cancel()
+            await asyncio.gather(over, *tasks, return_exceptions=True)
+            loop.remove_reader(self._workers)
+            self._workers.close()
+            self._launchers.close(0)
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            zmq.asyncio.Context.instance().term()
+        return 0
+
+    # --- the daemon ---
+
+    def _hello(self) -> Hello:
+        config = self._config
+        return Hello(
+            node=config.node,
+            lease=config.lease,
+            host=config.host,
+            pid=os.getpid(),
+            gpus=config.gpus,
+            node_class=config.node_class,
+            leaving_in_s=None if self._leave_by is None else max(0.0, self._leave_by - time.monotonic()),
+            assignment=self._run.assignment() if self._run else None,
+        )
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._logs.limit_bytes = welcome.log_limit_bytes
+        self._logs.reconnected()
+        if self._run is not None:
+            self._run.reports.reconnected()
+
+    def _from_daemon(self, message: Any) -> None:
+        match message:
+            case Assign():
+                self._assign(message)
+            case Round() | Drain():
+                self._to_run(message)
+            case Release():
+                self._release(message)
+            case Goodbye():
+                log.info("the daemon gives the lease back%s", f": {message.reason}" if message.reason else "")
+                self._shut_down(self._run.stop_grace_s if self._run else 0.0)
+            case LogAck():
+                self._logs.acknowledged(message)
+            case wire.Error():
+                log.warning("the daemon refused a message: %s", message.sentence)
+            case _:
+                log.warning("ignored an unexpected %s", type(message).__name__)
+
+    def _to_run(self, message: Round | Drain) -> None:
+        if self._run is None or self._run.job != message.job:
+            log.warning("ignored a %s for job %s, which is not here", type(message).__name__, message.job)
+        elif isinstance(message, Round):
+            self._run.round(message)
+        else:
+            self._run.drain(message)
+
+    def _assign(self, message: Assign) -> None:
+        if self._exiting or self._leave_by is not None:
+            return  # the daemon knows, or is about to
+        if self._run is None:
+            self._start(message)
+        elif self._run.job == message.job and not self._run.releasing:
+            self._run.assigned_again(message)
+        elif self._run.releasing:
+            self._next = message
+        else:
+            log.warning("job %s is here; job %s was not started", self._run.job, message.job)
+            self._link.send(Phase(self._run.assignment()))
+
+    def _start(self, message: Assign) -> None:
+        self._count += 1
+        self._launcher_id = None
+        place = Place(
+            directory=self._directory / f"job-{self._count}",
+            launcher_endpoint=self._launcher_endpoint,
+            worker_socket=self._workers.path,
+            host=self._config.host,
+            node=self._config.node,
+            lease=self._config.lease,
+            environment=os.environ,
+        )
+        try:
+            self._run = JobRun(message, place, self._logs, self._link.send, self._tell_launcher)
+        except OSError as error:
+            sentence = f"The node cannot hold the job: {error}."
+            log.error("%s", sentence)
+            self._link.send(Phase(wire.Assignment(message.job, "exited"), sentence))
+
+    def _release(self, message: Release) -> None:
+        if self._next is not None and self._next.job == message.job:
+            self._next = None
+        if self._run is not None and self._run.job == message.job:
+            self._run.release(message.grace_s)
+        else:
+            self._link.send(Released(message.job))
+
+    # --- launcher and workers ---
+
+    async def _listen_to_launchers(self) -> None:
+        while True:
+            identity, *frames = await self._launchers.recv_multipart()
+            try:
+                message = wire.decode(frames)
+            except wire.WireError as error:
+                log.warning("ignored a message of a launcher: %s", error)
+                continue
+            if not isinstance(message, Phase | StoreUp):
+                log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
+                continue
+            job = message.job if isinstance(message, StoreUp) else message.assignment.job
+            if self._run is None or self._run.job != job:
+                self._tell(identity, Release(job, 0.0))
+                continue
+            self._launcher_id = identity
+            self._tell(identity, Alive(""))
+            self._run.from_launcher(message)
+
+    def _tell_launcher(self, message: wire.Message) -> None:
+        if self._launcher_id is not None:
+            self._tell(self._launcher_id, message)
+
+    def _tell(self, identity: bytes, message: wire.Message) -> None:
+        send_now(self._launchers, [identity, *wire.encode(message)])
+
+    def _from_workers(self) -> None:
+        for datagram in self._workers.receive():
+            if self._run is not None and (served := self._run.reports.take(datagram)):
+                self._run.drain_served(served)
+
+    # --- time ---
+
+    async def _step_for_ever(self) -> None:
+        next_flush = next_logs = 0.0
+        while True:
+            await asyncio.sleep(STEP_S)
+            now = time.monotonic()
+            if self._run is not None:
+                self._run.step(self._link.connected)
+                if now >= next_flush:
+                    next_flush = now + FLUSH_INTERVAL_S
+                    self._run.reports.flush()
+                if self._run.ended:
+                    self._run_ended()
+            else:
+                reap_orphans()
+            if now >= next_logs and self._link.connected:
+                next_logs = now + SEND_INTERVAL_S
+                self._logs.step()
+            if self._leave_by is not None and not self._exiting and now >= self._leave_by - self._margin():
+                log.warning("the lease ends and the daemon has not moved the job; stopping it here")
+                self._shut_down(self._margin() * 0.8)
+            if self._exiting and self._run is None:
+                self._logs_until = self._logs_until or now + LAST_LOGS_S
+                if self._logs.all_sent() or not self._link.connected or now >= min(self._logs_until, self._leave_by or now + 1):
+                    self._over.set()
+
+    def _run_ended(self) -> None:
+        self._run, following, self._next = None, self._next, None
+        if self._leave_by is not None:
+            self._exiting = True
+        if following is not None and not self._exiting:
+            self._start(following)
+
+    def _margin(self) -> float:
+        """Seconds before the end of the lease at which the agent stops the workers itself."""
+        stop = self._run.stop_grace_s if self._run else 0.0
+        return min(stop + 1.0, self._config.grace_s / 2)
+
+    # --- the end ---
+
+    def _signalled(self, signum: int) -> None:
+        if self._leave_by is not None:
+            return
+        name = signal.Signals(signum).name
+        self._leave_by = time.monotonic() + self._config.grace_s
+        log.info("%s: leaving within %g s", name, self._config.grace_s)
+        self._link.send(Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name})."))
+        if self._run is None:
+            self._shut_down(0.0)
+
+    def _shut_down(self, grace_s: float) -> None:
+        self._exiting, self._next = True, None
+        if self._run is not None:
+            self._run.release(grace_s)

@@ -196,9 +196,9 @@ def database(config: Config) -> Iterator[tuple[bool, str]]:
 
 def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
     """What the backend of the main scheduler finds when it tests its commands."""
-    from malletrain.daemon.backends import make_scavenger
+    from malletrain.daemon.backends import backend
 
-    yield from make_scavenger(config).check()
+    yield from backend(config).check(config)
 
 
 def _answers(config: Config) -> bool:

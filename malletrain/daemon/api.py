@@ -174,8 +174,8 @@ class Api:
             record = self.core.controller.nodes.get(agent.node)
             state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
             left = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
-            row = self.leases.active.get(agent.lease)
-            since = (row.started or row.requested) if row else now
+            held = self.leases.active.get(agent.lease)
+            since = (held.started or held.requested) if held else now
             horizon = record.info.horizon_s if record else None
             views[agent.node] = NodeView(agent.node, state, agent.lease, agent.holds or "", since, horizon, left, agent.node_class)
         for node in rules.keys() - views.keys():

@@ -182,8 +182,8 @@ class Inbox:
             if agent.gone_at is None:
                 core.metrics.preemption(notice=False)
                 core.trail.record("node-vanished", "The node was taken without notice.", node=agent.node, lease=agent.lease)
-            where = {"node": agent.node, "lease": agent.lease, "job": agent.holds or ""}
-            core.trail.record(NODE_LOST, f"The node is gone: {why}.", **where, notice=agent.gone_at is not None)
+            node, lease, job = agent.node, agent.lease, agent.holds or ""
+            core.trail.record(NODE_LOST, f"The node is gone: {why}.", node=node, lease=lease, job=job, notice=agent.gone_at is not None)
             for run in core.runs.values():
                 core.act(run, run.rounds.gone(agent.node, now))
             core.feed(NodeLost(agent.node))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 import structlog
 
@@ -14,11 +15,11 @@ from malletrain import __version__, logs, wire
 from malletrain.clock import Clock
 from malletrain.config import Config
 from malletrain.daemon.api import Api
+from malletrain.daemon.backends import backend
 from malletrain.daemon.core import Core, Outside
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
-from malletrain.daemon.schedulers import connect, grace_s
 from malletrain.daemon.transport import Transport
 from malletrain.keys import KeyRing
 from malletrain.metrics import Metrics, MetricsError
@@ -80,7 +81,8 @@ class Daemon:
         try:
             bound = self.transport.start(self.config.daemon.listen)
             self.endpoint = f"tcp://{self._host()}:{bound.rpartition(':')[2]}"
-            scavenger = await asyncio.to_thread(connect, self.config)
+            await asyncio.to_thread(backend(self.config).prepare, self.config)
+            scavenger = backend(self.config).connect(self.config)
             self.leases = Leases(core, self.inbox, self.keys, scavenger, self._agent_command)
             core.outside = Outside(self.leases.take, self.leases.give_back)
             self.inbox.on_trouble = self.leases.poke
@@ -101,14 +103,14 @@ class Daemon:
 
     async def _until(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
         assert self.core.failed is not None
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         waiting = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([waiting, self.core.failed, *tasks[1:]], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            waiting.cancel()
-            for ended in (self.core.failed, *tasks):
-                if ended.done():
-                    ended.result()
-            return
+        ends: list[asyncio.Future[Any]] = [waiting, self.core.failed]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self.core.failed.done():
+            self.core.failed.result()
         with self.core.step():
             for run in self.core.runs.values():
                 self.core.save(run)
@@ -116,6 +118,11 @@ class Daemon:
             nodes = len(list(self.core.agents))
             self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")
         remove_daemon_info(self.config.state_dir)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        failed = self.core.failed
+        if not task.cancelled() and task.exception() is not None and failed is not None and not failed.done():
+            failed.set_exception(task.exception() or RuntimeError())
 
     async def _lead(self) -> None:
         """Restore what was, give the agents time to report, then begin to plan."""
@@ -204,7 +211,7 @@ class Daemon:
             *("--lease", lease),
             *("--key-file", str(self.keys.lease_path(lease).absolute())),
         )
-        return argv, {"MALLETRAIN_GRACE_S": f"{grace_s(self.config):g}"}
+        return argv, {"MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}"}
 
     def _host(self) -> str:
         if self.config.daemon.advertise:

@@ -82,15 +82,15 @@ class Transport:
         except zmq.ZMQError as e:
             raise OSError(f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in [daemon] listen.") from None
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.get(zmq.FD), self._receive)
-        self._loop.add_reader(self._monitor.get(zmq.FD), self._watch)
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._loop.add_reader(self._monitor.fileno(), self._watch)
         return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def stop(self) -> None:
         """Close everything; messages not yet sent are lost (agents and clients ask again)."""
         if self._loop:
-            self._loop.remove_reader(self._socket.get(zmq.FD))
-            self._loop.remove_reader(self._monitor.get(zmq.FD))
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._monitor.fileno())
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
@@ -117,7 +117,7 @@ class Transport:
     def _receive(self) -> None:
         for _ in range(1000):
             try:
-                if self._socket.closed or not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                if self._socket.closed or not self._socket.poll(0):
                     return
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.ZMQError:
@@ -143,6 +143,6 @@ class Transport:
         self._on_message(peer, who, message)
 
     def _watch(self) -> None:
-        while not self._monitor.closed and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while not self._monitor.closed and self._monitor.poll(0):
             recv_monitor_message(self._monitor, zmq.DONTWAIT)
             self._on_disconnect()

@@ -1,0 +1,66 @@
+"""Which scavenger belongs to which kind of main scheduler: the one place where a new kind is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from malletrain.config import Config
+from scavenger.interface import Scavenger, SchedulerError
+from scavenger.local import LocalScavenger, start_cluster
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One kind of main scheduler.
+
+    ``connect``: its scavenger; starts nothing. ``prepare``: what must be there before the daemon polls (may start an embedded cluster).
+    ``grace_s``: seconds between the notice of a preemption and its end. ``check``: (works, sentence) per thing tested.
+    """
+
+    connect: Callable[[Config], Scavenger]
+    prepare: Callable[[Config], None]
+    grace_s: Callable[[Config], float]
+    check: Callable[[Config], Iterator[tuple[bool, str]]]
+
+
+def backend(config: Config) -> Backend:
+    """The backend of the configured scheduler."""
+    return _BACKENDS[config.scheduler.kind]
+
+
+def _connect_local(config: Config) -> Scavenger:
+    return LocalScavenger(config.cluster_dir)
+
+
+def _runs(config: Config) -> bool:
+    try:
+        _connect_local(config).poll()
+    except SchedulerError:
+        return False
+    return True
+
+
+def _prepare_local(config: Config) -> None:
+    local = config.scheduler.local
+    if not local.autostart or _runs(config):
+        return
+    start_cluster(
+        config.cluster_dir,
+        local.nodes,
+        trace=local.trace,
+        speedup=local.speedup,
+        grace_s=local.grace,
+        notice_fraction=local.notice_fraction,
+        seed=local.seed,
+    )
+
+
+def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
+    if config.scheduler.local.autostart and not _runs(config):
+        yield True, f"An embedded cluster of {config.scheduler.local.nodes} nodes will be started in {config.cluster_dir}."
+    else:
+        yield from _connect_local(config).check()
+
+
+_BACKENDS = {"local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local)}

@@ -24,7 +24,9 @@ class StoreError(RuntimeError):
 def open_engine(url: str) -> Engine:
     """An engine for the SQLAlchemy URL ``url``; an SQLite file is created if need be. Raises StoreError."""
     try:
-        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000} if url.startswith("sqlite") else {})
+        # A server may have been restarted since the last transaction: a connection is tried before it is used.
+        options = {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        engine = create_engine(url, **options)
     except (ArgumentError, NoSuchModuleError) as error:
         raise StoreError(f'"{url}" is not the URL of a database that SQLAlchemy knows: {error}. Correct [daemon] database.') from None
     except ModuleNotFoundError as error:

@@ -107,7 +107,8 @@ class Store:
                     self._connection = None
         except (DBAPIError, PoolTimeout) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
-            raise StoreError(f"The database {self.url} refused: {str(cause).strip()}. Nothing of this step was saved.") from error
+            said = str(cause).strip().partition("\n")[0].rstrip(".")
+            raise StoreError(f"The database {self.url} refused: {said}. Nothing of this step was saved.") from error
 
     def _migrate(self) -> None:
         with self.transaction() as connection:

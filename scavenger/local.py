@@ -18,6 +18,7 @@ from typing import Any
 
 from scavenger import _processes
 from scavenger._layout import FORMAT, Layout, cluster_alive, read_json, request_name, write_json
+from scavenger.horizon import GapWatch, SurvivalEstimator
 from scavenger.interface import Explanation, Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
 
 ANSWER_TIMEOUT_S = 10.0
@@ -25,22 +26,33 @@ START_TIMEOUT_S = 20.0
 
 
 class LocalScavenger:
-    """A connection to the embedded cluster in ``directory``. Holds no state of its own: any number may exist, in any process."""
+    """A connection to the embedded cluster in ``directory``. Any number may exist, in any process.
+
+    ``estimator``: learns from the gaps seen in :meth:`poll` and gives each gap its horizon; without one horizons are unknown.
+    """
 
     name = "local"
 
-    def __init__(self, directory: str | os.PathLike[str], *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, timeout_s: float = ANSWER_TIMEOUT_S, estimator: SurvivalEstimator | None = None
+    ) -> None:
         self.layout = Layout(Path(directory).resolve())
         self.timeout_s = timeout_s
+        self._watch = None if estimator is None else GapWatch(estimator)
 
     def poll(self) -> Snapshot:
         """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory."""
         state = self._state()
         nodes = state["nodes"]
+        now = float(state["time"])
+        watch = self._watch
+        if watch is not None:
+            watch.update({name: float(n["idle_since"]) for name, n in nodes.items() if n["idle_since"] is not None}, now)
         return Snapshot(
-            time=float(state["time"]),
+            time=now,
             gaps=tuple(
-                Gap(name, float(n["idle_since"])) for name, n in nodes.items() if n["state"] == "idle"
+                Gap(name, float(n["idle_since"]), None if watch is None else watch.horizon(float(n["idle_since"]), now))
+                for name, n in nodes.items() if n["state"] == "idle"
             ),
             leases=tuple(_lease(lease_id, record) for lease_id, record in state["leases"].items()),
             total_nodes=len(nodes),

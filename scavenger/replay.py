@@ -163,7 +163,8 @@ def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0
     grid = np.linspace(0.0, trace.duration_s, 240, endpoint=False)
     states = np.stack([trace.idle_at(float(t))[pool] for t in grid], axis=1)
     left = score[pool] + 1e-12  # nodes without activity come last, but they do come
-    first = int(np.random.default_rng(seed).integers(min(len(pool), 4 * count)))
+    active = max(int((score[pool] > 0).sum()), 1)
+    first = int(np.random.default_rng(seed).integers(min(active, 4 * count)))
     chosen = [first]
     distance = np.ones(len(pool))
     while len(chosen) < count:

@@ -505,3 +505,11 @@ def summary(statistics: Statistics) -> Mapping[str, str]:
         "gaps": f"{s.gaps:,}; median {s.gap_median_s:,.0f} s, mean {s.gap_mean_s:,.0f} s, "
                 f"{100 * s.gap_short_fraction:.0f} % shorter than {SHORT_GAP_S / 60:.0f} minutes",
     }
+
+
+if __name__ == "__main__":
+    import sys
+
+    from scavenger._trace_main import main
+
+    sys.exit(main())

@@ -12,6 +12,7 @@ import pytest
 from scavenger import _processes
 from scavenger._layout import Layout
 from scavenger.cluster import notice_given
+from scavenger.horizon import SurvivalEstimator
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from scavenger.local import ClusterProcess, LocalScavenger, start_cluster
 from scavenger.trace import Trace, write
@@ -338,3 +339,13 @@ def test_the_fraction_with_notice_is_exact_and_repeatable(fraction, expected):
         given = [notice_given(k, fraction, seed) for k in range(40)]
         assert sum(given) == expected
         assert given == [notice_given(k, fraction, seed) for k in range(40)]
+
+
+def test_gaps_have_a_horizon_when_their_lengths_are_watched(cluster, trace_file):
+    running = cluster(2, **trace_file([(0, 0.0, 1.0), (1, 0.0, 1000.0)]))
+    estimator = SurvivalEstimator(prior_mean_s=50.0)
+    scavenger = LocalScavenger(running.directory, estimator=estimator)
+    horizons = [g.horizon_s for g in scavenger.poll().gaps]
+    assert horizons[1] == pytest.approx(50.0, rel=0.2)
+    wait_for(lambda: scavenger.poll() and estimator.observed, "the end of the first gap to be seen")
+    assert [g.horizon_s for g in running.scavenger().poll().gaps] == [None]

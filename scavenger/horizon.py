@@ -1,0 +1,202 @@
+"""How long a gap will still last: the survival of gap lengths given the age of the gap.
+
+The lengths of the gaps seen at a site are kept as a histogram over logarithmic bins (about a hundred numbers, whatever the number of gaps),
+with a prior that stands for a few gaps until there are real ones. From it the life table (Kaplan and Meier's product over the bins, with
+the actuarial half for gaps whose end was not seen) gives, for a gap of a known age, the expected remaining time and its quantiles. Standard
+library only; it decides nothing about leases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+FIRST_EDGE_S = 1.0
+RATIO = 1.15
+BINS = 112
+"""Edges from 1 s to 1.15^111 s = 63 days. A single length is known to half a bin, 7 %."""
+EDGES_S = (0.0, *(FIRST_EDGE_S * RATIO**k for k in range(BINS)))
+PRIOR_MEAN_S = 1192.0
+PRIOR_SIGMA = 1.36
+"""Mean, and standard deviation of the logarithm, of the gap lengths of Summit, February 2021."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Survival S at each edge (linear between them), and the integral of S from each edge on."""
+
+    survival: list[float]
+    rest: list[float]
+
+    def at(self, time_s: float) -> float:
+        """S at any time; the last value from the last edge on."""
+        if time_s >= EDGES_S[-1]:
+            return self.survival[-1]
+        k = _bin(time_s)
+        a, b = self.survival[k], self.survival[k + 1]
+        return a + (b - a) * (time_s - EDGES_S[k]) / (EDGES_S[k + 1] - EDGES_S[k])
+
+
+class SurvivalEstimator:
+    """Estimates how long gaps last from those observed.
+
+    ``prior_mean_s``: expected length of a gap before any was seen (a site's config value); its spread is Summit's. ``prior_weight``: the
+    number of gaps that the prior counts for. ``half_life``: after so many newer gaps one counts half; ``None``: for ever.
+    """
+
+    def __init__(
+        self, *, prior_mean_s: float = PRIOR_MEAN_S, prior_weight: float = 10.0, half_life: float | None = 20_000.0
+    ) -> None:
+        for name, value in (("prior_mean_s", prior_mean_s), ("prior_weight", prior_weight), ("half_life", half_life or 1.0)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be a positive number; got {value!r}.")
+        self.prior_mean_s = prior_mean_s
+        self.prior_weight = prior_weight
+        self.half_life = half_life
+        self.observed = 0
+        """Gaps observed so far, those with an unseen end included."""
+        self._ended = [0.0] * BINS
+        self._unseen = [0.0] * BINS
+        self._weight = 1.0
+        self._prior = _lognormal_bins(prior_mean_s)
+        self._table: _Table | None = None
+
+    def observe(self, length_s: float, *, ended: bool = True) -> None:
+        """A gap of this length was seen; ``ended`` False when it was still open, so that it is at least that long.
+
+        A length that is no number or below 0 (clocks are set back) is ignored.
+        """
+        if not (length_s >= 0 and math.isfinite(length_s)):
+            return
+        if self.half_life is not None:
+            # Newer ones count more instead of older ones less: one multiplication instead of one per bin.
+            self._weight *= 2.0 ** (1.0 / self.half_life)
+            if self._weight > 1e12:
+                self._ended = [x / self._weight for x in self._ended]
+                self._unseen = [x / self._weight for x in self._unseen]
+                self._weight = 1.0
+        (self._ended if ended else self._unseen)[_bin(length_s)] += self._weight
+        self.observed += 1
+        self._table = None
+
+    def survival(self, time_s: float, age_s: float = 0.0) -> float:
+        """Probability that a gap of this age lasts ``time_s`` seconds more."""
+        if not time_s > 0:
+            return 1.0
+        table, age = self._life_table(), _known_age(age_s)
+        return table.at(age + time_s) / table.at(age)
+
+    def expected_remaining(self, age_s: float = 0.0) -> float:
+        """Expected remaining length, seconds, of a gap that is ``age_s`` old: the integral of the survival from there on."""
+        table, age = self._life_table(), _known_age(age_s)
+        k, now = _bin(age), table.at(age)
+        return ((EDGES_S[k + 1] - age) * (now + table.survival[k + 1]) / 2.0 + table.rest[k + 1]) / now
+
+    def quantile(self, p: float, age_s: float = 0.0) -> float:
+        """Remaining seconds within which a gap of this age is over with probability ``p`` (0 <= p < 1)."""
+        if not 0 <= p < 1:
+            raise ValueError(f"A probability must be at least 0 and below 1; got {p!r}.")
+        table, age = self._life_table(), _known_age(age_s)
+        target = table.at(age) * (1.0 - p)
+        # Survival falls from edge to edge: the first bin whose end is at or below the target holds the quantile.
+        low, high = _bin(age), BINS - 1
+        while low < high:
+            middle = (low + high) // 2
+            if table.survival[middle + 1] <= target:
+                high = middle
+            else:
+                low = middle + 1
+        fall = table.survival[low] - table.survival[low + 1]
+        part = min((table.survival[low] - target) / fall, 1.0) if fall > 0 else 0.0
+        return max(EDGES_S[low] + part * (EDGES_S[low + 1] - EDGES_S[low]) - age, 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for storing as JSON."""
+        return {
+            "format": _FORMAT, "prior_mean_s": self.prior_mean_s, "prior_weight": self.prior_weight, "half_life": self.half_life,
+            "observed": self.observed,
+            "ended": {str(k): x / self._weight for k, x in enumerate(self._ended) if x},
+            "unseen": {str(k): x / self._weight for k, x in enumerate(self._unseen) if x},
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> SurvivalEstimator:
+        """What :meth:`to_dict` gave. Raises ValueError when it is something else."""
+        try:
+            if value["format"] != _FORMAT:
+                raise ValueError(f"format {value['format']!r}")
+            self = cls(prior_mean_s=value["prior_mean_s"], prior_weight=value["prior_weight"], half_life=value["half_life"])
+            self.observed = int(value["observed"])
+            for name, target in (("ended", self._ended), ("unseen", self._unseen)):
+                for k, x in value[name].items():
+                    if not (0 <= int(k) < BINS and float(x) >= 0 and math.isfinite(x)):
+                        raise ValueError(f"{name}[{k}] = {x!r}")
+                    target[int(k)] = float(x)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"The stored gap lengths cannot be used ({error}); delete them to begin anew.") from None
+        return self
+
+    def _life_table(self) -> _Table:
+        if self._table is not None:
+            return self._table
+        prior = [p * self.prior_weight for p in self._prior]
+        ended = [x / self._weight + p for x, p in zip(self._ended, prior, strict=True)]
+        unseen = [x / self._weight for x in self._unseen]
+        # Sums from the far end, so that the few gaps of the tail are not lost in the rounding of the many before.
+        later = [0.0] * (BINS + 1)
+        for k in reversed(range(BINS)):
+            later[k] = later[k + 1] + ended[k] + unseen[k]
+        survival = [1.0]
+        for k in range(BINS):
+            outlived = later[k + 1] + unseen[k] / 2.0
+            survival.append(survival[-1] * outlived / (outlived + ended[k]))
+        rest = [0.0] * (BINS + 1)
+        for k in reversed(range(BINS)):
+            rest[k] = rest[k + 1] + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
+        self._table = _Table(survival, rest)
+        return self._table
+
+
+class GapWatch:
+    """Feeds an estimator from polls: a gap seen open and then no more has ended, halfway between the two polls."""
+
+    def __init__(self, estimator: SurvivalEstimator) -> None:
+        self.estimator = estimator
+        self._open: dict[str, float] = {}
+        self._seen_at = 0.0
+
+    def update(self, idle_since: Mapping[str, float], now: float) -> None:
+        """The nodes in a gap at ``now`` (leased ones included) with the begin of the gap; both in epoch seconds."""
+        for node, since in self._open.items():
+            if idle_since.get(node) != since:
+                self.estimator.observe(0.5 * (self._seen_at + now) - since)
+        self._open = dict(idle_since)
+        self._seen_at = now
+
+    def horizon(self, idle_since: float, now: float) -> float:
+        """Expected seconds that a gap begun at ``idle_since`` will still last."""
+        return self.estimator.expected_remaining(now - idle_since)
+
+
+def _bin(length_s: float) -> int:
+    return min(max(bisect_right(EDGES_S, length_s) - 1, 0), BINS - 1)
+
+
+def _known_age(age_s: float) -> float:
+    """Beyond the last bin nothing is known: an older gap counts as that old."""
+    return min(max(age_s, 0.0), EDGES_S[-2])
+
+
+@lru_cache(maxsize=8)
+def _lognormal_bins(mean_s: float) -> tuple[float, ...]:
+    mu = math.log(mean_s) - 0.5 * PRIOR_SIGMA**2
+    law = NormalDist(mu, PRIOR_SIGMA)
+    below = [0.0, *(law.cdf(math.log(edge)) for edge in EDGES_S[1:])]
+    return tuple(max(b - a, 1e-12) for a, b in itertools.pairwise(below))

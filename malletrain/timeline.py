@@ -144,7 +144,7 @@ def _nodes(axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str
                     m.time - timeline.begin, rows[m.node], marker="v" if m.notice else "X", color=MARK, markeredgecolor="white",
                     markersize=9, zorder=5, clip_on=False,
                 )  # fmt: skip
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     step = max(1, math.ceil(len(rows) / 24))
     axes.set_yticks(range(0, len(rows), step), [n for k, n in enumerate(timeline.nodes) if k % step == 0])
     axes.tick_params(axis="y", length=0)

@@ -9,6 +9,9 @@ import click
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def agent(args: tuple[str, ...]) -> int:
     """Run the agent of one leased node (the same as python -m malletrain.agent)."""
-    from malletrain.agent import main
+    import sys
 
-    return int(main(list(args)) or 0)
+    from malletrain.agent.__main__ import main
+
+    sys.argv = ["malletrain agent", *args]
+    return main()

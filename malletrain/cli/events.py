@@ -8,16 +8,17 @@ import click
 
 from malletrain.cli.common import asking, json_option, print_json_line, print_text, state_dir_option
 
-PAGE = 500
+PAGE = 1000
 
 
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
 @click.option("--job", metavar="JOB", help="Only events of this job (id or name).")
+@click.option("--last", metavar="N", type=click.IntRange(min=1, max=1000), help="Only the newest N events (and what follows).")
 @click.option("--since", metavar="SEQ", type=click.IntRange(min=0), default=0, help="Only events after this number (seq in --json).")
 @state_dir_option
 @json_option
-def events(follow: bool, job: str | None, since: int, state_dir: Path | None, as_json: bool) -> None:
+def events(follow: bool, job: str | None, last: int | None, since: int, state_dir: Path | None, as_json: bool) -> None:
     """Print everything that happened to nodes, leases and jobs, oldest first.
 
     With --json, one event a line: seq, time, kind, job, node, lease, sentence, data.
@@ -25,13 +26,14 @@ def events(follow: bool, job: str | None, since: int, state_dir: Path | None, as
     \b
     Examples:
       malletrain events --job train
-      malletrain events --follow
+      malletrain events --last 20 --follow
       malletrain events --json > audit.jsonl
     """
     from malletrain.render import tables
 
     with asking(state_dir) as client:
         names = {} if as_json else {j.id: j.name for j in client.jobs()}
+        since = -last if last else since
         while True:
             page = client.events(since=since, limit=PAGE, job=job, wait_s=5.0 if follow else 0.0)
             if not as_json and any(e.job and e.job not in names for e in page):
@@ -41,6 +43,7 @@ def events(follow: bool, job: str | None, since: int, state_dir: Path | None, as
                     print_json_line(event)
                 else:
                     print_text(tables.event(event, names))
-            since = page[-1].seq if page else since
-            if not follow and len(page) < PAGE:
+            complete = len(page) < PAGE or since < 0
+            since = page[-1].seq if page else max(0, since)
+            if not follow and complete:
                 return

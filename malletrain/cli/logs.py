@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ import click
 from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
 
 LIMIT_BYTES = 256 * 1024
+PACE_S = 0.3
 
 
 @click.command()
@@ -34,6 +36,7 @@ def logs(job: str, follow: bool, rank: int, launcher: bool, state_dir: Path | No
     cursor, wrote, newline = "", False, True
     with asking(state_dir) as client:
         while True:
+            asked = time.monotonic()
             piece = client.logs(job, stream=stream, cursor=cursor, limit=LIMIT_BYTES, wait_s=5.0 if follow and cursor else 0.0)
             progressed = piece.cursor != cursor
             cursor = piece.cursor
@@ -49,6 +52,8 @@ def logs(job: str, follow: bool, rank: int, launcher: bool, state_dir: Path | No
                 continue
             if not follow or piece.ended:
                 break
+            if not progressed and time.monotonic() - asked < PACE_S:
+                time.sleep(PACE_S)  # the daemon answered at once although there was nothing
     if as_json:
         return
     if not newline and sys.stdout.isatty():

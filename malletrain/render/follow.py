@@ -27,7 +27,8 @@ class Follower:
     def __init__(self, screen: Screen, client: Source) -> None:
         self.screen = screen
         self.client = client
-        self.since = 0
+        self.since = -NEWEST
+        """Number of the last event seen; negative: that many of the newest, to begin with."""
 
     def look(self) -> list[EventView]:
         """Ask once and update the screen; returns the events that are new. Raises what the client raises."""

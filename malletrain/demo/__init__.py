@@ -1,0 +1,1 @@
+"""The demo: the main job end to end on one machine, with an account of where every idle node-second went."""

@@ -1,0 +1,167 @@
+"""Where the idle node-seconds went: offered, harvested, lost.
+
+Definitions, for one node and one instant between the begin and the end of the account:
+
+* **offered**: the main scheduler does not want the node (its own history says so). The grace time of a preemption is not offered.
+* **held** by a job: the plan in force gives the node to the job, and the node is there.
+* **training**: the node is a member of a round of a job, and the instant lies between the first sample of that round and its last one.
+* **harvested**: offered and training.
+* **lost to preemption**: offered, held, not training, and the next round to process a sample of this job (or, when there is none, the
+  suspension) had to do without a node that the main scheduler took.
+* **lost to rescaling**: offered, held, not training, for any other reason: the first start, growing, shrinking, moving, ending; also the
+  time in which a node warms up for a job that trains on meanwhile without it.
+* **not used**: the rest of what was offered, ``leased`` (the agent is there or coming up, no job has the node) or ``not leased``.
+
+So offered = harvested + lost to rescaling + lost to preemption + leased and not used + not leased. Nothing here asks anybody: histories
+in, numbers out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from malletrain.demo.intervals import Interval, Intervals, both, length, normal, without
+from malletrain.timeline import IDLE_SPAN, JOB_SPAN, LEASED_SPAN, PAUSE_SPAN, Mark, Span
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the main scheduler did: per node the times it was offered and leased, and the preemptions of leases."""
+
+    offered: Mapping[str, Intervals]
+    leased: Mapping[str, Intervals]
+    preemptions: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One membership of one job that processed samples from ``first`` to ``last`` (epoch seconds)."""
+
+    job: str
+    generation: int
+    members: tuple[str, ...]
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """``job`` has ``node`` by the plan in ``interval``."""
+
+    node: str
+    job: str
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Account:
+    """Node-seconds; see the module. ``spans`` are the same as a picture."""
+
+    offered: float
+    harvested: float
+    lost_to_rescaling: float
+    lost_to_preemption: float
+    leased_unused: float
+    not_leased: float
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+
+
+def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> Machine:
+    """The history of the embedded cluster (rows of its ``history.csv``: time, node, event, lease, reason) between ``begin`` and ``end``.
+
+    ``idle`` and ``leased`` say that the node is offered from then on, ``preempted`` and ``busy`` that it no longer is.
+    """
+    idle_since: dict[str, float] = {}
+    leases: dict[str, tuple[str, float]] = {}
+    offered: dict[str, list[Interval]] = {}
+    leased: dict[str, list[Interval]] = {}
+    marks: list[Mark] = []
+    for row in rows:
+        moment, node, event = float(row["time"]), row["node"], row["event"]
+        if moment >= end:
+            break
+        if not node:
+            continue
+        offered.setdefault(node, [])
+        leased.setdefault(node, [])
+        if event in ("idle", "leased"):
+            idle_since.setdefault(node, moment)
+        elif event in ("preempted", "busy") and node in idle_since:
+            offered[node].append((max(begin, idle_since.pop(node)), moment))
+        if event == "preempted" and moment >= begin:
+            marks.append(Mark(node, moment, notice="without" not in row["reason"]))
+        if event == "leased":
+            leases[row["lease"]] = (node, moment)
+        elif event == "ended" and row["lease"] in leases:
+            _, since = leases.pop(row["lease"])
+            leased[node].append((max(begin, since), moment))
+    for node, since in idle_since.items():
+        offered[node].append((max(begin, since), end))
+    for node, since in leases.values():
+        leased[node].append((max(begin, since), end))
+    return Machine(
+        {node: normal(pieces) for node, pieces in offered.items()},
+        {node: normal(pieces) for node, pieces in leased.items()},
+        tuple(marks),
+    )
+
+
+def account(machine: Machine, rounds: Sequence[Round], held: Sequence[Held]) -> Account:
+    """The account; see the module for what each number means."""
+    blame = _Blame(machine, rounds)
+    nodes = sorted(machine.offered)
+    spans: list[Span] = []
+    sums = dict.fromkeys(("offered", "harvested", "lost_to_rescaling", "lost_to_preemption", "leased_unused", "not_leased"), 0.0)
+    for node in nodes:
+        offered, leased = machine.offered[node], machine.leased.get(node, ())
+        spans += [Span(node, *piece, IDLE_SPAN) for piece in offered]
+        spans += [Span(node, *piece, LEASED_SPAN) for piece in leased]
+        training: Intervals = ()
+        for job in sorted({r.job for r in rounds if node in r.members}):
+            # A node that was taken trains to the end of its lease and not to the end of its round.
+            mine = both(normal((r.first, r.last) for r in rounds if r.job == job and node in r.members), leased)
+            spans += [Span(node, *piece, JOB_SPAN, job) for piece in mine]
+            training = normal((*training, *mine))
+        kept: Intervals = ()
+        for job in sorted({h.job for h in held if h.node == node}):
+            mine = without(both(normal(h.interval for h in held if h.node == node and h.job == job), leased), normal((*training, *kept)))
+            kept = normal((*kept, *mine))
+            spans += [Span(node, *piece, PAUSE_SPAN, job) for piece in mine]
+            for start, end in both(mine, offered):
+                for cause, seconds in blame.split(job, start, end):
+                    sums[cause] += seconds
+        unused = without(offered, normal((*training, *kept)))
+        sums["offered"] += length(offered)
+        sums["harvested"] += length(both(offered, training))
+        sums["leased_unused"] += length(both(unused, leased))
+        sums["not_leased"] += length(without(unused, leased))
+    return Account(**sums, spans=tuple(spans))
+
+
+class _Blame:
+    """Why a job that held nodes did not train at some instant."""
+
+    def __init__(self, machine: Machine, rounds: Sequence[Round]) -> None:
+        self._taken = [(m.time, m.node) for m in machine.preemptions]
+        self._rounds: dict[str, list[Round]] = {}
+        for r in sorted(rounds, key=lambda r: (r.first, r.generation)):
+            self._rounds.setdefault(r.job, []).append(r)
+
+    def split(self, job: str, start: float, end: float) -> list[tuple[str, float]]:
+        """(cause, seconds) of the pieces of ``[start, end)``, cut where a round begins."""
+        rounds = self._rounds.get(job, [])
+        cuts = [start, *(r.first for r in rounds if start < r.first < end), end]
+        return [(self._cause(rounds, a), b - a) for a, b in pairwise(cuts)]
+
+    def _cause(self, rounds: list[Round], moment: float) -> str:
+        following = bisect_right([r.first for r in rounds], moment)
+        if following == 0:
+            return "lost_to_rescaling"
+        before = rounds[following - 1]
+        until = rounds[following].first if following < len(rounds) else moment
+        # The members of the round before count from its first sample on: who was taken since then is the reason for the next round.
+        taken = any(before.first <= t <= until and node in before.members for t, node in self._taken)
+        return "lost_to_preemption" if taken else "lost_to_rescaling"

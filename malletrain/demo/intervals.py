@@ -1,0 +1,53 @@
+"""Sets of time as sorted, disjoint, half-open intervals ``(start, end)``. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[float, float]
+Intervals = tuple[Interval, ...]
+
+
+def normal(pieces: Iterable[Interval]) -> Intervals:
+    """The union of ``pieces`` in any order; empty ones vanish, touching ones become one."""
+    made: list[Interval] = []
+    for start, end in sorted(p for p in pieces if p[1] > p[0]):
+        if made and start <= made[-1][1]:
+            made[-1] = (made[-1][0], max(made[-1][1], end))
+        else:
+            made.append((start, end))
+    return tuple(made)
+
+
+def both(a: Intervals, b: Intervals) -> Intervals:
+    """Times in ``a`` and in ``b``."""
+    made, i, k = [], 0, 0
+    while i < len(a) and k < len(b):
+        start, end = max(a[i][0], b[k][0]), min(a[i][1], b[k][1])
+        if start < end:
+            made.append((start, end))
+        if a[i][1] < b[k][1]:
+            i += 1
+        else:
+            k += 1
+    return tuple(made)
+
+
+def without(a: Intervals, b: Intervals) -> Intervals:
+    """Times in ``a`` and not in ``b``."""
+    made = []
+    for start, end in a:
+        for s, e in b:
+            if e <= start or s >= end:
+                continue
+            if s > start:
+                made.append((start, s))
+            start = max(start, e)
+        if start < end:
+            made.append((start, end))
+    return tuple(made)
+
+
+def length(a: Intervals) -> float:
+    """Total time in ``a``."""
+    return sum(end - start for start, end in a)

@@ -1,0 +1,212 @@
+"""The demo from beginning to end: stage, jobs, chaos, account. What it decides is the order of things; the parts decide the rest."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from malletrain.cli.jobspec import build
+from malletrain.client import Client, ClientError
+from malletrain.config import load_config
+from malletrain.demo import plan, story
+from malletrain.demo.account import Account, account, machine_of
+from malletrain.demo.stage import DemoError, Stage
+from malletrain.demo.summary import JobResult, Result, render
+from malletrain.demo.watch import Watcher
+from malletrain.render.console import console
+from malletrain.render.tables import ENDED
+from malletrain.timeline import Timeline, draw
+from malletrain.views import JobDetail, JobView, StatusView
+from scavenger import replay, synth, trace
+from scavenger.interface import SchedulerError
+
+SPEEDUP = 30.0
+"""Seconds of the trace that pass in one second."""
+LOOK_EVERY_S = 0.5
+KILL_AT = 0.45
+"""With chaos: when the daemon is killed, as a share of the trace's time."""
+DOWN_S = 3.0
+UNDISTURBED_S = 120.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of ``malletrain demo``."""
+
+    nodes: int
+    trace: Path | None
+    duration_s: float
+    seed: int
+    chaos: bool
+    plain: bool
+    as_json: bool
+    output: Path
+
+
+def run(options: Options) -> int:
+    """Run the demo; 0 when all jobs completed. Raises click's exceptions for what is refused."""
+    import click
+
+    from malletrain.cli.common import Refused
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    terminal = console(stderr=options.as_json)
+    try:
+        result, stage_files = _run(options, terminal)
+    except (DemoError, SchedulerError, trace.TraceError, ClientError) as error:
+        raise Refused(str(error)) from None
+    terminal.print(render(result, stage_files))
+    if options.as_json:
+        click.echo(json.dumps(result.to_dict()))
+    return 0 if result.completed else 1
+
+
+def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, str]]]:
+    began = time.time()
+    script = example_script()
+    cut = cut_trace(options)
+    times, counts = cut.idle_count()
+    work = plan.SHARE * plan.offered_node_seconds(list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s)
+    plain = options.plain or not terminal.is_terminal
+    with Stage(options.output) as stage:
+        folder = stage.folder
+        trace.write(cut, folder.trace)
+        folder.config.write_text(plan.config_text(folder.state, folder.cluster, stage.port, options.nodes))
+        load_config(folder.config)  # a mistake shows here and not in the daemon's log
+        for job in plan.JOBS:
+            stage.run_undisturbed(job.name, script, job.arguments(work, options.seed))
+        stage.start_cluster(
+            options.nodes,
+            trace=folder.trace,
+            trace_end_s=options.duration_s,
+            at_end="idle",
+            grace_s=plan.GRACE_S,
+            notice_fraction=plan.NOTICE_CHAOS if options.chaos else plan.NOTICE,
+            seed=options.seed,
+        )
+        stage.start_daemon()
+        watcher = Watcher(terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain)
+        with watcher.showing():
+            start = time.time()
+            for job in plan.JOBS:
+                submit(watcher.client, job, script, folder.snapshots, work, options)
+            deadline = start + 3 * options.duration_s + 120.0
+            jobs = _watch(watcher, stage, start, deadline, options)
+            end = max((j.ended for j in jobs if j.ended), default=time.time())
+            details = [watcher.client.job(j.id) for j in jobs]
+            status = watcher.client.status()
+            if stage.undisturbed_running():
+                watcher.say("The jobs are done; waiting for the undisturbed runs.")
+            undisturbed = stage.wait_for_undisturbed(UNDISTURBED_S)
+        accuracies = {job.name: stage.undisturbed_accuracy(job.name) for job in plan.JOBS}
+        sums, picture = _account(watcher, stage, details, start, end)
+    notes = () if undisturbed else (f"An undisturbed run did not end well; its log is in {folder.undisturbed}.",)
+    result = _result(jobs, status, accuracies, sums, time.time() - began, notes)
+    draw(picture, folder.timeline)
+    logs = f"{folder.daemon_log}, jobs in {folder.state / 'logs'}"
+    return result, [("picture", str(folder.timeline)), ("logs", logs)]
+
+
+def example_script() -> Path:
+    """The digits example that ships with the package. Raises DemoError when the installation lacks it."""
+    import jobscripts
+
+    path = Path(jobscripts.__file__).parent / "examples" / "digits.py"
+    if not path.is_file():
+        raise DemoError(f"The example script {path} is not there; install malletrain again.")
+    return path
+
+
+def cut_trace(options: Options) -> trace.Trace:
+    """The trace that is played, in real seconds and with the names of the virtual nodes."""
+    names = [f"n{k + 1}" for k in range(options.nodes)]
+    if options.trace is None:
+        made = synth.demo_trace(options.nodes, options.duration_s, SPEEDUP, options.seed)
+    else:
+        made = trace.read(options.trace)
+    return replay.fit(made, names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
+
+
+def submit(client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options) -> JobView:
+    """Submit one job as 'malletrain submit' does."""
+    arguments = [
+        *job.arguments(work, options.seed),
+        *plan.pacing(),
+        *("--snapshot", str(snapshots / f"{job.name}.pt"), "--snapshot-every", "3"),
+    ]
+    return client.submit(build(str(script), arguments, name=job.name, nodes=job.nodes(options.nodes), workdir=str(snapshots)))
+
+
+def _watch(watcher: Watcher, stage: Stage, start: float, deadline: float, options: Options) -> list[JobView]:
+    """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
+    kill_at = start + KILL_AT * options.duration_s if options.chaos else None
+    while True:
+        jobs = watcher.look()
+        if all(j.state in ENDED for j in jobs):
+            return jobs
+        now = time.time()
+        if now > deadline:
+            raise DemoError(f"After {now - start:.0f} s the jobs are not done, so the demo gives up; see {stage.folder.daemon_log}.")
+        if kill_at is not None and now >= kill_at:
+            kill_at = None
+            watcher.away(lambda: _chaos(watcher, stage))
+        watcher.pause(LOOK_EVERY_S)
+
+
+def _chaos(watcher: Watcher, stage: Stage) -> Client:
+    """kill -9 of the daemon in the middle of everything, some seconds without one, and a new one."""
+    stage.kill_daemon()
+    watcher.say(f"The daemon was killed (kill -9). Training goes on without it; a new one starts in {DOWN_S:g} s.")
+    watcher.pause(DOWN_S)
+    stage.start_daemon()
+    client = stage.client()
+    watcher.say("The daemon is back.")
+    return client
+
+
+def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: float, end: float) -> tuple[Account, Timeline]:
+    names = {d.job.id: d.job.name for d in details}
+    with open(stage.folder.cluster / "history.csv", newline="") as file:
+        machine = machine_of(csv.DictReader(file), start, end)
+    rounds = story.rounds_of(watcher.events, details, end)
+    sums = account(machine, rounds, story.held_of(watcher.events, end, names))
+    nodes = sorted(machine.offered, key=lambda n: (len(n), n))
+    picture = Timeline(
+        nodes=tuple(nodes),
+        jobs=tuple(names.values()),
+        begin=start,
+        end=end,
+        spans=sums.spans,
+        marks=machine.preemptions,
+        series=tuple(story.throughput(job, counts) for job, counts in watcher.counts.items()),
+        outages=tuple(watcher.outages),
+        title=f"Three jobs on {len(nodes)} nodes that the main scheduler takes and leaves",
+    )
+    return sums, picture
+
+
+def _result(
+    jobs: list[JobView], status: StatusView, undisturbed: dict[str, float | None], sums: Account, wall_s: float, notes: tuple[str, ...]
+) -> Result:
+    made = tuple(
+        JobResult(j.name, j.state, j.samples, j.rescales, _known(j.metrics, "accuracy"), undisturbed.get(j.name)) for j in jobs
+    )
+    return Result(made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes)
+
+
+def _known(values: dict[str, Any], name: str) -> float | None:
+    value = values.get(name)
+    return None if value is None else float(value)
+
+

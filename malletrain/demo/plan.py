@@ -1,0 +1,118 @@
+"""What the demo runs: which jobs, how much work, which trace, which configuration. Pure; nothing is started here.
+
+How the work is paced: a virtual node stands for an accelerator, so every worker sleeps a fixed time per sample (``--sample-delay``), and
+more nodes are faster although all share one machine. A job's work in node-seconds is then known before it starts, and is chosen as a share
+of what the trace offers (:data:`SHARE`), so that the jobs live through most of the trace. After the trace all nodes stay idle, so that a
+slow machine only makes the end later, never the jobs incomplete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TRAINING_SAMPLES = 1437
+"""Images per epoch of the digits example (1,797 less 360 for the test)."""
+SAMPLES_PER_S = 450.0
+"""What one virtual node processes, samples/s."""
+SHARE = 0.55
+"""Work of all jobs ÷ node-seconds that the trace offers. The rest is what leasing, rescaling and preemption take."""
+GRACE_S = 3.0
+NOTICE, NOTICE_CHAOS = 0.8, 0.5
+"""Share of preemptions that are announced."""
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """One training job: ``share`` of the total work, ``min``:``max`` nodes, and what makes its network differ from the others'."""
+
+    name: str
+    share: float
+    min_nodes: int
+    max_nodes: int
+    batch_size: int
+    hidden: int
+    lr: float
+
+    def epochs(self, node_seconds: float) -> int:
+        """Epochs that take its share of ``node_seconds``; at least 4, so that the network learns whatever the trace is."""
+        return max(4, round(self.share * node_seconds * SAMPLES_PER_S / TRAINING_SAMPLES))
+
+    def nodes(self, machine: int) -> str:
+        """``--nodes`` on a machine of that many."""
+        return f"{min(self.min_nodes, machine)}:{min(self.max_nodes, machine)}"
+
+    def arguments(self, node_seconds: float, seed: int) -> list[str]:
+        """Arguments of the script that decide what is learnt: the same for the undisturbed run."""
+        words = {
+            "--epochs": self.epochs(node_seconds),
+            "--batch-size": self.batch_size,
+            "--hidden": self.hidden,
+            "--lr": self.lr,
+            "--seed": seed,
+        }
+        return [str(word) for pair in words.items() for word in pair]
+
+
+JOBS = (
+    DemoJob("digits-small", 0.30, 1, 3, batch_size=96, hidden=64, lr=0.05),
+    DemoJob("digits-wide", 0.40, 1, 4, batch_size=128, hidden=256, lr=0.05),
+    DemoJob("digits-pair", 0.30, 2, 4, batch_size=128, hidden=128, lr=0.08),
+)
+
+
+def pacing() -> list[str]:
+    """Arguments of the script that only make it slower."""
+    return ["--sample-delay", f"{1 / SAMPLES_PER_S:.6f}"]
+
+
+def config_text(state_dir: Path, cluster_dir: Path, port: int, nodes: int) -> str:
+    """The daemon's configuration. Times are those of a machine whose gaps last minutes, shortened as much as the trace is."""
+
+    def quoted(path: Path) -> str:
+        return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    return f"""\
+# Written by 'malletrain demo'. The times are short because the trace is played fast.
+[daemon]
+state_dir = {quoted(state_dir)}
+listen = "tcp://127.0.0.1:{port}"
+metrics_listen = ""
+heartbeat = "1 s"
+agent_timeout = "5 s"
+adopt_wait = "3 s"
+
+[scheduler]
+kind = "local"
+poll_interval = "500 ms"
+
+[scheduler.local]
+nodes = {nodes}
+directory = {quoted(cluster_dir)}
+grace = "{GRACE_S:g} s"
+autostart = false
+
+[jobs]
+drain_timeout = "4 s"
+join_timeout = "30 s"
+stop_grace = "2 s"
+
+[allocation]
+t_fwd = "30 s"
+settle = "500 ms"
+min_interval = "6 s"
+rescale_up = "3 s"
+rescale_down = "2 s"
+start = "4 s"
+give_back_after = "10 s"
+"""
+
+
+def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> float:
+    """Idle node-seconds until ``end`` of a step function: (time, idle nodes) from each time on."""
+    total = 0.0
+    for k, (moment, count) in enumerate(idle):
+        until = idle[k + 1][0] if k + 1 < len(idle) else end
+        total += max(0.0, min(until, end) - moment) * count
+    return total

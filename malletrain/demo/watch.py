@@ -1,0 +1,103 @@
+"""Watching a demo: what is shown while it runs, and what is written down for the account. Survives the daemon's absence."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from malletrain.client import Client
+from malletrain.render import tables
+from malletrain.render.follow import Follower
+from malletrain.render.live import Screen
+from malletrain.render.text import count, rate
+from malletrain.views import EventView, JobView
+
+LINE_EVERY_S = 10.0
+"""With ``--plain``, time between two lines on how the jobs are."""
+
+
+class Watcher:
+    """Asks the daemon every so often; keeps all events, and per job the samples over time.
+
+    ``say`` shows a sentence of the demo itself.
+    """
+
+    def __init__(self, terminal: Console, client: Client, title: str, plain: bool) -> None:
+        self.terminal = terminal
+        self.plain = plain
+        self.screen = Screen(title)
+        self.client = client
+        self.follower: Follower = Follower(self.screen, client)
+        self.follower.since = 0
+        self.events: list[EventView] = []
+        self.counts: dict[str, list[tuple[float, float]]] = {}
+        self.outages: list[tuple[float, float]] = []
+        self._line_due = 0.0
+        self._live: Live | None = None
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """The live screen for the body, unless plain."""
+        if self.plain:
+            yield
+            return
+        with Live(console=self.terminal, screen=True, auto_refresh=False) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def say(self, sentence: str) -> None:
+        """A sentence of the demo itself."""
+        if self._live is not None:
+            self.screen.note = sentence
+            self._draw()
+        else:
+            self.terminal.print(Text(f"{time.strftime('%H:%M:%S')}  {sentence}", "bold"), soft_wrap=True)
+
+    def look(self) -> list[JobView]:
+        """Ask once and show what is new; the jobs as they are. Raises ClientError when the daemon does not answer."""
+        fresh = self.follower.look()
+        now = time.time()
+        self.events += fresh
+        for j in self.screen.jobs:
+            self.counts.setdefault(j.name, []).append((now, j.samples))
+        if self.plain:
+            self._lines(fresh, now)
+        self._draw()
+        return list(self.screen.jobs)
+
+    def away(self, restart: Callable[[], Client]) -> None:
+        """The daemon is down from now until ``restart`` has brought it back."""
+        began = time.time()
+        self.client.close()
+        self.client = self.follower.client = restart()
+        self.outages.append((began, time.time()))
+
+    def pause(self, seconds: float) -> None:
+        """Wait; the screen stays."""
+        self._draw()
+        time.sleep(seconds)
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(self.screen.render(self.terminal.height), refresh=True)
+
+    def _lines(self, fresh: list[EventView], now: float) -> None:
+        names = {j.id: j.name for j in self.screen.jobs}
+        for e in fresh:
+            self.terminal.print(tables.event(e, names), soft_wrap=True)
+        if now >= self._line_due:
+            self._line_due = now + LINE_EVERY_S
+            for j in self.screen.jobs:
+                where = f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
+                line = f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, {count(j.samples)} samples, {j.rescales} rescales"
+                self.terminal.print(Text(line, "dim"), soft_wrap=True)
+
+

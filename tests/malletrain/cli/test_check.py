@@ -1,0 +1,131 @@
+"""``malletrain check`` and ``malletrain daemon``: configurations that would and would not work."""
+
+import json
+import os
+import socket
+import sqlite3
+
+import pytest
+
+from malletrain.cli.check import TESTS
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a configuration; returns its path."""
+
+    def write(daemon="", scheduler='kind = "local"', rest=""):
+        path = tmp_path / "site.toml"
+        if "state_dir" not in daemon:
+            daemon += '\nstate_dir = "state"'
+        if "metrics_listen" not in daemon:
+            daemon += '\nmetrics_listen = ""'
+        path.write_text(f"[daemon]\n{daemon}\n[scheduler]\n{scheduler}\n{rest}\n")
+        return path
+
+    return write
+
+
+def test_good(run, config, tmp_path):
+    result = run("check", "--config", config())
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert "would not work" not in result.stdout
+    assert not (tmp_path / "state").exists()  # nothing was created
+
+
+def test_json(run, config):
+    data = json.loads(run("check", "--config", config(), "--json").stdout)
+    assert data["ok"] is True
+    assert {f["what"] for f in data["findings"]} == {"configuration"} | {name for name, _ in TESTS}
+
+
+def test_all_problems_of_the_file_at_once(run, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[daemon]\nstate_dirr = "x"\nheartbeat = "5 MB"\n[scheduler]\nkind = "lsf"\n')
+    result = run("check", "--config", path)
+    assert result.exit_code == 1
+    for words in ("line 2", "state_dirr", "line 3", "5 MB", "line 5", "lsf"):
+        assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_daemon_refuses_the_same_file_the_same_way(run, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[daemon]\nstate_dirr = "x"\n[scheduler]\nkind = "local"\n')
+    assert run("daemon", "--config", path).stderr == run("check", "--config", path).stderr
+
+
+def test_missing_file(run, tmp_path):
+    result = run("check", "--config", tmp_path / "none.toml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "cannot be read" in result.stderr
+
+
+def findings(run, path):
+    result = run("check", "--config", path, "--json")
+    return result.exit_code, {f["sentence"]: f["works"] for f in json.loads(result.stdout)["findings"]}
+
+
+def test_address_in_use(run, config):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, found = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:{port}"'))
+    assert code == 1
+    assert sum("cannot be listened on" in sentence for sentence, works in found.items() if not works) == 2
+
+
+def test_state_directory_is_a_file(run, config, tmp_path):
+    (tmp_path / "state").write_text("")
+    code, found = findings(run, config())
+    assert code == 1
+    assert any("is not a directory" in sentence for sentence in found)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_state_directory_not_writable(run, config):
+    code, found = findings(run, config('state_dir = "/proc/none/state"'))
+    assert code == 1
+    assert any("cannot be created" in sentence for sentence in found)
+
+
+def test_open_to_others(run, config, tmp_path):
+    (tmp_path / "state" / "keys").mkdir(parents=True)
+    (tmp_path / "state").chmod(0o755)
+    (tmp_path / "state" / "keys").chmod(0o755)
+    code, found = findings(run, config())
+    assert code == 1
+    assert sum("Others may enter" in sentence for sentence in found) == 2
+
+
+def test_database_that_is_none(run, config, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "malletrain.db").write_text("this is no database, whatever its name says" * 50)
+    code, found = findings(run, config())
+    assert code == 1
+    assert any("cannot be opened" in sentence or "not a database" in sentence for sentence, works in found.items() if not works)
+
+
+def test_database_of_a_later_version(run, config, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o700)
+    with sqlite3.connect(tmp_path / "state" / "malletrain.db") as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        connection.execute("INSERT INTO alembic_version VALUES ('9999')")
+    connection.close()
+    code, found = findings(run, config())
+    assert code == 1
+    assert any("later malletrain" in sentence for sentence, works in found.items() if not works)
+
+
+def test_no_cluster_and_none_to_be_started(run, config):
+    code, found = findings(run, config(rest="[scheduler.local]\nautostart = false"))
+    assert code == 1
+    assert any("python -m scavenger.cluster" in sentence for sentence, works in found.items() if not works)
+
+
+def test_with_a_daemon_at_work(run, config, daemon):
+    port = daemon.info.endpoint.rpartition(":")[2]
+    code, found = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"'))
+    assert any("in use by itself" in sentence for sentence in found)
+    assert code == 0

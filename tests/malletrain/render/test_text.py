@@ -1,0 +1,50 @@
+"""How numbers and names look."""
+
+import pytest
+
+from malletrain.render.text import bar, count, plain, rate, shorten_nodes, since, span, spark
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (999, "999"), (12345, "12,345"), (9_999_999, "9,999,999"), (12_345_678, "12.3 M"), (3e11, "300.0 G")]
+)
+def test_count(value, text):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "–"), (-1, "–"), (0.526, "0.53/s"), (42.13, "42.1/s"), (1234.4, "1,234/s")])
+def test_rate(value, text):
+    assert rate(value) == text
+
+
+def test_spark():
+    assert spark([], 4) == "    "
+    assert spark([0, 0], 2) == "  "
+    assert spark([1, 2, 4, 8], 4) == "▂▃▅█"
+    assert spark([8, 0, 8], 5) == "  █ █"
+    assert spark([1] * 100, 3) == "███"
+
+
+def test_bar():
+    assert bar(2, 1, 4) == "●●○○"
+    assert bar(0, 1, 2) == "○○"
+    assert bar(20, 1, 100) == "20/100"
+    assert bar(5, 1, 4) == "5/4"  # leaving nodes may stand beside the maximum for a moment
+
+
+def test_span_and_nodes():
+    assert (span(4, 4), span(1, 16)) == ("4", "1:16")
+    assert shorten_nodes([]) == "–"
+    assert shorten_nodes(["a", "b"]) == "a b"
+    assert shorten_nodes([f"n{k}" for k in range(1, 41)]) == "n1 n2 n3 n4 … n40 (40)"
+
+
+def test_since():
+    assert since(None, 5) == "–"
+    assert since(100, 100.4) == "0.0 s"
+    assert since(100, 161) == "1 min 1 s"
+    assert since(100, 90) == "0.0 s"  # clocks differ
+
+
+def test_plain_keeps_lines_and_drops_control():
+    assert plain("a\r\nb\tc\x1b[2Jd\x9be\x00") == "a\nb\tc·[2Jd·e·"

@@ -29,6 +29,9 @@ from scavenger.interface import SchedulerError
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
+TRIES = 25
+"""Synthetic traces looked at for one that takes enough nodes at times when jobs train: ``TAKEN_PER_S`` between ``EARLY`` and ``LATE``."""
+TAKEN_PER_S, EARLY, LATE = 1 / 18, 0.1, 0.75
 LOOK_EVERY_S = 0.5
 KILL_AT = 0.45
 """With chaos: when the daemon is killed, as a share of the trace's time."""
@@ -131,11 +134,19 @@ def example_script() -> Path:
 def cut_trace(options: Options) -> trace.Trace:
     """The trace that is played, in real seconds and with the names of the virtual nodes."""
     names = [f"n{k + 1}" for k in range(options.nodes)]
-    if options.trace is None:
-        made = synth.demo_trace(options.nodes, options.duration_s, SPEEDUP, options.seed)
-    else:
-        made = trace.read(options.trace)
-    return replay.fit(made, names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
+    if options.trace is not None:
+        return replay.fit(trace.read(options.trace), names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
+    best: tuple[int, trace.Trace] | None = None
+    for attempt in range(TRIES):
+        made = synth.demo_trace(options.nodes, options.duration_s, SPEEDUP, options.seed * TRIES + attempt).sped_up(SPEEDUP)
+        # Nodes taken at the very beginning, or when the jobs are nearly done, show nothing.
+        taken = int((~made.idle & (made.time > EARLY * options.duration_s) & (made.time < LATE * options.duration_s)).sum())
+        if best is None or taken > best[0]:
+            best = (taken, made)
+        if taken >= TAKEN_PER_S * options.duration_s:
+            break
+    assert best is not None
+    return best[1]
 
 
 def submit(client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options) -> JobView:

@@ -1,0 +1,114 @@
+"""The processes of a demo: one folder, one demo; nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from malletrain.demo.stage import DemoError, Stage
+from scavenger.local import ClusterProcess
+
+
+def wait_for(condition, what, timeout_s=15.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_foreign_folder_is_not_emptied(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(DemoError, match="not the folder of an earlier demo"):
+        Stage(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_folder_of_an_earlier_demo_is_emptied(tmp_path):
+    with Stage(tmp_path / "out") as stage:
+        stage.folder.timeline.write_text("old")
+    with Stage(tmp_path / "out") as stage:
+        assert not stage.folder.timeline.exists()
+        assert stage.folder.snapshots.is_dir()
+
+
+def test_two_demos_in_one_folder(tmp_path):
+    with Stage(tmp_path), pytest.raises(DemoError, match="Another demo runs"):
+        Stage(tmp_path)
+
+
+def test_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DemoError, match="cannot be used"):
+        Stage(tmp_path / "file" / "x")
+
+
+def test_undisturbed_run(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import os, sys\nassert 'MALLETRAIN_JOB' not in os.environ\nprint('test accuracy 0.9' + sys.argv[1])\n")
+    with Stage(tmp_path / "out") as stage:
+        stage.run_undisturbed("a", script, ["5"])
+        assert stage.wait_for_undisturbed(20.0)
+        assert stage.undisturbed_accuracy("a") == 0.95
+        stage.run_undisturbed("b", tmp_path / "none.py", [])
+        assert not stage.wait_for_undisturbed(20.0)
+        assert stage.undisturbed_accuracy("b") is None
+
+
+def test_the_daemon_that_does_not_come_up_has_the_last_word(tmp_path):
+    with Stage(tmp_path) as stage:
+        stage.folder.config.write_text("[scheduler]\nkind = 'nonsense'\n")
+        stage.start_daemon()
+        with pytest.raises(DemoError, match="nonsense"):
+            stage.client()
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from malletrain.demo.stage import Stage
+stage = Stage(Path(sys.argv[1]))
+script = Path(sys.argv[1]) / "sleep.py"
+script.write_text("import time; time.sleep(600)")
+stage.start_cluster(2)
+stage.run_undisturbed("a", script, [])
+print(stage.cluster.pid, stage._undisturbed[0].pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
+    """kill -9: the kernel ends the runs with it, and the next demo of the folder ends the cluster."""
+    demo = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+    cluster, run = map(int, demo.stdout.readline().split())
+    try:
+        demo.kill()
+        demo.wait()
+        wait_for(lambda: gone(run), "the undisturbed run to die")
+        assert not gone(cluster)
+        with Stage(tmp_path / "out"):
+            wait_for(lambda: gone(cluster), "the cluster to end")
+    finally:
+        demo.stdout.close()
+        for pid in (cluster, run):
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_leaving_ends_the_cluster(tmp_path):
+    with Stage(tmp_path) as stage:
+        stage.start_cluster(2)
+        cluster = stage.cluster
+        assert ClusterProcess.attach(stage.folder.cluster).pid == cluster.pid
+    assert not cluster.alive()

@@ -40,7 +40,7 @@ def top(interval: float, once: bool, state_dir: Path | None) -> None:
         follower = Follower(screen, client)
         follower.look()
         if once:
-            terminal.print(screen.render(terminal.height), height=terminal.height)
+            terminal.print(screen.render(terminal.width, terminal.height), height=terminal.height)
             return
     with Live(console=terminal, screen=True, auto_refresh=False) as live:
         while True:
@@ -48,10 +48,10 @@ def top(interval: float, once: bool, state_dir: Path | None) -> None:
                 with asking(state_dir) as client:
                     follower.client = client
                     while True:
-                        live.update(screen.render(terminal.height), refresh=True)
+                        live.update(screen.render(terminal.width, terminal.height), refresh=True)
                         time.sleep(interval)
                         follower.look()
             except (ClientError, click.ClickException) as error:
                 screen.unreachable(str(error))
-                live.update(screen.render(terminal.height), refresh=True)
+                live.update(screen.render(terminal.width, terminal.height), refresh=True)
                 time.sleep(interval)

@@ -87,7 +87,7 @@ class Watcher:
 
     def _draw(self) -> None:
         if self._live is not None:
-            self._live.update(self.screen.render(self.terminal.height), refresh=True)
+            self._live.update(self.screen.render(self.terminal.width, self.terminal.height), refresh=True)
 
     def _lines(self, fresh: list[EventView], now: float) -> None:
         names = {j.id: j.name for j in self.screen.jobs}

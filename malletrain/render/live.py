@@ -18,11 +18,12 @@ from rich.text import Text
 
 from malletrain.render import tables
 from malletrain.render.palette import STATE_STYLES, colours
-from malletrain.render.text import NOTHING, bar, count, plain, rate, spark
+from malletrain.render.text import bar, count, plain, rate, spark
 from malletrain.views import EventView, JobView, NodeView, StatusView
 
 HISTORY = 240
 SPARK_WIDTH = 24
+"""Columns of a sparkline on a wide terminal."""
 CELL_WIDTH = 18
 CELLS_UP_TO = 48
 """With more nodes than this the grid shows one character a node."""
@@ -57,8 +58,8 @@ class Screen:
         """The daemon did not answer: keep the last picture and say so."""
         self.note = sentence
 
-    def render(self, height: int = 40) -> RenderableType:
-        """The whole screen for a terminal of ``height`` lines."""
+    def render(self, width: int = 110, height: int = 40) -> RenderableType:
+        """The whole screen for a terminal of ``width`` columns and ``height`` lines."""
         if self.status is None:
             return Text(plain(self.note) or "Waiting for the daemon …")
         head = Text()
@@ -78,7 +79,7 @@ class Screen:
         layout.split_column(
             Layout(head, name="head", size=rows["head"]),
             Layout(_panel(grid, "nodes"), name="nodes", size=rows["nodes"]),
-            Layout(_panel(self.throughput(shown), "jobs"), name="jobs", size=rows["jobs"]),
+            Layout(_panel(self.throughput(shown, width), "jobs"), name="jobs", size=rows["jobs"]),
             Layout(name="events", ratio=1, minimum_size=3),
         )
         lines = max(1, height - sum(rows.values()) - 2)
@@ -129,23 +130,24 @@ class Screen:
             made.add_row(*cells[k : k + 4])
         return made
 
-    def throughput(self, shown: Sequence[JobView]) -> RenderableType:
+    def throughput(self, shown: Sequence[JobView], width: int = 110) -> RenderableType:
         """A line per job with its throughput over the last polls."""
         if not shown:
             return Text("No jobs yet.", "dim")
         colour = self._colours()
+        history = max(6, min(SPARK_WIDTH, width - 88))
         numbers = ("RATE", "SAMPLES", "RESCALES")
-        made = tables.table("JOB", "STATE", "NODES", "RATE", "", "SAMPLES", "RESCALES", "METRICS", right=numbers)
+        made = tables.table("JOB", "STATE", "NODES", "RATE", "", "SAMPLES", "RESCALES", "METRICS", right=numbers, wrap=("METRICS",))
         for j in shown:
             made.add_row(
                 Text(plain(j.name), colour[j.id]),
                 tables.state(j.state),
                 Text(bar(len(j.nodes), j.min_nodes, j.max_nodes), colour[j.id]),
                 rate(j.rate),
-                Text(spark(list(self.history.get(j.id, ())), SPARK_WIDTH), colour[j.id]),
+                Text(spark(list(self.history.get(j.id, ())), history), colour[j.id]),
                 count(j.samples),
                 str(j.rescales),
-                Text(plain(j.reason), "dim") if j.reason and j.state not in ("running", "completed") else Text(_metrics(j)),
+                _last(j),
             )
         return made
 
@@ -162,5 +164,9 @@ def _panel(content: RenderableType, title: str) -> Panel:
     return Panel(content, title=title, title_align="left", border_style="dim")
 
 
-def _metrics(j: JobView) -> str:
-    return "" if not j.metrics else tables.metrics(j.metrics) or NOTHING
+def _last(j: JobView) -> Text:
+    """What a waiting job waits for, else its metrics; on one line, shortened where the screen is narrow."""
+    waits = bool(j.reason) and j.state not in ("running", "completed")
+    text = Text(plain(j.reason), "dim") if waits else Text(tables.metrics(j.metrics) if j.metrics else "")
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text

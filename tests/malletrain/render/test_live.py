@@ -13,7 +13,7 @@ from tests.malletrain.cli.fake_daemon import event_view, job_view, node_view, st
 def shown(screen, width=110, height=40):
     terminal = console(io.StringIO())
     terminal.width = width
-    terminal.print(screen.render(height), height=height)
+    terminal.print(screen.render(width, height), height=height)
     return terminal.file.getvalue()
 
 
@@ -37,6 +37,12 @@ def test_everything_is_there():
 @pytest.mark.parametrize("height", [10, 24, 60])
 def test_it_fits(height):
     assert len(shown(filled(), height=height).splitlines()) <= height + 1
+
+
+def test_a_narrow_terminal_keeps_names_and_numbers():
+    text = shown(filled(), width=80)
+    for words in ("suspended", "●●○○", "123/s", "5,000"):
+        assert words in text
 
 
 def test_empty():

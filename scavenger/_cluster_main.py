@@ -9,10 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger import trace as traces
 from scavenger._layout import Layout, read_json
 from scavenger.cluster import Cluster, Settings
-from scavenger.replay import AT_END, Replay, fit
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--speedup", type=float, default=1.0, help="divide the trace's times by this (default %(default)s)")
     p.add_argument("--start", type=float, metavar="S", help="second of the trace to begin at (default: where most happens)")
     p.add_argument("--duration", type=float, metavar="S", help="real seconds of the trace to use (default: all)")
-    p.add_argument("--at-end", choices=AT_END, default="repeat", help="when the trace is over (default %(default)s)")
+    p.add_argument("--at-end", default="repeat", metavar="WHAT", help="after the trace: repeat, idle, busy, hold (default %(default)s)")
     p.add_argument("--grace", type=float, default=5.0, metavar="S", help="from SIGTERM to SIGKILL (default %(default)s)")
     p.add_argument("--notice-fraction", type=float, default=1.0, metavar="F",
                    help="fraction of preemptions announced by SIGTERM; the others kill at once (default %(default)s)")
@@ -53,13 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         replay = None
         if args.trace is not None:
-            whole = traces.read(args.trace, duration_s=args.trace_end)
+            from scavenger.replay import Replay, fit
+            from scavenger.trace import read
+
+            whole = read(args.trace, duration_s=args.trace_end)
             cut = fit(whole, names, speedup=args.speedup, duration_s=args.duration, start_s=args.start, seed=args.seed)
             replay = Replay(cut, args.at_end)
         os.umask(0o077)
         layout = Layout(args.dir.resolve())
         layout.create()
-    except (traces.TraceError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     with open(layout.lock, "a") as lock:

@@ -60,13 +60,17 @@ class Layout:
     def log(self) -> Path:
         return self.root / "cluster.log"
 
+    @property
+    def leases(self) -> Path:
+        return self.root / "leases"
+
     def lease(self, lease_id: str) -> Path:
         """Working directory of a lease."""
-        return self.root / "leases" / lease_id
+        return self.leases / lease_id
 
     def create(self) -> None:
         """Make the directories, closed to other users: requests carry the environment of agents, keys included."""
-        for path in (self.root, self.spool, self.answers, self.root / "leases"):
+        for path in (self.root, self.spool, self.answers, self.leases):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

@@ -70,6 +70,19 @@ def with_environment(marks: Iterable[str]) -> list[Process]:
     return [p for p in all_processes().values() if _has(p.pid, wanted)]
 
 
+def working_below(directory: Path) -> list[Process]:
+    """Live processes of this user whose working directory is inside ``directory``."""
+    found = []
+    for process in all_processes().values():
+        try:
+            where = Path(os.readlink(f"/proc/{process.pid}/cwd"))
+        except OSError:
+            continue
+        if directory in where.parents:
+            found.append(process)
+    return found
+
+
 def of_lease(leader: int, marks: Iterable[str], processes: dict[int, Process] | None = None) -> list[Process]:
     """Live processes that belong to a lease whose first process is (was) ``leader``.
 

@@ -26,12 +26,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scavenger import _lease, _processes
 from scavenger._layout import FORMAT, Layout, read_json, waiting, write_json
 from scavenger._lease import Lease
-from scavenger.replay import Replay
+
+if TYPE_CHECKING:  # a cluster without a trace needs no numpy
+    from scavenger.replay import Replay
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
@@ -370,7 +372,8 @@ class Cluster:
         for folder in (self.layout.spool, self.layout.answers):
             for path in folder.iterdir():
                 path.unlink()
-        for process in _processes.with_environment([f"MALLETRAIN_CLUSTER={self.layout.root}"]):
+        marked = _processes.with_environment([f"MALLETRAIN_CLUSTER={self.layout.root}"])
+        for process in [*marked, *_processes.working_below(self.layout.leases)]:
             if process.pid not in (os.getpid(), os.getppid()):
                 _processes.send(process, signal.SIGKILL)
 

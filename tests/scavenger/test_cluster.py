@@ -100,22 +100,19 @@ def test_a_lease_is_in_the_next_poll_and_its_node_no_gap(cluster):
     assert snapshot.idle_nodes == 2
 
 
-@pytest.mark.parametrize(
-    ("lease_id", "node", "argv", "word"),
-    [
-        ("b", "n1", SLEEP, "leased"),
-        ("b", "n9", SLEEP, "no node 'n9'"),
-        ("b", "n2", (), "command"),
-        ("../b", "n2", SLEEP, "lease id"),
-        ("", "n2", SLEEP, "lease id"),
-    ],
-)
-def test_a_refused_lease_is_ended_with_the_reason_and_fails_no_other(cluster, lease_id, node, argv, word):
+def test_a_refused_lease_is_ended_with_the_reason_and_fails_no_other(cluster):
     scavenger = cluster().scavenger()
     take(scavenger, "a", "n1")
-    refused, accepted = scavenger.take([LeaseRequest(lease_id, node, argv), LeaseRequest("c", "n2", SLEEP)])
-    assert (refused.id, refused.state) == (lease_id, LeaseState.ENDED)
-    assert word in refused.reason
+    cases = [
+        (LeaseRequest("b", "n1", SLEEP), "Node n1 is leased, not idle."),
+        (LeaseRequest("b", "n9", SLEEP), "There is no node 'n9' in this cluster."),
+        (LeaseRequest("b", "n2", ()), "The command must be a list of at least one string."),
+        (LeaseRequest("b", "n2", SLEEP, duration_s=-1.0), "The time limit must be a positive number of seconds; got -1.0."),
+        (LeaseRequest("../b", "n2", SLEEP), "The lease id '../b' is not made of 1-100 letters, digits, '.', '_' and '-'."),
+        (LeaseRequest("", "n2", SLEEP), "The lease id '' is not made of 1-100 letters, digits, '.', '_' and '-'."),
+    ]
+    *refused, accepted = scavenger.take([*(request for request, _ in cases), LeaseRequest("c", "n2", SLEEP)])
+    assert [(x.id, x.state, x.reason) for x in refused] == [(r.id, LeaseState.ENDED, reason) for r, reason in cases]
     assert accepted.state is LeaseState.RUNNING
 
 
@@ -248,16 +245,13 @@ def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
     running = cluster()
     scavenger = running.scavenger()
     take(scavenger, "a", "n1", PARENT)
-    wait_ready(scavenger, "a")
+    children = [int(pid) for pid in wait_ready(scavenger, "a").split()]
     os.kill(running.pid, signal.SIGKILL)
     wait_for(lambda: not running.alive(), "the cluster to be gone")
-    assert processes_of(scavenger.layout.root)  # the child that left the session is still there
-    # The child with an empty environment carries no mark that outlives its cluster; it is ended here by its pid.
-    _, unmarked = (int(pid) for pid in (scavenger.layout.lease("a") / "ready").read_text().split())
-    os.kill(unmarked, signal.SIGKILL)
+    assert [_processes.alive(pid) for pid in children] == [True, True]
     second = cluster()
-    wait_for(lambda: not processes_of(scavenger.layout.root), "the leftovers to be gone")
-    assert [x.id for x in second.scavenger().poll().leases] == []
+    wait_for(lambda: not any(_processes.alive(pid) for pid in children), "the leftovers to be gone")
+    assert second.scavenger().poll().leases == ()
 
 
 def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
@@ -282,18 +276,23 @@ def test_a_second_cluster_in_the_directory_is_refused(cluster, tmp_path):
     assert first.alive()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"format": 99, "kind": "take", "requests": []}', '{"format": 1, "kind": "dance"}', '{"format": 1, "kind": "take"}',
-     '{"format": 1, "kind": "take", "requests": ["x", 3, {"id": "q", "node": "n1", "argv": "sleep"}]}', "\udcff"],
-)
-def test_a_malformed_request_is_answered_and_hurts_nobody(cluster, text):
+MALFORMED = [
+    "", "{", "[]", "\udcff", '{"format": 99, "kind": "take", "requests": []}', '{"format": 1, "kind": "dance"}',
+    '{"format": 1, "kind": "take"}', '{"format": 1, "kind": "take", "requests": ["x", 3, {"id": "q", "node": "n1", "argv": "sleep"}]}',
+]
+
+
+def test_malformed_requests_are_answered_and_hurt_nobody(cluster):
     scavenger = cluster().scavenger()
-    scavenger.layout.spool.joinpath("bad.json").write_bytes(text.encode(errors="surrogateescape"))
-    answer = scavenger.layout.answers / "bad.json"
-    wait_for(answer.exists, "the answer")
-    reply = json.loads(answer.read_text())
-    assert reply["ok"] is False or all(x["state"] == "ended" and x["reason"] for x in reply["leases"])
+    for k, text in enumerate(MALFORMED):
+        scavenger.layout.spool.joinpath(f".bad{k}").write_bytes(text.encode(errors="surrogateescape"))
+        scavenger.layout.spool.joinpath(f".bad{k}").rename(scavenger.layout.spool / f"bad{k}.json")
+    for k in range(len(MALFORMED)):
+        answer = scavenger.layout.answers / f"bad{k}.json"
+        wait_for(answer.exists, f"the answer to {MALFORMED[k]}")
+        reply = json.loads(answer.read_text())
+        assert reply["ok"] is False or all(x["state"] == "ended" and x["reason"] for x in reply["leases"])
+    assert list(scavenger.layout.spool.iterdir()) == []
     assert take(scavenger, "a", "n1").state is LeaseState.RUNNING
 
 

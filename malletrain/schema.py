@@ -57,6 +57,7 @@ jobs = Table(
     Column("tries", Integer, nullable=False),
     Column("last_broke", Float(53)),
     Column("samples", Float(53), nullable=False),
+    Column("samples_before", Float(53), nullable=False),
     Column("node_seconds", Float(53), nullable=False),
     Column("last_progress", Float(53)),
     Column("metrics", Text, nullable=False),
@@ -167,6 +168,7 @@ class JobRow:
     tries: int = 0
     last_broke: float | None = None
     samples: float = 0.0
+    samples_before: float = 0.0
     node_seconds: float = 0.0
     last_progress: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

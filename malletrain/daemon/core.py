@@ -60,7 +60,7 @@ from malletrain.rounds import (
     SendRound,
     Stage,
 )
-from malletrain.schema import JobRow
+from malletrain.schema import JobRow, ObservationRow, RescaleRow
 from malletrain.store import Store
 
 log = structlog.get_logger(__name__)
@@ -200,7 +200,7 @@ class Core:
         """Take a job in hand: a new one, or one that the store knows."""
         rounds = JobRounds(round_settings(self.config), min_nodes=spec.min_nodes)
         rounds.generation = row.generation
-        run = JobRun(row, spec, rounds, JobMonitor(total=row.samples), saved_at=self.clock.now())
+        run = JobRun(row, spec, rounds, JobMonitor(row.samples, row.samples_before, row.generation), saved_at=self.clock.now())
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         self.feed(
@@ -227,6 +227,26 @@ class Core:
         with self.step():
             self.save(run, last_progress=run.monitor.last_sample)
             self.metrics.job(run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total)
+            if (seen := run.monitor.observation()) is not None:
+                row = ObservationRow(run.row.id, seen.nodes, seen.batch, seen.rate, seen.spread, seen.seconds, seen.samples, now)
+                self.store.put_observation(row)
+
+    def keep_rescales(self, run: JobRun) -> None:
+        """Write the rescales that are over, with what they cost."""
+        for r in run.monitor.finished_rescales():
+            with self.step():
+                self.store.put_rescale(
+                    RescaleRow(run.row.id, r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.ended, r.cost_s, r.phases)
+                )
+                self.metrics.rescale(r.kind, r.cost_s)
+                self.trail.record(
+                    "rescale-finished",
+                    f"{r.from_nodes} → {r.to_nodes} nodes ({r.kind}) cost {r.cost_s:.2f} s.",
+                    job=run.row.id,
+                    generation=r.generation,
+                    cost_s=r.cost_s,
+                    phases=r.phases,
+                )
 
     def suspect(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault until it is back or lost."""
@@ -274,7 +294,7 @@ class Core:
 
     def _move(self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None) -> None:
         run.starting_until = None
-        run.monitor.rescale_began(run.rounds.members, nodes, now)
+        run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
         self.act(run, run.rounds.move(nodes, now, within_s))
 
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
@@ -299,12 +319,12 @@ class Core:
                 if not self.agents.release(action.node, job, self.config.jobs.stop_grace):
                     self.act(run, run.rounds.released(action.node, self.clock.now()))
             elif isinstance(action, SendDrain):
-                run.monitor.phase("drain", self.clock.now())
+                run.monitor.draining(self.clock.now())
                 timeout = run.rounds.drain_s
                 self.agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
             elif isinstance(action, SaveRound):
                 run.monitor.forming(action.generation, action.members, self.clock.now())
-                self.save(run, generation=action.generation, members=action.members)
+                self.save(run, generation=action.generation, members=action.members, samples_before=run.monitor.before)
                 self.trail.record(
                     "round-formed",
                     f"Round {action.generation} has {len(action.members)} members.",

@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S = 2.0
 KEPT_NOTICES = 20
+GIVEN_BACK = "given back"
+"""The end reason of a lease that MalleTrain itself gave up."""
 
 
 class Inbox:
@@ -102,7 +104,7 @@ class Inbox:
     def _hello(self, peer: bytes, lease: str, hello: wire.Hello) -> None:
         core = self.core
         row = core.store.get_lease(lease)
-        if row is None or row.state == "ended" or hello.lease != lease:
+        if row is None or row.state == "ended" or row.end_reason == GIVEN_BACK or hello.lease != lease:
             core.transmit(peer, wire.Goodbye("This lease has ended."))
             return
         with core.step() as now:
@@ -150,12 +152,14 @@ class Inbox:
         """The time to wait after a restart is over: take over the rounds that are whole, have the others formed anew."""
         found, self.adopting = self.adopting or {}, None
         with self.core.step() as now:
+            self.core.controller.hold(now)
             for job, run in self.core.runs.items():
                 phases = found.get(job, {})
                 members = run.row.members or tuple(phases)
                 self.core.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
                 whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(members)
                 if whole:
+                    run.monitor.adopted(len(members))
                     self.core.trail.record("job-adopted", f"The job went on meanwhile on {len(members)} nodes.", job=job)
                 elif phases:
                     self.core.feed(RoundInterrupted(job))
@@ -202,7 +206,6 @@ class Inbox:
 
     def _phase(self, agent: Agent, run: JobRun, message: wire.Phase) -> None:
         with self.core.step() as now:
-            run.monitor.assignment(agent.node, message.assignment, now)
             self.core.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
     def _store_up(self, agent: Agent, run: JobRun, message: wire.StoreUp) -> None:
@@ -219,6 +222,7 @@ class Inbox:
         before = run.monitor.total
         run.monitor.progress(message)
         self.core.metrics.samples(run.monitor.total - before)
+        self.core.keep_rescales(run)
         if run.starting_until is not None and message.generation == run.rounds.generation and message.samples > 0:
             self.core.first_sample(run)
         now = self.core.clock.now()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.inbox import Inbox
+from malletrain.daemon.inbox import GIVEN_BACK, Inbox
 from malletrain.events import GapsSeen, LeaseNotTaken
 from malletrain.keys import KeyRing
 from malletrain.schema import LeaseRow
@@ -118,7 +118,7 @@ class Leases:
                 self.core.agents.reach(agent, Goodbye("The node is not needed."))
                 self.core.agents.remove(agent)
             if lease in self.active:
-                row = self._update(lease, state="leaving", end_reason="given back")
+                row = self._update(lease, state="leaving", end_reason=GIVEN_BACK)
                 ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
                 self.core.trail.record("lease-given-back", "No job needs the node.", node=node, lease=lease)
         if ending:
@@ -178,7 +178,7 @@ class Leases:
             return
         self.core.store.update_lease(lease_id, state="ended", ended=self.core.clock.now(), end_reason=reason)
         self.keys.drop_lease(lease_id)
-        word = {"given back": "given-back", "preempted": "preempted"}.get(row.end_reason, "ended" if row.started else "not-started")
+        word = {GIVEN_BACK: "given-back", "preempted": "preempted"}.get(row.end_reason, "ended" if row.started else "not-started")
         self.core.metrics.lease_ended(word)
         self.core.trail.record("lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id)
         agent = self.core.agents.of_lease(lease_id)

@@ -23,7 +23,7 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.transport import Transport
 from malletrain.keys import KeyRing
 from malletrain.metrics import Metrics, MetricsError
-from malletrain.statedir import DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_daemon_info
+from malletrain.statedir import DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_atomically, write_daemon_info
 from malletrain.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
@@ -79,7 +79,7 @@ class Daemon:
             loop.add_signal_handler(number, stop.set)
         tasks: list[asyncio.Task[None]] = []
         try:
-            bound = self.transport.start(self.config.daemon.listen)
+            bound = self._listen()
             self.endpoint = f"tcp://{self._host()}:{bound.rpartition(':')[2]}"
             await asyncio.to_thread(backend(self.config).prepare, self.config)
             scavenger = backend(self.config).connect(self.config)
@@ -127,7 +127,7 @@ class Daemon:
     async def _lead(self) -> None:
         """Restore what was, give the agents time to report, then begin to plan."""
         wait = self.config.daemon.adopt_wait if self.leases and self.leases.active else 0.0
-        self.core.controller.hold(self.clock.now() + wait)
+        self.core.controller.hold(self.clock.now() + wait + 60.0)
         self.core.restore()
         with self.core.step():
             known = len(self.leases.active) if self.leases else 0
@@ -212,6 +212,20 @@ class Daemon:
             *("--key-file", str(self.keys.lease_path(lease).absolute())),
         )
         return argv, {"MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}"}
+
+    def _listen(self) -> str:
+        """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that was killed look for it there."""
+        listen, kept = self.config.daemon.listen, self.config.state_dir / "port"
+        if not listen.endswith(":0"):
+            return self.transport.start(listen)
+        if kept.exists():
+            try:
+                return self.transport.start(listen[:-1] + kept.read_text().strip())
+            except OSError as e:
+                log.warning("the last port is taken; agents of the last daemon will not find this one", reason=str(e))
+        bound = self.transport.start(listen)
+        write_atomically(kept, bound.rpartition(":")[2] + "\n")
+        return bound
 
     def _host(self) -> str:
         if self.config.daemon.advertise:

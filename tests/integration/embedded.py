@@ -1,0 +1,166 @@
+"""A whole site on this machine for tests: embedded cluster, daemon, agents. Real processes, real sockets, a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from malletrain import wire
+from malletrain.client import Client
+from malletrain.views import JobDetail, JobView
+from scavenger.local import ClusterProcess, start_cluster
+
+PATIENCE_S = 90.0
+
+
+class Site:
+    """One embedded cluster and one daemon below ``root``."""
+
+    def __init__(self, root: Path, nodes: int = 3, grace_s: float = 6.0, config: str = "") -> None:
+        self.root = root
+        self.state = root / "state"
+        self.work = root / "work"
+        self.work.mkdir(parents=True)
+        self.grace_s = grace_s
+        self.cluster: ClusterProcess = start_cluster(self.state / "cluster", nodes, grace_s=grace_s)
+        self.config = root / "site.toml"
+        self.config.write_text(
+            f"""
+            [daemon]
+            state_dir = "{self.state}"
+            metrics_listen = ""
+            adopt_wait = "3 s"
+            [scheduler]
+            kind = "local"
+            poll_interval = "0.3 s"
+            [scheduler.local]
+            nodes = {nodes}
+            grace = "{grace_s:g} s"
+            autostart = false
+            [jobs]
+            max_tries = 2
+            [allocation]
+            settle = "0.3 s"
+            min_interval = "0 s"
+            """
+            + config
+        )
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def start_daemon(self) -> None:
+        """Start the daemon and wait until it answers."""
+        log = (self.root / "daemon.log").open("ab")
+        argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
+        self.daemon = subprocess.Popen(argv, stdout=log, stderr=log)
+        log.close()
+        self.until(self.answers, "the daemon answers")
+
+    def answers(self) -> bool:
+        """Whether the daemon that was started last answers."""
+        assert self.daemon is not None
+        assert self.daemon.poll() is None, self.daemon_log()
+        with contextlib.suppress(RuntimeError), self.client() as client:
+            return client.status().pid == self.daemon.pid
+        return False
+
+    def kill_daemon(self, number: int = signal.SIGKILL) -> int:
+        """End the daemon; returns its exit status."""
+        assert self.daemon is not None
+        self.daemon.send_signal(number)
+        return self.daemon.wait(30)
+
+    def client(self) -> Client:
+        return Client.of(self.state)
+
+    def script(self, name: str, text: str) -> Path:
+        path = self.work / name
+        path.write_text(text)
+        return path
+
+    def submit(self, script: Path, *args: str, nodes: tuple[int, int] = (1, 1), name: str = "job", **spec: object) -> str:
+        """Submit as ``malletrain submit`` does; returns the job's id."""
+        job = wire.JobSpec(
+            name, "", str(script), str(self.work), sys.executable, tuple(args), min_nodes=nodes[0], max_nodes=nodes[1], **spec  # type: ignore[arg-type]
+        )
+        with self.client() as client:
+            return client.submit(job).id
+
+    def job(self, job: str) -> JobView:
+        return self.show(job).job
+
+    def show(self, job: str) -> JobDetail:
+        with self.client() as client:
+            return client.job(job)
+
+    def events(self, kind: str = "", job: str | None = None) -> list:
+        with self.client() as client:
+            return [e for e in client.events(limit=1000, job=job) if not kind or e.kind == kind]
+
+    def until(self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> object:
+        """Wait until ``condition`` holds; fails with the daemon's log."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            if found := condition():
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(f"Not within {patience_s:g} s: {what}.\n{self.daemon_log()}")
+            time.sleep(0.05)
+
+    def until_state(self, job: str, *states: str, patience_s: float = PATIENCE_S) -> JobView:
+        self.until(lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}", patience_s)
+        return self.job(job)
+
+    def until_samples(self, job: str, samples: float) -> None:
+        self.until(lambda: self.job(job).samples >= samples, f"{job} has processed {samples:g} samples")
+
+    def agents(self) -> dict[str, psutil.Process]:
+        """The agent processes, by node."""
+        found = {}
+        for process in psutil.Process(self.cluster.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "malletrain.agent" in process.cmdline():
+                    found[process.environ()["MALLETRAIN_NODE"]] = process
+        return found
+
+    def workers(self, script: Path) -> list[psutil.Process]:
+        """Training processes of this script."""
+        found = []
+        for process in psutil.Process(self.cluster.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if str(script) in line and "-u" in line[:3] and "_tether" not in " ".join(line):
+                    found.append(process)
+        return found
+
+    def daemon_log(self) -> str:
+        path = self.root / "daemon.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else "(no log)"
+
+    def stop(self) -> None:
+        """End everything; fails when a process is left over."""
+        mine = psutil.Process(self.cluster.pid).children(recursive=True) if self.cluster.alive() else []
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.kill_daemon(signal.SIGTERM)
+        self.cluster.stop()
+        _, left = psutil.wait_procs(mine, timeout=5)
+        assert not left, f"Processes left over: {left}"
+
+
+@contextlib.contextmanager
+def site(root: Path, **options: object) -> Iterator[Site]:
+    """A site with a running daemon; ended, and looked over for leftovers, at the end."""
+    made = Site(root, **options)  # type: ignore[arg-type]
+    try:
+        made.start_daemon()
+        yield made
+    finally:
+        made.stop()
+        os.sync()

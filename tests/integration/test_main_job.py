@@ -1,0 +1,202 @@
+"""The main job on real processes: train, grow, shrink, survive the loss of nodes and of the daemon."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+STEADY = """
+import os, time, malletrain
+limit = float(os.environ.get("SECONDS", "600"))
+end = time.monotonic() + limit
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while time.monotonic() < end and not os.path.exists("stop"):
+    time.sleep(0.02)
+    malletrain.report(8)
+malletrain.metric("accuracy", 0.5)
+"""
+"""Trains nothing, step by step, until told to stop: what MalleTrain sees of it is a real job."""
+
+COUNTING = """
+import os, sys, time, torch, torch.distributed as dist, malletrain
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+sampler = malletrain.ElasticSampler(2000, global_batch_size=10, seed=1)
+weight = torch.nn.Linear(1, 1)
+snapshot = malletrain.Snapshot("count.snap", model=weight, sampler=sampler, every_s=3600)
+snapshot.restore()
+for epoch in sampler.epochs(1):
+    for batch in sampler:
+        time.sleep(0.03)
+        dist.all_reduce(torch.ones(1))
+        with open(f"seen-{os.getpid()}", "a") as f:
+            f.write("".join(f"{i}\\n" for i in batch))
+        sampler.advance()
+        malletrain.report(len(batch))
+        snapshot.step()
+snapshot.save()
+dist.destroy_process_group()
+"""
+"""Writes down every sample it has trained on, step by step."""
+
+
+def test_a_job_trains_and_completes(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script, nodes=(1, 2), env={"SECONDS": "1.5"})
+    done = embedded.until_state(job, "completed", "failed")
+    assert done.state == "completed", embedded.show(job).failure
+    assert done.metrics == {"accuracy": 0.5}
+    assert done.samples >= 2 * 8 * 20
+    with embedded.client() as client:
+        text = client.logs(job, stream="rank0").text
+    assert "rank 0 of 2" in text
+    kinds = [e.kind for e in embedded.events(job=job)]
+    assert kinds[0] == "job-submitted"
+    assert kinds[-1] == "job-completed"
+    assert "round-formed" in kinds
+    show = embedded.show(job)
+    assert show.rescales[0].kind == "start"
+    assert show.rescales[0].cost_s is None or show.rescales[0].cost_s >= 0
+
+
+def test_a_node_taken_without_notice_costs_no_job(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script, nodes=(1, 3))
+    embedded.until(lambda: len(embedded.job(job).nodes) == 3, "the job runs on 3 nodes")
+    embedded.until_samples(job, 100)
+    victim = embedded.job(job).nodes[0]
+    embedded.agents()[victim].send_signal(signal.SIGKILL)
+    embedded.until(lambda: embedded.events("node-lost"), "the loss is noticed")
+    # The node comes back as a new gap, and the job grows onto it again.
+    embedded.until(lambda: len(embedded.events("round-formed", job)) >= 2 and len(embedded.job(job).nodes) == 3, "the job is whole again")
+    before = embedded.job(job).samples
+    embedded.until_samples(job, before + 100)
+    (embedded.work / "stop").touch()
+    done = embedded.until_state(job, "completed", "failed")
+    assert done.state == "completed"
+    assert done.tries == 0
+
+
+def test_the_daemon_is_killed_and_the_job_does_not_notice(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script, nodes=(1, 2))
+    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job runs on 2 nodes")
+    embedded.until_samples(job, 100)
+    workers = {p.pid for p in embedded.workers(script)}
+    assert len(workers) == 2
+    embedded.kill_daemon(signal.SIGKILL)
+    embedded.start_daemon()
+    embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")
+    samples = embedded.job(job).samples
+    embedded.until_samples(job, samples + 200)
+    assert {p.pid for p in embedded.workers(script)} == workers, "the same workers train on"
+    assert len(embedded.events("round-formed", job)) == 1
+    assert len(embedded.events("job-started", job)) == 1
+    (embedded.work / "stop").touch()
+    assert embedded.until_state(job, "completed", "failed").state == "completed"
+
+
+def test_a_job_that_ends_while_no_daemon_runs_is_completed_by_the_next(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script)
+    embedded.until_samples(job, 50)
+    worker = embedded.workers(script)[0]
+    embedded.kill_daemon(signal.SIGKILL)
+    (embedded.work / "stop").touch()
+    embedded.until(lambda: not worker.is_running() or worker.status() == "zombie", "the worker has ended")
+    embedded.start_daemon()
+    done = embedded.until_state(job, "completed", "failed")
+    assert done.state == "completed"
+    assert done.metrics == {"accuracy": 0.5}
+
+
+def test_a_clean_stop_leaves_the_job_running_and_says_so(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script)
+    embedded.until_samples(job, 50)
+    worker = embedded.workers(script)[0]
+    assert embedded.kill_daemon(signal.SIGTERM) == 0
+    assert "1 jobs go on without it" in embedded.daemon_log()
+    assert worker.is_running()
+    embedded.start_daemon()
+    assert embedded.until_state(job, "running").samples >= 50
+
+
+def test_orderly_rescales_process_every_sample_exactly_once(embedded):
+    script = embedded.script("counting.py", COUNTING)
+    first = embedded.submit(script, nodes=(1, 3), name="count")
+    embedded.until(lambda: len(embedded.job(first).nodes) == 3, "the job runs on 3 nodes")
+    embedded.until_samples(first, 100)
+    # A second job takes nodes away and gives them back: the first shrinks and grows in order.
+    steady = embedded.script("steady.py", STEADY)
+    second = embedded.submit(steady, nodes=(2, 2), weight=50.0, env={"SECONDS": "3"})
+    embedded.until(lambda: len(embedded.job(second).nodes) == 2, "the second job has its nodes")
+    embedded.until_state(second, "completed", "failed")
+    done = embedded.until_state(first, "completed", "failed")
+    assert done.state == "completed", embedded.show(first).failure
+    assert len(embedded.events("round-formed", first)) >= 2
+    seen = Counter(line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split())
+    assert len(seen) == 2000
+    assert set(seen.values()) == {1}
+
+
+def test_preemption_with_notice_is_answered_within_the_grace_time(embedded):
+    script = embedded.script("counting.py", COUNTING)
+    job = embedded.submit(script, nodes=(1, 2), name="count")
+    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job runs on 2 nodes")
+    embedded.until_samples(job, 100)
+    victim = embedded.job(job).nodes[0]
+    agent = embedded.agents()[victim]
+    agent.send_signal(signal.SIGTERM)
+    embedded.until(lambda: not agent.is_running() or agent.status() == "zombie", "the agent has left", patience_s=embedded.grace_s)
+    done = embedded.until_state(job, "completed", "failed")
+    assert done.state == "completed", embedded.show(job).failure
+    seen = Counter(line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split())
+    assert len(seen) == 2000
+    assert set(seen.values()) == {1}, "a preemption with notice loses no sample and repeats none"
+
+
+def test_a_job_under_its_minimum_is_suspended_and_comes_back(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script, nodes=(3, 3))
+    embedded.until_samples(job, 50)
+    victim = embedded.agents()[embedded.job(job).nodes[1]]
+    victim.send_signal(signal.SIGKILL)
+    embedded.until(lambda: embedded.events("node-lost"), "the loss is noticed")
+    samples = embedded.job(job).samples
+    embedded.until_samples(job, samples + 50)
+    assert embedded.job(job).state == "running"
+    assert embedded.job(job).tries == 0
+
+
+def test_two_jobs_share_the_machine_and_a_node_belongs_to_one(embedded):
+    script = embedded.script("steady.py", STEADY)
+    jobs = [embedded.submit(script, nodes=(1, 3), name=f"job{i}") for i in range(2)]
+    embedded.until(lambda: all(embedded.job(j).samples > 20 for j in jobs), "both train")
+    nodes = [n for j in jobs for n in embedded.job(j).nodes]
+    assert len(nodes) == len(set(nodes)) <= 3
+    with embedded.client() as client:
+        results = client.cancel(jobs)
+    assert all(r["ok"] for r in results)
+    for job in jobs:
+        embedded.until_state(job, "cancelled")
+    embedded.until(lambda: not embedded.workers(script), "their workers are gone")
+
+
+def test_the_daemon_and_its_agents_stay_small(embedded):
+    script = embedded.script("steady.py", STEADY)
+    job = embedded.submit(script, nodes=(1, 2))
+    embedded.until_samples(job, 200)
+    import psutil
+
+    daemon = psutil.Process(embedded.daemon.pid)
+    assert daemon.memory_info().rss < 150e6
+    for agent in embedded.agents().values():
+        assert agent.memory_info().rss < 60e6
+    maps = Path(f"/proc/{daemon.pid}/maps").read_text()
+    assert "libtorch" not in maps

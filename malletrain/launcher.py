@@ -94,7 +94,7 @@ def worker_command(order: LaunchOrder) -> list[str]:
 
 
 def run(order: LaunchOrder) -> int:
-    """Run the job's workers on this node round after round. Returns the exit code."""
+    """Run the job's workers on this node round after round. Returns the exit code; SignalException: asked to stop, and done so."""
     spec = order.spec
     if spec.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: several workers share the cores
@@ -115,8 +115,6 @@ def run(order: LaunchOrder) -> int:
     )
     try:
         workers.run()
-    except SignalException:
-        return 0  # asked to stop; the workers are stopped
     except RendezvousClosedError as error:
         print(f"malletrain launcher: {error}", flush=True)
     except RendezvousError as error:
@@ -138,7 +136,13 @@ def main() -> int:
         return 2
     # Every planned restart of the workers would be logged as warnings about closing signals.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(os.environ.get("LOGLEVEL", "ERROR"))
-    return run(order)
+    try:
+        code = run(order)
+    except SignalException:
+        code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # taking torch down in order would take half a second, during which the node is not free
 
 
 if __name__ == "__main__":

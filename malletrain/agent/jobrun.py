@@ -29,6 +29,11 @@ from malletrain.wire import Assign, Assignment, Drain, Drained, Error, Failure, 
 
 log = logging.getLogger("malletrain.agent")
 
+LOBBY_PATIENCE = 3.0
+"""The daemon watches over its rounds within the join timeout; only a wait of several times that means that it has forgotten this node."""
+
+_OWN_DRAIN = 2**62  # a number that no daemon reaches
+
 _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 """What torchrun logs of the first worker that failed (torch/distributed/elastic/multiprocessing/api.py)."""
 
@@ -70,12 +75,14 @@ class JobRun:
         self.reports = Reports(assign.job, send)
         self.ended = False
         """No process of the job is left and the daemon was told."""
+        self.standing_still = False
+        """The workers of the round have served a drain: what they would do now would be lost."""
         self._assign = assign
         self._place = place
         self._logs = logs
         self._send = send
         self._tell = tell
-        self._round: Round | None = None
+        self._rounds: dict[int, Round] = {}
         self._store: StoreUp | None = None
         self._drain: tuple[Drain, float] | None = None
         self._tail = ""
@@ -122,9 +129,10 @@ class JobRun:
         if self._store is not None and self._store.generation == message.generation and not message.store_host:
             self._send(self._store)  # said before, and lost on the way
             return
-        if self.releasing or message.generation <= max(self.generation, self._round.generation if self._round else 0):
+        newest = self._pending()
+        if self.releasing or message.generation <= (newest.generation if newest else self.generation):
             return
-        self._round = message
+        self._rounds[message.generation] = message
         self._waited_s = 0.0
         if self._process is None and self.phase == "succeeded":  # torchrun left when its workers were done, but they are needed again
             self._start()
@@ -133,8 +141,7 @@ class JobRun:
     def drain(self, message: Drain) -> None:
         """Have the worker here take a snapshot and stand still; answered by Drained."""
         if message.number == 0:
-            self._drain = None
-            self._flags.request_drain(0)
+            self._no_drain()
             return
         if self.phase != "running" or message.generation != self.generation:
             self._send(Drained(self.job, message.generation, False, f"The job's workers here do not run (they are {self.phase})."))
@@ -143,6 +150,11 @@ class JobRun:
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self._flags.request_drain(message.number)
+
+    def save_alone(self, within_s: float) -> None:
+        """The node is wanted back and no daemon is there to move the job: have what the workers did saved, if they can."""
+        if self.phase == "running" and self.generation in self.reports.capable:
+            self.drain(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
 
     def release(self, grace_s: float) -> None:
         """Stop everything: SIGTERM now, SIGKILL after the grace."""
@@ -165,20 +177,22 @@ class JobRun:
         if self.releasing or said.phase not in ("ready", "running", "succeeded", "failed"):
             return
         failures: tuple[Failure, ...] = ()
+        if self._drain is not None and said.phase != "running":
+            self._drain_failed("The workers ended before they could take a snapshot.")
         if said.phase == "failed":
             failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
-        elif said.phase == "running" and self._round is not None:
-            self._entered(self._round)
+        elif said.phase == "running" and said.generation in self._rounds:
+            self._entered(self._rounds[said.generation])
         self.phase, self.generation, self.failures, self._waited_s = said.phase, said.generation, failures, 0.0
         self._report()
-        if said.phase in ("ready", "failed") and self._pending():
-            assert self._round is not None
-            self._tell(self._round)
+        if said.phase in ("ready", "failed") and (pending := self._pending()):
+            self._tell(pending)
 
     def drain_served(self, served: DrainServed) -> None:
         """A worker says that a drain is over."""
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
+            self.standing_still = served.saved
             self.reports.flush()
             self._send(Drained(self.job, served.generation, served.saved, served.sentence))
 
@@ -196,15 +210,13 @@ class JobRun:
         if code is not None:
             self._launcher_gone(code)
         if self._drain is not None and now >= self._drain[1]:
-            drain, self._drain = self._drain[0], None
-            self._flags.request_drain(0)
-            sentence = f"No snapshot within {drain.timeout_s:g} s."
-            self._send(Drained(self.job, drain.generation, False, sentence))
+            self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
         if self.phase in ("ready", "failed") and connected and not self._pending():
             self._waited_s += min(elapsed, 1.0)  # not the time during which this process was stopped
-            if self._waited_s > self._assign.join_timeout_s:
+            limit_s = LOBBY_PATIENCE * self._assign.join_timeout_s
+            if self._waited_s > limit_s:
                 self._waited_s = 0.0
-                self._tell(Error(f"The daemon formed no round of job {self.job} with this node within {self._assign.join_timeout_s:g} s."))
+                self._tell(Error(f"The daemon formed no round of job {self.job} with this node within {limit_s:g} s."))
 
     # --- inside ---
 
@@ -220,11 +232,11 @@ class JobRun:
             join_timeout_s=self._assign.join_timeout_s,
         )
         order_file = place.directory / "order.json"
-        self.phase, self.failures, self._store, self._drain, self._waited_s = "starting", (), None, None, 0.0
-        if not self._pending():
-            self._round = None
+        self.phase, self.failures, self._store, self._waited_s = "starting", (), None, 0.0
+        pending = self._pending()
+        self._rounds = {pending.generation: pending} if pending else {}
         self.generation = 0
-        self._flags.request_drain(0)
+        self._no_drain()
         try:
             write_order(order_file, order)
             environment = job_environment(
@@ -236,17 +248,29 @@ class JobRun:
             self._process = None
             self._exited(f"The launcher cannot be started: {error}.")
 
-    def _pending(self) -> bool:
-        return self._round is not None and self._round.generation > self.generation
+    def _pending(self) -> Round | None:
+        """The newest round, if the workers are not of it already."""
+        newest = max(self._rounds, default=0)
+        return self._rounds[newest] if newest > self.generation else None
 
     def _entered(self, entered: Round) -> None:
         """The launcher has taken a round; the workers of the one before are gone, those of this one are about to start."""
-        self._drain = None
-        self._flags.request_drain(0)
+        self._no_drain()
+        self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.close(self.job, before=entered.generation)
         count = self._assign.spec.nproc_per_node
         for rank in range(entered.group_rank * count, (entered.group_rank + 1) * count):
             self._logs.add(self.job, entered.generation, f"rank{rank}", self._log_dir / rank_log_name(entered.generation, rank))
+
+    def _no_drain(self) -> None:
+        self._drain, self.standing_still = None, False
+        self._flags.request_drain(0)
+
+    def _drain_failed(self, sentence: str) -> None:
+        assert self._drain is not None
+        generation = self._drain[0].generation
+        self._no_drain()
+        self._send(Drained(self.job, generation, False, sentence))
 
     def _with_tails(self, failures: tuple[Failure, ...], generation: int) -> tuple[Failure, ...]:
         return tuple(
@@ -254,7 +278,8 @@ class JobRun:
         )
 
     def _stock_failures(self) -> tuple[Failure, ...]:
-        group_rank = self._round.group_rank if self._round else 0
+        entered = self._rounds.get(self.generation)
+        group_rank = entered.group_rank if entered else 0
         return stock_failures(tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time())
 
     def _launcher_gone(self, code: int) -> None:
@@ -264,7 +289,7 @@ class JobRun:
             self.phase = "succeeded"
             self._report()
             return
-        how = f"with code {code}" if code <= 128 else f"by signal {code - 128}"
+        how = f"with code {code}" if 0 <= code <= 128 else f"by signal {-code if code < 0 else code - 128}"
         self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:

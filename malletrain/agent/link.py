@@ -68,6 +68,10 @@ class DaemonLink:
         """Send to the daemon if it is there."""
         return self.connected and self._put(message)
 
+    def announce(self) -> None:
+        """Say Hello now, whether or not the daemon is known to be there: something about this agent has changed for good."""
+        self._put(self._hello())
+
     async def run(self) -> None:
         """Keep connected until cancelled."""
         attempt = 0

@@ -130,8 +130,8 @@ class LogForwarder:
     def acknowledged(self, ack: LogAck) -> None:
         """The daemon has everything below ``ack.offset``."""
         file = self.files.get((ack.job, ack.generation, ack.stream))
-        if file is not None and file.acked < ack.offset <= file.size():
-            file.acked, file.sent_at = ack.offset, None
+        if file is not None:  # the offset is lower than before when the daemon's copy was cut
+            file.acked, file.sent_at = min(ack.offset, file.size()), None
             file.free()
 
     def reconnected(self) -> None:

@@ -38,8 +38,13 @@ log = logging.getLogger("malletrain.agent")
 
 
 def private_directory(base: Path, node: str) -> Path:
-    """A new directory of this agent's own under ``base``; those of dead agents of the same node are removed. Raises OSError."""
+    """A new directory of this agent's own under ``base``; those of dead agents of the same node are removed.
+
+    Raises OSError when there can be none, or when ``base`` is somebody else's (who could then put own sockets in place of ours).
+    """
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if base.stat().st_uid != os.geteuid():
+        raise PermissionError(f"The run directory {base} belongs to another user; give the agent another --run-dir.")
     prefix = re.sub(r"[^\w.-]", "_", node)[:24]
     for old in base.glob(f"{prefix}-*-*"):
         pid = old.name.split("-")[-2]
@@ -239,9 +244,11 @@ class Agent:
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
-            if self._leave_by is not None and not self._exiting and now >= self._leave_by - self._margin():
-                log.warning("the lease ends and the daemon has not moved the job; stopping it here")
-                self._shut_down(self._margin() * 0.8)
+            if self._leave_by is not None and not self._exiting:
+                saved_alone = self._run is not None and self._run.standing_still and not self._link.connected
+                if saved_alone or now >= self._leave_by - self._margin():
+                    log.warning("the lease ends and the daemon has not moved the job; stopping it here")
+                    self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
                 self._logs_until = self._logs_until or now + LAST_LOGS_S
                 if self._logs.all_sent() or not self._link.connected or now >= min(self._logs_until, self._leave_by or now + 1):
@@ -267,9 +274,12 @@ class Agent:
         name = signal.Signals(signum).name
         self._leave_by = time.monotonic() + self._config.grace_s
         log.info("%s: leaving within %g s", name, self._config.grace_s)
-        self._link.send(Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name})."))
+        if not self._link.send(Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")):
+            self._link.announce()
         if self._run is None:
             self._shut_down(0.0)
+        elif not self._link.connected:
+            self._run.save_alone(0.8 * (self._config.grace_s - self._margin()))
 
     def _shut_down(self, grace_s: float) -> None:
         self._exiting, self._next = True, None

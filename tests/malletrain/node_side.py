@@ -74,6 +74,7 @@ class FakeDaemon:
         self.seen: list[tuple[str, Any]] = []
         self.logs: dict[tuple[str, int, str], bytes] = {}
         self.acknowledges = True
+        self.beats = 0
 
     def pump(self, wait_s: float = 0.02) -> None:
         """Take in what has arrived."""
@@ -91,6 +92,7 @@ class FakeDaemon:
             self._reply(identity, wire.WhoAreYou(self.boot))
             return
         elif isinstance(message, wire.Heartbeat):
+            self.beats += 1
             self._reply(identity, wire.Alive(self.boot))
             return
         elif isinstance(message, wire.LogChunk):

@@ -39,6 +39,7 @@ def upgrade() -> None:
         sa.Column("tries", sa.Integer, nullable=False),
         sa.Column("last_broke", REAL),
         sa.Column("samples", REAL, nullable=False),
+        sa.Column("samples_before", REAL, nullable=False),
         sa.Column("node_seconds", REAL, nullable=False),
         sa.Column("last_progress", REAL),
         sa.Column("metrics", sa.Text, nullable=False),

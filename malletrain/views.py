@@ -25,7 +25,8 @@ class RateView(View, frozen=True):
 
 
 class RescaleView(View, frozen=True):
-    """One change of a job's nodes. ``cost_s``: last sample before → first sample after; ``phases``: its parts in seconds."""
+    """One change of a job's nodes. ``cost_s``: last sample before → first sample after; ``phases``: its parts in seconds; ``ended``: the
+    first sample after."""
 
     generation: int
     kind: str
@@ -34,6 +35,7 @@ class RescaleView(View, frozen=True):
     began: float
     cost_s: float | None
     phases: dict[str, float] = {}
+    ended: float | None = None
 
 
 class JobView(View, frozen=True):

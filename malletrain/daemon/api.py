@@ -112,7 +112,7 @@ class Api:
             msgspec.to_builtins(spec),
             tuple(RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds) for o in store.observations(row.id)),
             tuple(
-                RescaleView(r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.cost_s, dict(r.phases))
+                RescaleView(r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.cost_s, dict(r.phases), r.ended)
                 for r in store.rescales(row.id)
             ),
             row.notices,

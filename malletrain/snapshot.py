@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import random
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-from malletrain import progress, snapshot_file
+from malletrain import progress, rng, snapshot_file
 from malletrain.local_channel import Capable, Drained, FlagsReader, SnapshotTaken
 from malletrain.sampler import rank_and_world
 from malletrain.snapshot_file import SnapshotError
@@ -188,14 +187,15 @@ class Snapshot:
                 else:
                     target.load_state_dict(saved[key])
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                reason = " ".join(str(error).split())  # torch writes several lines
                 raise SnapshotError(
-                    f"The state of {key!r} in snapshot {name} does not fit the script's {type(target).__name__}: {' '.join(str(error).split())} "
+                    f"The state of {key!r} in snapshot {name} does not fit the script's {type(target).__name__}: {reason} "
                     "If the script changed on purpose, give Snapshot another path."
                 ) from error
         for key in saved:
             if key not in self._objects:
                 progress.tell(f"Snapshot {name} also holds {key!r}, which this script does not use; it is left out of later snapshots.")
-        _load_rng(payload.get("rng", {}))
+        rng.load(payload.get("rng", {}))
 
     # --- save ---
 
@@ -280,7 +280,7 @@ class Snapshot:
             "time": time.time(),
             "world_size": rank_and_world()[1],
             "objects": states,
-            "rng": _rng(),
+            "rng": rng.state(),
         }
 
     # --- the training loop ---
@@ -394,37 +394,6 @@ def _group_store() -> Any:
         return None
     get: Callable[[], Any] | None = getattr(distributed.distributed_c10d, "_get_default_store", None)
     return get() if get is not None else None
-
-
-def _rng() -> dict[str, Any]:
-    import torch
-
-    version, words, gauss = random.getstate()
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kind, keys, position, has_gauss, cached = numpy.random.get_state()
-        states["numpy"] = [str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)]
-    return states
-
-
-def _load_rng(states: dict[str, Any]) -> None:
-    import torch
-
-    if "torch" in states:
-        torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-    if "python" in states:
-        version, words, gauss = states["python"]
-        random.setstate((version, tuple(words), gauss))
-    if "numpy" in states and "numpy" in sys.modules:
-        import numpy
-
-        kind, keys, position, has_gauss, cached = states["numpy"]
-        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
 
 
 def _clock(when: float | None) -> str:

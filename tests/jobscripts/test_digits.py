@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -51,9 +52,9 @@ def wait_for(condition, log, limit=60):
         time.sleep(0.02)
 
 
-def accuracy_in(log):
-    found = re.search(r"test accuracy (0\.\d+)", log.read_text())
-    assert found, log.read_text()
+def accuracy_in(text):
+    found = re.search(r"test accuracy (0\.\d+)", text)
+    assert found, text
     return float(found.group(1))
 
 
@@ -61,20 +62,30 @@ def model_in(path):
     return snapshot_file.read(str(path))["objects"]["model"]
 
 
-def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_path):
-    log, undisturbed_log = tmp_path / "log", tmp_path / "undisturbed.log"
+def run_here(monkeypatch, capsys, *arguments):
+    """The script as ``python digits.py`` runs it, without the seconds that importing torch again takes; returns what it printed."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return capsys.readouterr().out
+
+
+def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "log"
     snapshot, undisturbed = tmp_path / "digits.pt", tmp_path / "undisturbed.pt"
     arguments = ("--epochs", str(EPOCHS), "--snapshot-every", "0", "--snapshot", str(snapshot))
 
-    with (
-        started(str(SCRIPT), "--epochs", str(EPOCHS), "--snapshot", str(undisturbed), log=undisturbed_log) as reference,
-        started(*torchrun(1), *arguments, "--step-delay", "0.1", log=log) as run,
-    ):
+    with started(*torchrun(1), *arguments, "--step-delay", "0.1", log=log) as run:
+        undisturbed_said = run_here(monkeypatch, capsys, "--epochs", str(EPOCHS), "--snapshot", str(undisturbed))
         wait_for(lambda: "epoch 1/3" in log.read_text(), log)
         (worker,) = psutil.Process(run.pid).children()
         worker.send_signal(signal.SIGKILL)
         assert run.wait(60) != 0
-        assert reference.wait(60) == 0, undisturbed_log.read_text()
     state = snapshot_file.read(str(snapshot))["objects"]["sampler"]
     assert state["epoch"] >= 1
 
@@ -95,14 +106,12 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_p
     assert sum(last.values()) == EPOCHS * TRAIN_SAMPLES - (state["epoch"] * TRAIN_SAMPLES + state["position"])
     assert any(isinstance(message, SnapshotTaken) and message.saved for message in messages)
     (metric,) = [message for message in messages if isinstance(message, Metric)]
-    assert metric.value == pytest.approx(accuracy_in(log), abs=1e-4)
+    assert metric.value == pytest.approx(accuracy_in(log.read_text()), abs=1e-4)
 
     mine, theirs = model_in(snapshot), model_in(undisturbed)
     assert all(torch.allclose(mine[name], theirs[name], atol=1e-4) for name in mine)
-    assert accuracy_in(log) == pytest.approx(accuracy_in(undisturbed_log), abs=0.01)
+    assert accuracy_in(log.read_text()) == pytest.approx(accuracy_in(undisturbed_said), abs=0.01)
 
-    again = tmp_path / "again.log"
-    with started(str(SCRIPT), *arguments, log=again) as run:
-        assert run.wait(60) == 0, again.read_text()
-    assert accuracy_in(again) == accuracy_in(log)
-    assert "epoch 3/3" not in again.read_text()
+    again = run_here(monkeypatch, capsys, *arguments)
+    assert accuracy_in(again) == accuracy_in(log.read_text())
+    assert "epoch 3/3" not in again

@@ -455,13 +455,3 @@ def test_nobody_waits_for_a_rank_0_that_failed_or_found_nothing(tmp_path):
         zero._agreed(store, 0)
     with pytest.raises(SnapshotError, match="No good snapshot is left"):
         one._agreed(store, 1)
-
-
-@pytest.mark.usefixtures("plain")
-def test_generators_are_restored_where_they_were(tmp_path):
-    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
-    snapshot = Snapshot(tmp_path / "x.pt", facts={})
-    snapshot.save()
-    first = random.random(), numpy.random.normal(), numpy.random.normal(), float(torch.rand(1))
-    assert snapshot.restore()
-    assert (random.random(), numpy.random.normal(), numpy.random.normal(), float(torch.rand(1))) == first

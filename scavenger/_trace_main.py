@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     statistics = found.statistics()
-    print(json.dumps(statistics.to_dict()) if args.json else _table(statistics))
+    try:
+        print(json.dumps(statistics.to_dict()) if args.json else _table(statistics), flush=True)
+    except BrokenPipeError:  # the reader has seen enough; nothing more may be written, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -16,36 +16,32 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from scavenger._trace_checks import (
+    MAX_PROBLEMS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    TraceError,
+    node_problems,
+    numbers,
+    order_problems,
+)
+from scavenger._trace_statistics import HISTOGRAM_EDGES_S, SHORT_GAP_S, Statistics, summary
+
+__all__ = [
+    "HEADER", "Batch", "BoolArray", "FloatArray", "Gaps", "IntArray", "Statistics", "Trace", "TraceError", "merge", "parse", "read",
+    "read_names", "summary", "write",
+]
+
 HEADER = "time_s,node,event"
-SHORT_GAP_S = 600.0
-"""Gaps below this length count as short in the statistics (10 minutes, as in the published Summit figures)."""
-HISTOGRAM_EDGES_S = (0.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, math.inf)
-MAX_PROBLEMS = 20
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
-
-
-class TraceError(ValueError):
-    """A trace that cannot be used. ``problems`` holds one sentence per problem found (up to a limit), with its line number."""
-
-    def __init__(self, where: str, problems: Sequence[str], total: int | None = None) -> None:
-        self.problems = tuple(problems)
-        self.total = len(problems) if total is None else total
-        lines = list(problems[:MAX_PROBLEMS])
-        if self.total > len(lines):
-            lines.append(f"... and {self.total - len(lines)} more.")
-        text = lines[0] if len(lines) == 1 else f"{self.total} problems.\n  " + "\n  ".join(lines)
-        super().__init__(f"{where}: {text}" if where else text)
 
 
 class Batch(NamedTuple):
@@ -73,36 +69,6 @@ class Gaps:
     def length(self) -> FloatArray:
         """Lengths in seconds."""
         return self.end - self.start
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What is in a trace. Lengths are of complete gaps only; the idle count is averaged over time."""
-
-    nodes: int
-    duration_s: float
-    events: int
-    idle_mean: float
-    idle_min: int
-    idle_max: int
-    idle_fraction: float
-    gaps: int
-    gap_median_s: float
-    gap_mean_s: float
-    gap_short_fraction: float
-    histogram: tuple[tuple[float, float, int], ...]
-    """(from, to, gaps) by length in seconds; the last ``to`` is infinite"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite bin edge and a statistic of nothing are None."""
-        out: dict[str, Any] = {
-            k: (None if isinstance(v, float) and not math.isfinite(v) else v)
-            for k, v in self.__dict__.items() if k != "histogram"
-        }
-        out["histogram"] = [
-            {"from_s": a, "to_s": b if math.isfinite(b) else None, "gaps": n} for a, b, n in self.histogram
-        ]
-        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +113,7 @@ class Trace:
             raise TraceError(where, [f"An event is on node number {n.max() if n.max() >= len(names) else n.min()} "
                                      f"but there are {len(names)} nodes."])
         end = float(t[-1]) if duration_s is None and len(t) else float(duration_s or 0.0)
-        problems = [*_order_problems(t), *_node_problems(t, n, i, names)]
+        problems = [*order_problems(t), *node_problems(t, n, i, names)]
         if problems:
             problems.sort()
             sentences = [f"line {first_line + k}: {text}" for k, text in problems[:MAX_PROBLEMS]]
@@ -383,7 +349,7 @@ def parse(
             continue
         good.append(row)
         line_of.append(line_number)
-    time, bad_times = _numbers([row[0] for row in good])
+    time, bad_times = numbers([row[0] for row in good])
     problems += [(line_of[k], f"The time is not a number of seconds: '{good[k][0][:40]}'.") for k in bad_times]
     node = np.zeros(len(good), dtype=np.int32)
     idle = np.zeros(len(good), dtype=np.bool_)
@@ -403,11 +369,11 @@ def parse(
         node[k] = number
     if not bad_times:
         lines_at = np.asarray(line_of)
-        order_problems = _order_problems(time)
-        problems += [(int(lines_at[k]), s) for k, s in order_problems]
+        unsorted = order_problems(time)
+        problems += [(int(lines_at[k]), s) for k, s in unsorted]
         # An unsorted file makes every later statement about a node's order worthless, so it is checked only when sorted.
-        if not order_problems and not problems:
-            problems += [(int(lines_at[k]), s) for k, s in _node_problems(time, node, idle, list(index))]
+        if not unsorted and not problems:
+            problems += [(int(lines_at[k]), s) for k, s in node_problems(time, node, idle, list(index))]
     if problems:
         problems.sort()
         raise TraceError(where, [f"line {n}: {s}" for n, s in problems[:MAX_PROBLEMS]], len(problems))
@@ -440,71 +406,9 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------------------------
-
-
-def _order_problems(time: FloatArray) -> list[tuple[int, str]]:
-    problems = [
-        (int(k), f"The time must be 0 or more and finite; got {time[k]:g}.")
-        for k in np.flatnonzero(~np.isfinite(time) | (time < 0))
-    ]
-    back = np.flatnonzero(np.diff(time) < 0) + 1
-    problems += [
-        (int(k), f"Time goes back from {time[k - 1]:g} s to {time[k]:g} s; sort the rows by time_s.") for k in back
-    ]
-    return problems
-
-
-def _node_problems(
-    time: FloatArray, node: IntArray, idle: BoolArray, names: Sequence[str]
-) -> list[tuple[int, str]]:
-    """The events of one node must alternate, beginning with idle, at different times."""
-    order = np.argsort(node, kind="stable")
-    n, i, t = node[order], idle[order], time[order]
-    first = np.ones(len(n), dtype=np.bool_)
-    first[1:] = n[1:] != n[:-1]
-    previous = np.zeros(len(n), dtype=np.bool_)
-    previous[1:] = i[:-1] & ~first[1:]
-    problems: list[tuple[int, str]] = []
-    for k in np.flatnonzero(i == previous).tolist():
-        name, state = names[int(n[k])], "idle" if i[k] else "busy"
-        since = "from the start" if first[k] else f"since {t[k - 1]:g} s"
-        problems.append((int(order[k]), f"Node {name} becomes {state} at {t[k]:g} s but is {state} {since}."))
-    same = np.flatnonzero(~first[1:] & (t[1:] == t[:-1]) & (i[1:] != i[:-1])) + 1
-    for k in same.tolist():
-        problems.append((int(order[k]), f"Node {names[int(n[k])]} becomes idle and busy at the same time, {t[k]:g} s."))
-    return problems
-
-
-def _numbers(words: list[str]) -> tuple[FloatArray, list[int]]:
-    """The words as numbers, and the positions of those that are none (0 there)."""
-    try:
-        return np.array(words, dtype=np.float64), []
-    except ValueError:
-        values, bad = np.zeros(len(words)), []
-        for k, word in enumerate(words):
-            try:
-                values[k] = float(word)
-            except ValueError:
-                bad.append(k)
-        return values, bad
-
-
 def _short(value: float) -> str:
     """Shortest text that reads back as the same number, without '.0'."""
     return str(int(value)) if value.is_integer() else repr(value)
-
-
-def summary(statistics: Statistics) -> Mapping[str, str]:
-    """The statistics in words for a terminal, label → text."""
-    s = statistics
-    return {
-        "nodes": f"{s.nodes}",
-        "duration": f"{s.duration_s:,.0f} s ({s.duration_s / 86400:.2f} days), {s.events:,} events",
-        "idle nodes": f"{s.idle_mean:.1f} on average ({100 * s.idle_fraction:.1f} %), {s.idle_min} to {s.idle_max}",
-        "gaps": f"{s.gaps:,}; median {s.gap_median_s:,.0f} s, mean {s.gap_mean_s:,.0f} s, "
-                f"{100 * s.gap_short_fraction:.0f} % shorter than {SHORT_GAP_S / 60:.0f} minutes",
-    }
 
 
 if __name__ == "__main__":

@@ -348,3 +348,24 @@ def test_gaps_have_a_horizon_when_their_lengths_are_watched(cluster, trace_file)
     assert horizons[1] == pytest.approx(50.0, rel=0.2)
     wait_for(lambda: scavenger.poll() and estimator.observed, "the end of the first gap to be seen")
     assert [g.horizon_s for g in running.scavenger().poll().gaps] == [None]
+
+
+def test_a_second_request_to_stop_skips_the_grace_time(cluster):
+    running = cluster(grace_s=600.0)
+    scavenger = running.scavenger()
+    take(scavenger, "a", "n1", STUBBORN)
+    wait_ready(scavenger, "a")
+    os.kill(running.pid, signal.SIGTERM)
+    wait_for(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
+    refused = take(scavenger, "b", "n2")
+    assert refused.reason == "The cluster is stopping."
+    os.kill(running.pid, signal.SIGTERM)
+    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    assert processes_of(scavenger.layout.root) == []
+
+
+def test_a_cluster_ends_after_its_lifetime(cluster):
+    running = cluster(lifetime_s=0.5)
+    take(running.scavenger(), "a", "n1")
+    wait_for(lambda: not running.alive(), "the cluster to end by itself")
+    assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

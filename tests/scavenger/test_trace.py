@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger import trace as traces
+from scavenger._trace_checks import MAX_PROBLEMS
 from scavenger._trace_main import main
 from scavenger.trace import Trace, TraceError
 
@@ -103,7 +104,7 @@ def test_many_problems_are_listed_up_to_a_limit():
     text = HEADER + "".join(f"{k},a,idle\n" for k in range(1, 101))
     with pytest.raises(TraceError, match=r"99 problems(.|\n)*and 79 more") as caught:
         traces.parse(text)
-    assert (len(caught.value.problems), caught.value.total) == (traces.MAX_PROBLEMS, 99)
+    assert (len(caught.value.problems), caught.value.total) == (MAX_PROBLEMS, 99)
 
 
 def test_a_node_outside_the_given_list_is_refused_and_silent_nodes_count():

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from scavenger.trace import read
 
             whole = read(args.trace, duration_s=args.trace_end)
+            if set(whole.names) < set(names):  # nodes of this cluster without an event are busy all the time
+                whole = read(args.trace, names=names, duration_s=args.trace_end)
             cut = fit(whole, names, speedup=args.speedup, duration_s=args.duration, start_s=args.start, seed=args.seed)
             replay = Replay(cut, args.at_end)
         os.umask(0o077)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jpa.fit import fit
-from jpa.points import Point
+from jpa.points import NOTHING, Point
 
 ROUGHNESS = 0.04
 """Per √octave, relative. Measured on the curves of seven models on 1..64 nodes: dropping a point between two that are two octaves apart
@@ -44,7 +44,7 @@ class Prior:
     source: str
 
     def __post_init__(self) -> None:
-        if not self.points or any(n < 1 or not (math.isfinite(r) and r > 0) for n, r in self.points):
+        if not self.points or any(n < 1 or not (math.isfinite(r) and r > NOTHING) for n, r in self.points):
             raise ValueError(f"The prior from {self.source} needs sizes of 1 or more with throughputs above 0; it has {self.points}.")
 
     def rate(self, nodes: int) -> float:
@@ -105,7 +105,8 @@ class PhaseCurve:
         above = [p for p in self.points if p.nodes > nodes]
         if below and above:
             return self._between(nodes, below[-1], above[0])
-        return self._outside(nodes, below[-1] if below else above[0])
+        edge = below[-1] if below else above[0]
+        return self._outside(nodes, edge) if edge.rate > 0 else self._beyond_nothing(nodes, edge, neutral_rate)
 
     def _between(self, nodes: int, low: Point, high: Point) -> tuple[float, float]:
         to_low, to_high = math.log2(nodes / low.nodes), math.log2(high.nodes / nodes)
@@ -125,8 +126,6 @@ class PhaseCurve:
         return rate, rate * math.sqrt(ends + bridge)
 
     def _outside(self, nodes: int, edge: Point) -> tuple[float, float]:
-        if edge.rate <= 0:
-            return 0.0, 0.0
         distance = abs(math.log2(nodes / edge.nodes))
         walk = self._roughness() ** 2 * distance
         if self.prior is not None:
@@ -135,6 +134,15 @@ class PhaseCurve:
         law = fit([(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0])
         rate = edge.rate * law.rate(nodes) / law.rate(edge.nodes)
         return rate, rate * math.sqrt(law.relative_std(nodes) ** 2 + walk)
+
+    def _beyond_nothing(self, nodes: int, edge: Point, neutral_rate: float) -> tuple[float, float]:
+        """Next to a size that gave nothing: above it nothing either, below it nobody knows."""
+        if nodes > edge.nodes:
+            return 0.0, 0.0
+        known = [(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0]
+        believed = self.prior.rate(nodes) if self.prior is not None else neutral(nodes, neutral_rate)
+        rate = fit(known).rate(nodes) if known else believed
+        return rate, UNKNOWN_STD * rate
 
     def _roughness(self) -> float:
         return self.prior.shape_std if self.prior is not None else ROUGHNESS

@@ -17,6 +17,8 @@ from jpa import drift
 
 _CRUDE_STD = 0.3
 """Relative standard deviation of a throughput seen in so few reports that its scatter could not be seen."""
+NOTHING = 1e-9
+"""A throughput below this, samples/s (one sample in thirty years), is 0."""
 CI95 = 1.96
 """Standard deviations in the half-width of a 95 % interval."""
 
@@ -57,17 +59,18 @@ class Point:
         return self.std / self.rate if self.rate > 0 else 0.0
 
 
-def check_rate(nodes: int, rate: float) -> None:
-    """Raises ValueError with a sentence when a throughput is not a finite number of 0 or more, or the size is below 1."""
+def checked(nodes: int, rate: float) -> float:
+    """``rate``, or 0 where it is next to nothing. Raises ValueError when it is not a finite number of 0 or more, or the size is below 1."""
     if nodes < 1:
         raise ValueError(f"A throughput was reported for {nodes} nodes; sizes start at 1.")
     if not math.isfinite(rate) or rate < 0:
         raise ValueError(f"Throughput {rate} at {nodes} nodes is not a finite number of samples/s, 0 or more; it is not used.")
+    return rate if rate > NOTHING else 0.0
 
 
 def new_point(nodes: int, rate: float, half_width: float, now: float, config: PointConfig) -> Point:
     """A size measured for the first time. ``half_width``: of the 95 % interval, samples/s; infinite when nothing is known of it."""
-    check_rate(nodes, rate)
+    rate = checked(nodes, rate)
     return Point(nodes, rate, _variance(rate, half_width, config.visit_std), updated=now)
 
 
@@ -94,7 +97,7 @@ def observed(point: Point, rate: float, half_width: float, now: float, config: P
         The new point, and the shift when the size has drifted by more than ``drift_tolerance``, else None. After a drift the point
         stands at the new level.
     """
-    check_rate(point.nodes, rate)
+    rate = checked(point.nodes, rate)
     noise = _variance(rate if rate > 0 else point.rate, half_width, config.window_std)
     before = point.variance + (config.wander * point.rate) ** 2
     spread = math.sqrt(before + noise)

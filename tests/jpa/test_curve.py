@@ -92,6 +92,8 @@ def test_a_size_without_throughput_is_worth_nothing_and_does_not_spoil_the_other
     assert 0 < rate < 198
     assert std == pytest.approx(rate / 2)
     assert measured({4: 0.0}).estimate(8) == (0.0, 0.0)
+    assert measured({4: 0.0}).uncertain((1, 2)) == (2, 1)
+    assert measured({4: 0.0, 8: 800.0}).uncertain((1, 2)) == (2, 1)
 
 
 def test_an_unusable_size_is_worth_nothing_and_forgotten():

@@ -190,7 +190,7 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:
         machine = machine_of(csv.DictReader(file), start, end)
-    rounds = story.rounds_of(watcher.events, details, end)
+    rounds = story.rounds_of(watcher.events, details, watcher.counts, end)
     sums = account(machine, rounds, story.held_of(watcher.events, end, names))
     nodes = sorted(machine.offered, key=lambda n: (len(n), n))
     picture = Timeline(

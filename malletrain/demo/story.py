@@ -56,28 +56,43 @@ def throughput(job: str, counts: Sequence[tuple[float, float]], window_s: float 
     return Series(job, tuple(times), tuple(rates))
 
 
-def rounds_of(events: Iterable[EventView], details: Sequence[JobDetail], end: float) -> list[Round]:
+def rounds_of(
+    events: Sequence[EventView], details: Sequence[JobDetail], counts: Mapping[str, Sequence[tuple[float, float]]], end: float
+) -> list[Round]:
     """Every round that processed samples, with its first and last sample.
 
     The first sample of a round is the end of its rescale; the last sample of the round before it lies ``cost_s`` earlier. The last round
-    of a job goes on until the job's end, or until ``end``.
+    of a job goes on until the job stops, or until ``end``. A round whose first sample came while the daemon was away has no measured
+    rescale: it begins when ``counts`` (job name → (time, samples), looked at now and then) first shows more samples than before.
     """
-    members: dict[tuple[str, int], tuple[str, ...]] = {}
+    formed: dict[str, list[tuple[float, int, tuple[str, ...]]]] = {}
     stops: dict[str, list[float]] = {}
     for e in events:
         if e.kind == FORMED:
-            members[e.job, int(e.data["generation"])] = tuple(e.data["members"])
+            formed.setdefault(e.job, []).append((e.time, int(e.data["generation"]), tuple(e.data["members"])))
         elif e.kind in TOOK:
             stops.setdefault(e.job, []).append(e.time)
     made = []
     for detail in details:
-        done = [(s.generation, s.ended, s.cost_s) for s in detail.rescales if s.ended is not None]
-        done.sort()
-        for k, (generation, first, _) in enumerate(done):
-            after = done[k + 1] if k + 1 < len(done) else None
-            limits = [t for t in stops.get(detail.job.id, ()) if t > first] + [end]
-            if after is not None:
-                limits.append(after[1] - (after[2] or 0.0))
-            last = max(first, min(limits))
-            made.append(Round(detail.job.name, generation, members.get((detail.job.id, generation), ()), first, last))
+        job, name = detail.job.id, detail.job.name
+        measured = {s.generation: (s.ended, s.cost_s or 0.0) for s in detail.rescales if s.ended is not None}
+        mine = formed.get(job, [])
+        begun: list[tuple[float, float, int, tuple[str, ...]]] = []
+        for k, (moment, generation, members) in enumerate(mine):
+            limit = mine[k + 1][0] if k + 1 < len(mine) else end
+            if generation in measured:
+                begun.append((*measured[generation], generation, members))
+            elif (seen := _grew(counts.get(name, ()), moment, limit)) is not None:
+                begun.append((seen, seen - moment, generation, members))
+        for k, (first, _, generation, members) in enumerate(begun):
+            limits = [t for t in stops.get(job, ()) if t > first] + [end]
+            if k + 1 < len(begun):
+                limits.append(begun[k + 1][0] - begun[k + 1][1])
+            made.append(Round(name, generation, members, first, max(first, min(limits))))
     return made
+
+
+def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
+    """When the samples were first seen to be more than at ``since``."""
+    before = max((samples for moment, samples in counts if moment <= since), default=0.0)
+    return next((moment for moment, samples in counts if since < moment < until and samples > before), None)

@@ -337,9 +337,11 @@ class Advisor:
         offer = self._offer(wanted, best.size, needed, now)
         step = next_step(plan, wanted.curve, wanted.nodes + offer.total)
         if step.size is None or step.size < needed:
-            until = f"; until {config.patience_s:g} s have passed it waits for {needed}" if needed > least else ""
-            have = f"{wanted.nodes + offer.total} of the {best.size} nodes to profile it at can be had"
-            return Waiting(wanted.job, offer.reason if offer.total == 0 else f"Only {have}{until}.")
+            fewer = wanted.nodes + self._offer(wanted, best.size, least, now).total
+            if fewer < least:
+                return Waiting(wanted.job, offer.reason)
+            patience = f"it waits for {needed} until {config.patience_s:g} s have passed"
+            return Waiting(wanted.job, f"Only {fewer} of the {best.size} nodes to profile it on can be had; {patience}.")
         if step.size != best.size:
             offer = self._offer(wanted, step.size, step.size, now)
         active = _Active(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)

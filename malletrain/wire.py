@@ -27,7 +27,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One malleable job as submitted. ``curve`` maps nodes (as text) to samples/s where the user knows it."""
+    """One malleable job as submitted. ``curve`` maps nodes (as text) to samples/s where the user knows it;
+    without a ``goal`` the site's objective counts."""
 
     name: str
     owner: str
@@ -41,7 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     max_nodes: int = 1
     nproc_per_node: int = 1
     weight: float = 1.0
-    goal: str = "throughput"
+    goal: str = ""
     curve: dict[str, float] | None = None
     launcher: str = "builtin"
 

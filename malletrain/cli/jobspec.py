@@ -139,7 +139,7 @@ def build(
     nodes: str = "1",
     nproc_per_node: int = 1,
     weight: float = 1.0,
-    goal: str = "throughput",
+    goal: str = "",
     curve: Path | None = None,
     setup: str | None = None,
     env: Sequence[str] = (),

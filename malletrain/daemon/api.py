@@ -70,9 +70,9 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], wire.JobSpec)
+        spec = msgspec.structs.replace(spec, owner=user, goal=spec.goal or self.core.config.allocation.objective)
         if problem := problem_of(spec):
             raise Refused(problem, "usage")
-        spec = msgspec.structs.replace(spec, owner=user)
         core = self.core
         with core.step() as now:
             row = core.store.add_job(

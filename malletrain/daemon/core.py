@@ -77,6 +77,8 @@ class JobRun:
     starting_until: float | None = None
     """Until when the first sample of the newest round is waited for."""
     saved_at: float = 0.0
+    launcher_tail: str = ""
+    """The last words of a launcher that ended."""
 
 
 @dataclass
@@ -299,7 +301,8 @@ class Core:
 
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
         self.act(run, run.rounds.stop())
-        self.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now)
+        tries = self.controller.jobs[run.row.id].tries
+        self.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now, tries=tries)
         said = {JobState.COMPLETED: "The job is done.", JobState.CANCELLED: "The job was cancelled."}
         sentence = said.get(command.state) or f"The job failed: {command.reason}"
         self.trail.record(f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total)
@@ -349,7 +352,8 @@ class Core:
 
     def _broke(self, run: JobRun, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
-        failure = f"[rank {first.rank}]\n{first.tail}" if first else action.sentence
+        words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
+        failure = f"[rank {first.rank}]\n{first.tail}" if first else words
         self.save(run, failure=failure)
         self.trail.record(
             "job-broke", action.sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]

@@ -83,6 +83,8 @@ class Inbox:
                 self.lost(agent, f"nothing was heard of its agent for {limit:g} s")
             elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
                 self.lost(agent, "the connection of its agent ended and did not come back")
+        for run in list(self.core.runs.values()):
+            self._warn_of_silence(run, now)
 
     def probe(self) -> None:
         """Some connection ended: find out whose."""
@@ -205,6 +207,8 @@ class Inbox:
                 core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
 
     def _phase(self, agent: Agent, run: JobRun, message: wire.Phase) -> None:
+        if message.tail:
+            run.launcher_tail = message.tail
         with self.core.step() as now:
             self.core.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
@@ -244,6 +248,16 @@ class Inbox:
         if sentence not in run.row.notices:
             self.core.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
             self.core.trail.record("job-notice", sentence, job=run.row.id)
+
+    def _warn_of_silence(self, run: JobRun, now: float) -> None:
+        limit = self.core.config.jobs.no_progress_warning
+        if run.rounds.stage is Stage.RUNNING and run.monitor.silent_for(now) > limit:
+            sentence = (
+                f"The job has reported no progress for more than {limit:g} s: it hangs, or its script does not call malletrain.report(). "
+                "Without it MalleTrain cannot know how the job scales."
+            )
+            with self.core.step():
+                self._keep_notice(run, sentence)
 
     def _log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
         try:

@@ -54,8 +54,7 @@ def test_a_setup_that_fails_everywhere_fails_the_job(embedded):
     job = embedded.submit(script, setup="echo no such environment >&2; exit 3")
     failed = embedded.until_state(job, "failed", "completed")
     assert failed.state == "failed"
-    with embedded.client() as client:
-        assert "no such environment" in client.logs(job, stream="launcher").text
+    assert "no such environment" in embedded.show(job).failure
 
 
 def test_a_job_that_never_reports_progress_runs_and_completes(embedded):
@@ -157,7 +156,7 @@ def test_a_second_daemon_on_the_state_directory_refuses(refusing):
 
 
 def test_the_command_line_says_how_to_start_a_daemon_that_is_not_there(tmp_path):
-    argv = [sys.executable, "-m", "malletrain", "--state-dir", str(tmp_path), "status"]
+    argv = [sys.executable, "-m", "malletrain", "status", "--state-dir", str(tmp_path)]
     asked = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert asked.returncode == 1
     assert "malletrain daemon --config" in asked.stderr

@@ -87,8 +87,8 @@ def test_the_daemon_is_killed_and_the_job_does_not_notice(embedded):
     job = embedded.submit(script, nodes=(1, 2))
     embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job runs on 2 nodes")
     embedded.until_samples(job, 100)
+    embedded.until(lambda: len(embedded.workers(script)) == 2, "both workers run")
     workers = {p.pid for p in embedded.workers(script)}
-    assert len(workers) == 2
     embedded.kill_daemon(signal.SIGKILL)
     embedded.start_daemon()
     embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")

@@ -26,8 +26,8 @@ def at_version(url: str, revision: str):
 
 FIRST_JOB = (
     "INSERT INTO jobs (id, number, name, owner, spec, state, reason, submitted, generation, planned_nodes, members, tries, samples, "
-    "node_seconds, metrics, notices, snapshot, failure) "
-    "VALUES ('j7', 7, 'old', 'ada', '{}', 'running', '', 1.5, 3, '[\"a\"]', '[\"a\"]', 0, 9.0, 2.0, '{}', '[]', '{}', '')"
+    "samples_before, node_seconds, metrics, notices, snapshot, failure) "
+    "VALUES ('j7', 7, 'old', 'ada', '{}', 'running', '', 1.5, 3, '[\"a\"]', '[\"a\"]', 0, 9.0, 4.0, 2.0, '{}', '[]', '{}', '')"
 )
 
 

@@ -1,6 +1,7 @@
 """What the daemon shows to people: jobs, nodes, events and totals as data.
 
-The daemon builds these, the command line renders them (``--json`` prints them as they are). Times are seconds since the epoch, rates samples/s.
+The daemon builds these, the command line renders them (``--json`` prints them as they are). Times are seconds since the epoch,
+rates samples/s.
 """
 
 from __future__ import annotations

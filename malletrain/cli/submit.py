@@ -21,9 +21,8 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "efficiency"]),
-    default="throughput",
-    show_default=True,
-    help="What more nodes must bring: samples/s, or samples/s relative to one node.",
+    default="",
+    help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: what the site maximises.",
 )
 @click.option(
     "--curve",

@@ -83,7 +83,8 @@ class LeaseNotTaken:
 class JobSubmitted:
     """A new malleable job, or after a restart one that the store knows (``state`` says where it stood).
 
-    ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max].
+    ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and ``last_broke``: how often its workers
+    broke, and when they last did.
     """
 
     job: str
@@ -95,6 +96,7 @@ class JobSubmitted:
     sizes: tuple[int, ...] | None = None
     state: JobState = JobState.QUEUED
     tries: int = 0
+    last_broke: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
 """From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes. Pure.
 
-Decides which jobs may bid (FCFS admission), which of them must run (starvation), and what a job with an unknown curve is worth. How many
-nodes each gets is the allocator's decision, which nodes its placement's.
+Decides for which of the jobs whose turn it is there is room, and what a job with an unknown curve is worth. Which jobs may bid and whose
+turn it is, is the controller's decision; how many nodes each gets the allocator's, which nodes its placement's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
-from allocator import Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid, place, solve
+from allocator import Allocation, Bid, Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid, place, solve
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,11 @@ class PlanningSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One job as the plan sees it. ``fixed``: leave it at its size (a rescale is under way). ``must_run``: its turn has come."""
+    """One job as the plan sees it.
+
+    ``fixed``: leave it at its size (a rescale is under way, or was a moment ago). ``must_run``: its turn has come. ``broken``: its workers
+    have to be restarted at whatever size.
+    """
 
     job: str
     min_nodes: int
@@ -40,6 +45,12 @@ class Candidate:
     cost: RescaleCost | None = None
     fixed: bool = False
     must_run: bool = False
+    broken: bool = False
+
+    @property
+    def smallest(self) -> int | None:
+        """The smallest size it accepts, ``None`` when its sizes and limits leave none."""
+        return smallest_size(self.min_nodes, self.max_nodes, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,53 @@ class Plan:
     solve_s: float
 
 
+class Solver(Protocol):
+    """Who decides the sizes: bids and nodes of each class in, a size for each job out."""
+
+    def __call__(self, bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings, /) -> Allocation:
+        """The allocation."""
+        ...
+
+
+class Planner(Protocol):
+    """Who makes plans, see :func:`make_plan`."""
+
+    def __call__(
+        self, candidates: Sequence[Candidate], nodes: Mapping[str, NodeInfo], settings: PlanningSettings, favoured: Collection[str] = (), /
+    ) -> Plan:
+        """The plan."""
+        ...
+
+
+def exact(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings) -> Allocation:
+    """The product's solver."""
+    return solve(bids, capacity, time_limit_s=settings.time_limit_s)
+
+
+def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -> int | None:
+    """The smallest allowed size within the limits, ``None`` when there is none."""
+    if sizes is None:
+        return min_nodes
+    return min((k for k in sizes if min_nodes <= k <= max_nodes), default=None)
+
+
+def turns(waiting: Iterable[Candidate], free: Mapping[str, int], nodes: Mapping[str, NodeInfo]) -> set[str]:
+    """The jobs of ``waiting`` (the first in turn first) that can run at once at their smallest sizes.
+
+    ``free``: class → nodes to share out. A job stays on its class if it can, else goes where most nodes are left.
+    """
+    left = dict(free)
+    found = set()
+    for c in waiting:
+        need = c.smallest
+        mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+        best = max(left, key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]), default=None)
+        if need is not None and best is not None and left[best] >= need:
+            left[best] -= need
+            found.add(c.job)
+    return found
+
+
 def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurve:
     """The prior of a job nobody has measured: ``rate_one * nodes**exponent`` at 1, 2, 4, … and ``largest``."""
     sizes = {1, largest}
@@ -62,11 +120,19 @@ def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurv
     return ScalingCurve.of((k, rate_one * k**exponent) for k in sizes)
 
 
-def make_plan(candidates: Sequence[Candidate], nodes: Mapping[str, NodeInfo], settings: PlanningSettings) -> Plan:
+def make_plan(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, NodeInfo],
+    settings: PlanningSettings,
+    favoured: Collection[str] = (),
+    *,
+    solver: Solver = exact,
+) -> Plan:
     """Give each candidate its nodes.
 
     ``nodes``: every usable node; the candidates' own nodes that are not in it count as lost. Jobs that are ``fixed`` keep theirs and take
-    no part. Every candidate is a key of the result, with ``()`` where it gets none.
+    no part. Every candidate is a key of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie.
+    ``solver``: who decides the sizes.
     """
     kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
     settled = {c.job: kept[c.job] for c in candidates if c.fixed}
@@ -86,7 +152,7 @@ def make_plan(candidates: Sequence[Candidate], nodes: Mapping[str, NodeInfo], se
         bids.append(
             make_bid(
                 c.job,
-                dict.fromkeys(capacity, curve),
+                {name: _better(curve) if name in favoured else curve for name in capacity},
                 current=len(current),
                 current_class=open_nodes[current[0]].node_class if current else "default",
                 min_nodes=c.min_nodes,
@@ -97,16 +163,20 @@ def make_plan(candidates: Sequence[Candidate], nodes: Mapping[str, NodeInfo], se
                 t_fwd_s=settings.t_fwd_s,
                 cost=c.cost or settings.cost,
                 must_run=c.must_run,
+                restarting=c.broken,
             )
         )
-    allocation = solve(bids, capacity, time_limit_s=settings.time_limit_s)
+    allocation = solver(bids, capacity, settings)
     placed = place(allocation.sizes, {job: held for job, held in kept.items() if job not in settled}, open_nodes)
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
     return Plan({**nothing, **result, **settled}, allocation.objective, allocation.gap, allocation.solve_s)
 
 
+def _better(curve: ScalingCurve) -> ScalingCurve:
+    """The curve, a little better: enough to win a tie."""
+    return ScalingCurve(tuple((nodes, rate * (1 + 1e-4)) for nodes, rate in curve.points))
+
+
 def _fits(candidate: Candidate, largest: int) -> bool:
     """Whether some size that the job accepts is there at all."""
-    if candidate.sizes is None:
-        return candidate.min_nodes <= largest
-    return any(candidate.min_nodes <= k <= min(candidate.max_nodes, largest) for k in candidate.sizes)
+    return candidate.smallest is not None and candidate.smallest <= largest

@@ -1,0 +1,79 @@
+"""What the controller is told once (its settings) and what it remembers of jobs and nodes. Decides nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from allocator import NodeInfo, RescaleCost, ScalingCurve
+from malletrain.events import JobState, JobSubmitted
+from malletrain.planning import PlanningSettings, smallest_size
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """How patient the controller is; times in seconds.
+
+    ``settle_s``: node events this close together are one plan. ``min_interval_s``: a job that nothing forces is rescaled no more often
+    than this. ``starvation_s``: an admitted job without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the
+    job has failed when its workers broke so many times, each within ``retry_window_s`` of the last. ``give_back_after_s``: a lease nobody
+    uses is given back. ``min_horizon_s``: shorter gaps are not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by
+    then is forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long.
+    """
+
+    planning: PlanningSettings = field(default_factory=PlanningSettings)
+    settle_s: float = 1.0
+    min_interval_s: float = 0.0
+    starvation_s: float = 600.0
+    max_tries: int = 3
+    retry_window_s: float = 3600.0
+    give_back_after_s: float = 30.0
+    min_horizon_s: float = 0.0
+    lease_wait_s: float = 120.0
+    unfit_s: float = 300.0
+
+
+@dataclass
+class JobRecord:
+    """What the controller remembers of a job. Read it from outside, only the controller changes it.
+
+    ``idle_since``: since when it has had a place but no nodes (None: never had a place). ``turn_until``: it keeps its minimum until then.
+    ``broken``: its workers must be restarted. ``rescaling``: its newest round has not processed a sample yet; ``rescaled_at``: when the
+    last one had.
+    """
+
+    submitted: JobSubmitted
+    order: int
+    state: JobState
+    nodes: tuple[str, ...] = ()
+    tries: int = 0
+    last_broke: float | None = None
+    rescaling: bool = False
+    rescaled_at: float = -math.inf
+    broken: bool = False
+    idle_since: float | None = None
+    starving: bool = False
+    turn_until: float = 0.0
+    curve: ScalingCurve | None = None
+    cost: RescaleCost | None = None
+
+    @property
+    def smallest(self) -> float:
+        """The fewest nodes it can run on; infinite when its sizes and limits leave none."""
+        found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.submitted.sizes)
+        return math.inf if found is None else found
+
+    def accepts(self, size: int) -> bool:
+        """Whether it may run on ``size`` nodes."""
+        spec = self.submitted
+        return spec.min_nodes <= size <= spec.max_nodes and (spec.sizes is None or size in spec.sizes)
+
+
+@dataclass
+class NodeRecord:
+    """What the controller remembers of a leased node. ``review_at``: when to ask whether it is still of use, while no job has it."""
+
+    info: NodeInfo
+    job: str | None = None
+    gone_at: float | None = None
+    review_at: float = 0.0

@@ -34,9 +34,10 @@ class Options:
         BidError: on lengths that differ, sizes below 1 or not increasing, values that are NaN or infinite.
     """
 
-    __slots__ = ("sizes", "values")
+    __slots__ = ("_hash", "sizes", "values")
     sizes: Sizes
     values: Values
+    _hash: int
 
     def __init__(self, sizes: Sequence[int] | Sizes, values: Sequence[float] | Values) -> None:
         self.sizes = _frozen_sizes(sizes)
@@ -50,6 +51,7 @@ class Options:
             )
         array.flags.writeable = False
         self.values = array
+        self._hash = 0
 
     def __repr__(self) -> str:
         return f"Options({self.sizes.tolist()}, {self.values.tolist()})"
@@ -57,10 +59,13 @@ class Options:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Options):
             return NotImplemented
-        return np.array_equal(self.sizes, other.sizes) and np.array_equal(self.values, other.values)
+        same_sizes = self.sizes is other.sizes or np.array_equal(self.sizes, other.sizes)
+        return self is other or (same_sizes and np.array_equal(self.values, other.values))
 
     def __hash__(self) -> int:
-        return hash((self.sizes.tobytes(), self.values.tobytes()))
+        if not self._hash:
+            self._hash = hash((len(self.sizes), self.values.tobytes()))
+        return self._hash
 
     def value(self, size: int) -> float | None:
         """The value of ``size``, or None where it is not offered."""

@@ -65,6 +65,9 @@ def maximise(
     highs.setOptionValue("time_limit", max(0.0, time_limit_s))
     highs.setOptionValue("mip_rel_gap", gap)
     highs.setOptionValue("mip_abs_gap", absolute_gap)
+    highs.setOptionValue("mip_feasibility_tolerance", 1e-9)
+    highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
+    highs.setOptionValue("dual_feasibility_tolerance", 1e-9)
     integers = bool(model.integral.any())
     passed = highs.passModel(
         len(model.cost),

@@ -1,15 +1,15 @@
-"""Bids as flat arrays, with everything left out that cannot matter.
+"""Bids as flat arrays: what the exact solver works on.
 
-Decides which jobs are the same to the solver (identical bids become one group with a count, which also takes the symmetry out of the
-search) and which options can be dropped before any search: sizes above the capacity, and dominated sizes (as many or more nodes for no
-more value). Must-run jobs for which there is no room are handled here too: they become users of one more resource, the right to be
-dropped, of which there is exactly as much as needed.
+Decides which jobs are the same to the solver: identical bids become one group with a count, which takes the
+symmetry out of the search (a sweep is hundreds of jobs with one curve). Options that can never be used are left
+out. Which of the others matter is decided in :mod:`allocator.prices` and :mod:`allocator.core`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 IDLE = -1
-"""Class index of 'no node at all'."""
+"""Resource index of 'no node at all'."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Table:
 
     Args:
         members: for each group, the indices of its bids (all alike), ascending.
-        count: members per group, as floats.
-        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE (then ``size`` is 0).
+        count: members per group.
+        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE (``size`` 0).
+            Within a group, rows of one resource are ordered by size.
         starts: the first row of each group; each group has at least one row.
-        capacity: units of each resource: the node classes in the order of ``classes``, and one more for drops where jobs must be dropped.
+        capacity: units of each resource: the nodes of each class in ``classes``, and one resource more where
+            must-run jobs have to be dropped: the right to be dropped.
         classes: names of the node classes.
     """
 
@@ -47,80 +49,134 @@ class Table:
     capacity: Floats
     classes: tuple[str, ...]
 
-    def keep(self, mask: Mask) -> Table:
-        """The table with only the rows of ``mask``; every group must keep one."""
-        group = self.group[mask]
-        starts = np.searchsorted(group, np.arange(len(self.members)))
-        return Table(
-            self.members, self.count, group, self.resource[mask], self.size[mask], self.value[mask], starts, self.capacity, self.classes
-        )
+    @cached_property
+    def ends(self) -> Ints:
+        """One past the last row of each group."""
+        return np.append(self.starts[1:], len(self.size))
 
-    @property
-    def rows_per_group(self) -> Ints:
-        """Number of options of each group."""
-        return np.diff(np.append(self.starts, len(self.group)))
+    def use(self, plan: Ints) -> Floats:
+        """Units of each resource that ``plan`` (members on each row) uses."""
+        taken = np.flatnonzero(plan)
+        taken = taken[self.resource[taken] != IDLE]
+        amount = plan[taken] * self.size[taken]
+        return np.bincount(self.resource[taken], weights=amount, minlength=len(self.capacity))
+
+    def fits(self, plan: Ints) -> bool:
+        """Whether ``plan`` places every member once and stays within the capacity."""
+        placed = np.add.reduceat(plan, self.starts) if len(self.starts) else np.zeros(0)
+        return bool((placed == self.count).all() and (self.use(plan) <= self.capacity).all())
 
 
-def build(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Table:
-    """The table of ``bids``; must-run bids lose their idle row (see :func:`insist`)."""
+def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> Table:
+    """The table of ``bids``.
+
+    Args:
+        drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row; otherwise dropping
+            one takes one unit of an additional resource and is worth 0. A must-run job none of whose sizes fits at
+            all is idle for nothing (and not counted in ``drops``).
+    """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
     index = {name: c for c, name in enumerate(classes)}
     groups: dict[tuple[float, tuple[tuple[int, Options], ...]], list[int]] = {}
     for i, bid in enumerate(bids):
-        usable = tuple((index[name], options) for name, options in bid.options.items() if name in index and len(options.sizes))
-        groups.setdefault((bid.idle_value, usable if len(usable) < 2 else tuple(sorted(usable, key=lambda o: o[0]))), []).append(i)
+        usable = [
+            (index[name], options)
+            for name, options in bid.options.items()
+            if name in index and len(options.sizes) and options.sizes[0] <= capacity[name]
+        ]
+        usable.sort(key=lambda pair: pair[0])
+        groups.setdefault((bid.idle_value, tuple(usable)), []).append(i)
     sizes: list[Ints] = []
     values: list[Floats] = []
     lengths: list[int] = []
     resources: list[int] = []
-    owners: list[int] = []
-    nothing = np.zeros(1, np.int64)
-    for g, (idle_value, usable) in enumerate(groups):
-        if idle_value > -np.inf:
-            sizes.append(nothing)
-            values.append(np.array([idle_value]))
-            lengths.append(1)
-            resources.append(IDLE)
-            owners.append(g)
-        for c, options in usable:
-            sizes.append(options.sizes)
-            values.append(options.values)
-            lengths.append(len(options.sizes))
-            resources.append(c)
-            owners.append(g)
-    empty = not sizes
-    size = np.zeros(0, np.int64) if empty else np.concatenate(sizes)
-    value = np.zeros(0) if empty else np.concatenate(values)
-    segment_length = np.array(lengths, np.int64)
-    segment = np.repeat(np.arange(len(lengths)), segment_length)
-    resource = np.repeat(np.array(resources, np.int64), segment_length)
-    group = np.repeat(np.array(owners, np.int64), segment_length)
-    limits = np.array([capacity[name] for name in classes], dtype=np.float64)
-    fits = np.ones(len(size), np.bool_) if not len(limits) else (resource == IDLE) | (size <= limits[resource])
-    idle = np.array([idle_value for idle_value, _ in groups])
-    keep = fits & _undominated(value, segment, idle[group], resource == IDLE)
-    members = tuple(tuple(m) for m in groups.values())
-    starts = np.searchsorted(group[keep], np.arange(len(members)))
-    count = np.array([len(m) for m in members], dtype=np.float64)
-    return Table(members, count, group[keep], resource[keep], size[keep], value[keep], starts, limits, classes)
+    first: list[int] = []
+    rows = 0
+    nothing, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+
+    def add(resource: int, size: Ints, value: Floats) -> None:
+        nonlocal rows
+        sizes.append(size)
+        values.append(value)
+        lengths.append(len(size))
+        resources.append(resource)
+        rows += len(size)
+
+    for idle_value, usable_by in groups:
+        first.append(rows)
+        if idle_value > -np.inf or not usable_by:
+            add(IDLE, nothing, np.array([max(idle_value, 0.0) if idle_value == -np.inf else idle_value]))
+        elif drops:
+            add(len(classes), one, np.zeros(1))
+        for c, options in usable_by:
+            fitting = len(options.sizes)
+            if options.sizes[-1] > capacity[classes[c]]:
+                fitting = int(np.searchsorted(options.sizes, capacity[classes[c]], side="right"))
+            add(c, options.sizes[:fitting], options.values[:fitting])
+    limits = [float(capacity[name]) for name in classes] + ([float(drops)] if drops else [])
+    starts = np.array(first, dtype=np.int64)
+    return Table(
+        members=tuple(tuple(m) for m in groups.values()),
+        count=np.array([len(m) for m in groups.values()], dtype=np.float64),
+        group=np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows))),
+        resource=np.repeat(np.array(resources, np.int64), np.array(lengths, np.int64)),
+        size=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
+        value=np.concatenate(values) if values else np.zeros(0),
+        starts=starts,
+        capacity=np.array(limits, dtype=np.float64),
+        classes=classes,
+    )
 
 
-def _undominated(value: Floats, segment: Ints, idle: Floats, is_idle: Mask) -> Mask:
-    """Rows worth more than the idle value and than every smaller size of the same job and class."""
-    best = running_maximum(value, segment)
-    keep = value > idle
-    keep[1:] &= (segment[1:] != segment[:-1]) | (value[1:] > best[:-1])
-    return keep | is_idle
+def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]) -> Ints | None:
+    """Members by row that give each job its size in ``sizes``, or nothing where it has none or its bid does not offer it.
+
+    Returns None when a must-run job would get nothing and has no row for that.
+    """
+    plan = np.zeros(len(table.size), np.int64)
+    index = {name: c for c, name in enumerate(table.classes)}
+    for g, members in enumerate(table.members):
+        first = int(table.starts[g])
+        none_row = first if table.resource[first] == IDLE or table.resource[first] == len(table.classes) else -1
+        for member in members:
+            row = none_row
+            node_class, size = sizes.get(jobs[member], ("", 0))
+            if size and node_class in index:
+                c, end = index[node_class], int(table.ends[g])
+                low = first + int(np.searchsorted(table.resource[first:end], c)) if len(table.classes) > 1 else first + (none_row >= 0)
+                if len(table.classes) > 1 and none_row >= 0:
+                    low = first + 1 + int(np.searchsorted(table.resource[first + 1 : end], c))
+                high = low + int(np.searchsorted(table.resource[low:end], c, side="right"))
+                at = low + int(np.searchsorted(table.size[low:high], size))
+                if at < high and table.size[at] == size:
+                    row = at
+            if row < 0:
+                return None
+            plan[row] += 1
+    return plan
 
 
-def running_maximum(value: Floats, segment: Ints) -> Floats:
-    """The maximum so far within each run of equal ``segment``, by doubling: log2(longest run) passes over the whole array."""
-    best = value.copy()
-    step = 1
-    while step < len(best):
-        same = segment[step:] == segment[:-step]
-        if not same.any():
-            break
-        best[step:] = np.where(same, np.maximum(best[step:], best[:-step]), best[step:])
-        step *= 2
-    return best
+def assign(table: Table, plan: Ints, jobs: Sequence[str], keep: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Sizes by job from members by row: alike jobs keep what ``keep`` gave them where the plan has room for it."""
+    sizes: dict[str, tuple[str, int]] = {}
+    rows_of: dict[int, list[int]] = {}
+    for row in np.flatnonzero(plan).tolist():
+        rows_of.setdefault(int(table.group[row]), []).append(row)
+    for g, rows in rows_of.items():
+        seats: dict[tuple[str, int], int] = {}
+        for row in rows:
+            c = int(table.resource[row])
+            spot = (table.classes[c], int(table.size[row])) if 0 <= c < len(table.classes) else ("", 0)
+            seats[spot] = seats.get(spot, 0) + int(plan[row])
+        waiting: list[str] = []
+        for member in table.members[g]:
+            spot = keep.get(jobs[member], ("", 0))
+            if seats.get(spot, 0):
+                seats[spot] -= 1
+                if spot[1]:
+                    sizes[jobs[member]] = spot
+            else:
+                waiting.append(jobs[member])
+        left = [spot for spot, number in seats.items() for _ in range(number)]
+        sizes.update({job: spot for job, spot in zip(waiting, left, strict=True) if spot[1]})
+    return sizes

@@ -105,8 +105,6 @@ def draw(timeline: Timeline, path: str | Path) -> Path:
         for axes in (top, below):
             for moment in (begin, end):
                 axes.axvline(moment - timeline.begin, color=MARK, linestyle=":", linewidth=1.4, zorder=6)
-        middle = (begin + end) / 2 - timeline.begin
-        top.text(middle, -0.55, "daemon down", ha="center", va="bottom", fontsize=9, zorder=7, clip_on=False)
     top.set_title(timeline.title or "Nodes and who used them", loc="left", fontsize=12)
     below.set_xlim(0, max(1e-6, timeline.end - timeline.begin))
     below.set_xlabel("time in seconds")
@@ -179,7 +177,7 @@ def _legend(timeline: Timeline, colour: dict[str, str]) -> list[Any]:
     handles: list[Any] = [Patch(facecolor=colour[j], label=j) for j in timeline.jobs]
     kinds = {s.kind for s in timeline.spans}
     if PAUSE_SPAN in kinds:
-        handles.append(Patch(facecolor="#DDDDDD", edgecolor="#777777", hatch="////", label="job between two scales"))
+        handles.append(Patch(facecolor="#DDDDDD", edgecolor="#777777", hatch="////", label="job starts or rescales"))
     handles.append(Patch(facecolor=BUSY, label="used by the main scheduler"))
     handles.append(Patch(facecolor=IDLE, edgecolor="#999999", label="idle"))
     if LEASED_SPAN in kinds:

@@ -218,6 +218,6 @@ def _result(
 
 def _known(values: dict[str, Any], name: str) -> float | None:
     value = values.get(name)
-    return None if value is None else float(value)
+    return None if value is None else round(float(value), 4)
 
 

@@ -16,7 +16,7 @@ TRAINING_SAMPLES = 1437
 """Images per epoch of the digits example (1,797 less 360 for the test)."""
 SAMPLES_PER_S = 450.0
 """What one virtual node processes, samples/s."""
-SHARE = 0.55
+SHARE = 0.5
 """Work of all jobs ÷ node-seconds that the trace offers. The rest is what leasing, rescaling and preemption take."""
 GRACE_S = 3.0
 NOTICE, NOTICE_CHAOS = 0.8, 0.5

@@ -12,6 +12,7 @@ GAVE = ("job-started", "job-rescaled")
 TOOK = ("job-suspended", "job-completed", "job-failed", "job-cancelled")
 LOST = "node-lost"
 FORMED = "round-formed"
+LATE_S = 1.0
 
 
 def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -> list[Held]:
@@ -93,6 +94,6 @@ def rounds_of(
 
 
 def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
-    """When the samples were first seen to be more than at ``since``."""
-    before = max((samples for moment, samples in counts if moment <= since), default=0.0)
+    """When the samples were first seen to be more than shortly after ``since``: the last ones of the round before come in late."""
+    before = max((samples for moment, samples in counts if moment <= since + LATE_S), default=0.0)
     return next((moment for moment, samples in counts if since < moment < until and samples > before), None)

@@ -138,7 +138,15 @@ def _keep(command: list[str], parent: int | None) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Read the options, tie, and become (or keep) the command."""
+    """Become (or keep) the command; what prevents that is said in a sentence."""
+    try:
+        return _main(argv)
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        print(f"The process cannot be started: {error!s}.", file=sys.stderr, flush=True)
+        return 126
+
+
+def _main(argv: list[str]) -> int:
     if "--" not in argv or argv[-1] == "--":
         print("Usage: _tether.py [--keep] [--parent PID] [--chdir DIR] [--log FILE | --per-rank-log DIR] -- COMMAND...", file=sys.stderr)
         return 2

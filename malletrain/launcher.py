@@ -41,9 +41,6 @@ class NodeWorkers(LocalElasticAgent):
         self._grace_s = stop_grace_s
         self._failed_first: set[int] = set()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 0) -> None:
-        super()._shutdown(death_sig, self._grace_s)  # type: ignore[arg-type]  # any number of seconds will do
-
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         ids: dict[int, Any] = super()._start_workers(worker_group)
         context = self._pcontext
@@ -55,8 +52,8 @@ class NodeWorkers(LocalElasticAgent):
             self._failed_first = self._failed_first or set(getattr(context, "_failures", ()))
             close(death_sig, self._grace_s)  # type: ignore[arg-type]
 
-        # When one worker fails TorchElastic stops its siblings through this, with a fixed 30 s between SIGTERM and SIGKILL, and counts
-        # them as failed too.
+        # Everything that stops workers comes through this. TorchElastic leaves up to 30 s between SIGTERM and SIGKILL; and when one worker
+        # fails it stops its siblings and counts them as failed too.
         context.close = close_in_time  # type: ignore[method-assign]
         return ids
 

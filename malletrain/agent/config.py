@@ -8,7 +8,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
@@ -29,7 +29,7 @@ class AgentConfig:
     host: str
     run_dir: Path
     server_key: str
-    secret_key: str
+    secret_key: str = field(repr=False)
     grace_s: float = 30.0
     node_class: str = "default"
     gpus: int = 0
@@ -68,12 +68,23 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
     return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--name value`` as ``--name=value``: a key may begin with a minus sign, which argparse would take for an option."""
+    names = {f"--{option.name}" for option in _OPTIONS}
+    words = list(argv)
+    joined = []
+    while words:
+        word = words.pop(0)
+        joined.append(f"{word}={words.pop(0)}" if word in names and words else word)
+    return joined
+
+
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
     """Read options and environment. Raises ValueError naming everything that is missing or wrong; exits for ``--help``."""
     parser = argparse.ArgumentParser(prog="python -m malletrain.agent", description="MalleTrain's process on a leased node.")
     for option in _OPTIONS:
         parser.add_argument(f"--{option.name}", help=f"{option.help} [{option.variable}]")
-    given = vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(_joined(argv)))
     values: dict[str, str] = {}
     problems = []
     for option in _OPTIONS:

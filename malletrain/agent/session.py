@@ -127,6 +127,12 @@ class Agent:
             self._run.reports.reconnected()
 
     def _from_daemon(self, message: Any) -> None:
+        try:
+            self._handle(message)
+        except Exception:  # a mistake of ours must not end a training that runs well
+            log.exception("could not handle a %s of the daemon", type(message).__name__)
+
+    def _handle(self, message: Any) -> None:
         match message:
             case Assign():
                 self._assign(message)

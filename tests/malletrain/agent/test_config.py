@@ -1,0 +1,75 @@
+"""What an agent is told at its start."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from malletrain.agent.config import count_gpus, parse_config
+from malletrain.agent.session import private_directory
+from malletrain.keys import new_pair, write_key
+
+SERVER_KEY = "-" + "a" * 39  # a key may begin with a minus sign
+
+
+@pytest.fixture
+def options(tmp_path):
+    write_key(tmp_path / "key", new_pair())
+    return {"endpoint": "tcp://head:1", "lease": "l1", "node": "n1", "key-file": str(tmp_path / "key"), "server-key": SERVER_KEY}
+
+
+def argv(options):
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+def test_options(options):
+    config = parse_config(argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}), {})
+    assert (config.endpoint, config.lease, config.node, config.server_key) == ("tcp://head:1", "l1", "n1", SERVER_KEY)
+    assert (config.grace_s, config.host, config.gpus, config.run_dir) == (120.0, "10.0.0.7", 2, Path("/scratch"))
+    assert config.secret_key not in repr(config)
+
+
+def test_environment_and_precedence(options):
+    environment = {f"MALLETRAIN_{name.upper().replace('-', '_')}": value for name, value in options.items()}
+    environment["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+    config = parse_config(["--node", "other"], environment)
+    assert (config.node, config.lease, config.grace_s, config.gpus) == ("other", "l1", 30.0, 3)
+    assert str(os.geteuid()) in config.run_dir.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("server-key", "short", "--server-key is not a CURVE key"),
+        ("grace-s", "soon", "--grace-s is 'soon'; it must be a number of seconds"),
+        ("gpus", "many", "--gpus is 'many'; it must be a whole number"),
+        ("key-file", "/no/such/file", "/no/such/file cannot be read"),
+        ("lease", "", "--lease is missing (or MALLETRAIN_LEASE in the environment)"),
+    ],
+)
+def test_what_is_wrong_is_said(options, name, value, words):
+    with pytest.raises(ValueError, match="The agent cannot start") as caught:
+        parse_config(argv({**options, name: value}), {})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8932f937-d72c", 1), ("NoDevFiles", 0)])
+def test_gpus_that_may_be_used(visible, count):
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_directories_of_dead_agents_are_removed_and_others_kept(tmp_path):
+    mine = private_directory(tmp_path / "run", "node 1")
+    assert mine.stat().st_mode & 0o077 == 0
+    dead = tmp_path / "run" / f"node_1-{2**22 + 1}-abc"  # more than pid_max(5) allows
+    other = tmp_path / "run" / f"node_2-{2**22 + 1}-abc"
+    for directory in (dead, other):
+        directory.mkdir()
+    again = private_directory(tmp_path / "run", "node 1")
+    assert sorted(d.name for d in (tmp_path / "run").iterdir()) == sorted([mine.name, again.name, other.name])
+
+
+def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        private_directory(tmp_path, "n1")

@@ -161,5 +161,12 @@ def print_text(*renderables: Any) -> None:
     from malletrain.render.console import console
 
     terminal = console()
-    for each in renderables:
-        terminal.print(each)
+    if terminal.is_terminal:
+        for each in renderables:
+            terminal.print(each)
+        return
+    with terminal.capture() as captured:
+        for each in renderables:
+            terminal.print(each)
+    # Tables fill their lines with blanks up to the width of the console, which nobody wants in a file.
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -139,14 +139,14 @@ def build(
     nodes: str = "1",
     nproc_per_node: int = 1,
     weight: float = 1.0,
-    goal: str = "",
+    goal: str | None = None,
     curve: Path | None = None,
     setup: str | None = None,
     env: Sequence[str] = (),
     workdir: str | None = None,
     launcher: str = "builtin",
 ) -> JobSpec:
-    """The checked job. Default name: that of the script without its suffix; default directory: the present one."""
+    """The checked job. Default name: that of the script without its suffix; default directory: the present one; default goal: the site's."""
     low, high = parse_nodes(nodes)
     path = script_of(script)
     if name is None:
@@ -175,7 +175,7 @@ def build(
         max_nodes=high,
         nproc_per_node=nproc_per_node,
         weight=weight,
-        goal=goal,
+        goal=goal or "",
         curve=read_curve(curve) if curve else None,
         launcher=launcher,
     )

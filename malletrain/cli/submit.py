@@ -21,7 +21,6 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "efficiency"]),
-    default="",
     help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: what the site maximises.",
 )
 @click.option(

@@ -32,7 +32,7 @@ class Watcher:
         self.plain = plain
         self.screen = Screen(title)
         self.client = client
-        self.follower: Follower = Follower(self.screen, client)
+        self.follower = Follower(self.screen, client, all_nodes=True)
         self.follower.since = 0
         self.events: list[EventView] = []
         self.counts: dict[str, list[tuple[float, float]]] = {}

@@ -22,17 +22,21 @@ class Source(Protocol):
 
 
 class Follower:
-    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon; events go on where they were."""
+    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon; events go on where they were.
 
-    def __init__(self, screen: Screen, client: Source) -> None:
+    ``all_nodes``: show the nodes that the main scheduler uses, too.
+    """
+
+    def __init__(self, screen: Screen, client: Source, *, all_nodes: bool = False) -> None:
         self.screen = screen
         self.client = client
+        self.all_nodes = all_nodes
         self.since = -NEWEST
         """Number of the last event seen; negative: that many of the newest, to begin with."""
 
     def look(self) -> list[EventView]:
         """Ask once and update the screen; returns the events that are new. Raises what the client raises."""
-        status, jobs, nodes = self.client.status(), self.client.jobs(), self.client.nodes()
+        status, jobs, nodes = self.client.status(), self.client.jobs(), self.client.nodes(explain=self.all_nodes)
         fresh: list[EventView] = []
         while page := self.client.events(since=self.since, limit=PAGE):
             fresh += page

@@ -27,7 +27,7 @@ SPARK_WIDTH = 24
 CELL_WIDTH = 18
 CELLS_UP_TO = 48
 """With more nodes than this the grid shows one character a node."""
-SIGNS = {"job": "█", "free": "▒", "leasing": "░", "leaving": "▚", "idle": "·"}
+SIGNS = {"job": "█", "free": "▒", "leasing": "░", "leaving": "▚", "idle": "·", "busy": "–"}
 """Node state → character, so that the grid can be read without colour."""
 
 

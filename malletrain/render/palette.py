@@ -29,7 +29,8 @@ STATE_STYLES: dict[str, str] = {
     "failed": "bold red",
     "cancelled": "magenta",
     # of nodes
-    "idle": "dim",
+    "busy": "dim",
+    "idle": "",
     "leasing": "cyan",
     "free": "yellow",
     "job": "green",

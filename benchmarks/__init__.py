@@ -1,0 +1,1 @@
+"""Measurements of the product, separate from its tests: every script prints JSON and a table."""

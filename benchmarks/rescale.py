@@ -1,0 +1,147 @@
+"""What a change of nodes costs a training: the pause between the last step before and the first step after.
+
+    python -m benchmarks.rescale [--mode restart|c10d|all] [--model-mb 10] [--nodes 6] [--repeats 3] [--json]
+
+Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause is read from the times that rank 0 wrote
+down for every step, the same way for every mode; ``phases`` are what MalleTrain's own monitor says (medians). Every mode runs the same
+script (benchmarks/train_step.py) on the same machine in the same call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rescale_modes import CONTENDERS, Contender, until
+
+STEADY_STEPS = 40
+"""Steps at the same world size before the next event: the training has settled."""
+LOSS_STEPS = 10
+"""Steps after a loss until it counts as over."""
+LONG_GAP_S = 0.15
+"""A gap between steps longer than this is a pause."""
+
+
+class StepLog:
+    """The steps that rank 0 wrote down."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def steps(self) -> list[tuple[float, int, int]]:
+        """(time, step, world size), in the order of time."""
+        if not self.path.exists():
+            return []
+        lines = [line.split() for line in self.path.read_text().splitlines()]
+        return [(float(t), int(s), int(w)) for t, s, w in (line for line in lines if len(line) == 3)]
+
+    def settled(self, world: int, since: float) -> bool:
+        """Whether the newest steps after ``since`` are all at this world size."""
+        after = [s for s in self.steps() if s[0] > since]
+        return len(after) >= STEADY_STEPS and all(w == world for _, _, w in after[-STEADY_STEPS:])
+
+    def went_on(self, steps: int, since: float) -> bool:
+        """Whether so many steps followed the longest gap after ``since`` (at whatever size)."""
+        times = [s[0] for s in self.steps() if s[0] > since - 1.0]
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        return bool(gaps) and max(gaps) > LONG_GAP_S and len(gaps) - gaps.index(max(gaps)) > steps
+
+    def pause(self, since: float) -> tuple[float, int]:
+        """(longest gap between steps after ``since``, steps that had to be repeated)."""
+        steps = self.steps()
+        first = max((i for i, s in enumerate(steps) if s[0] <= since), default=0)
+        window = steps[first:]
+        gaps = [(b[0] - a[0], a[1] - b[1] + 1) for a, b in itertools.pairwise(window)]
+        gap, repeated = max(gaps)
+        return gap, max(0, repeated)
+
+
+def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> list[dict[str, object]]:
+    """All events in one mode; one row an event."""
+    pauses: dict[str, list[float]] = defaultdict(list)
+    repeated: dict[str, list[int]] = defaultdict(list)
+    phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with tempfile.TemporaryDirectory(prefix="mt-rescale-") as folder:
+        root = Path(folder)
+        log = StepLog(root / "steps")
+        arguments = ["--mb", str(model_mb), "--log", str(log.path), "--snapshot", str(root / "snapshot")]
+        contender: Contender = CONTENDERS[mode](root, nodes, arguments)
+
+        def event(name: str, change: Callable[[], None], over: Callable[[float], bool]) -> None:
+            began, known = time.time(), len(contender.phases())
+            change()
+            until(lambda: over(began), f"{mode}: {name} is over")
+            gap, again = log.pause(began)
+            pauses[name].append(gap)
+            repeated[name].append(again)
+            for phase, seconds in (contender.phases()[known:] or [{}])[0].items():
+                phases[name][phase].append(seconds)
+            say.print(f"{mode} {name}: {gap:.2f} s", highlight=False)
+
+        try:
+            contender.start()
+            until(lambda: log.settled(nodes, 0.0), f"{mode} trains on {nodes}")
+            for _ in range(repeats):
+                for by in (k for k in (1, 2, 4) if k < nodes):
+                    event(f"shrink-{by}", partial(contender.shrink, by), partial(log.settled, nodes - by))
+                    event(f"grow-{by}", partial(contender.grow, by), partial(log.settled, nodes))
+                event("loss", contender.lose, partial(log.went_on, LOSS_STEPS))
+                began = time.time()
+                contender.recover()
+                until(partial(log.settled, nodes, began), f"{mode} trains on {nodes} again")
+        finally:
+            contender.stop()
+    return [
+        {
+            "mode": mode,
+            "event": name,
+            "model_mb": model_mb,
+            "pause_s": round(statistics.median(values), 3),
+            "spread": [round(min(values), 3), round(max(values), 3)],
+            "repeats": len(values),
+            "steps_repeated": max(repeated[name]),
+            "phases": {phase: round(statistics.median(seconds), 3) for phase, seconds in phases[name].items()},
+        }
+        for name, values in pauses.items()
+    ]
+
+
+def main() -> None:
+    """Run, print a table (stderr) and with --json one object (stdout)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=[*CONTENDERS, "all"], default="all")
+    parser.add_argument("--model-mb", type=float, default=10.0)
+    parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    say = Console(stderr=True)
+    modes = list(CONTENDERS) if args.mode == "all" else [args.mode]
+    rows = [row for mode in modes for row in run(mode, args.model_mb, args.nodes, args.repeats, say)]
+    table = Table("mode", "event", "pause s", "min…max", "repeated steps", "phases s")
+    for row in rows:
+        shown = ", ".join(f"{k} {v:.2f}" for k, v in row["phases"].items())  # type: ignore[attr-defined]
+        low, high = row["spread"]  # type: ignore[misc]
+        pause, spread = f"{row['pause_s']:.2f}", f"{low:.2f}…{high:.2f}"
+        table.add_row(str(row["mode"]), str(row["event"]), pause, spread, str(row["steps_repeated"]), shown)
+    say.print(table)
+    if args.json:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": os.getloadavg()[0]}
+        print(json.dumps({"machine": machine, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose one without notice.
+
+``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes the training
+shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine;
+nodes leave by SIGTERM to their torchrun, and join by starting one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from malletrain import wire
+from malletrain.client import Client
+from scavenger.local import start_cluster
+
+SCRIPT = Path(__file__).with_name("train_step.py")
+BLOCKER = "import time, malletrain\nwhile True:\n    time.sleep(0.2)\n    malletrain.report(1)\n"
+PATIENCE_S = 180.0
+
+
+class Contender(Protocol):
+    """One way to run the training elastically on up to ``nodes`` virtual nodes."""
+
+    def start(self) -> None:
+        """Begin to train on all nodes."""
+
+    def shrink(self, by: int) -> None:
+        """Have the training leave ``by`` nodes; returns at once."""
+
+    def grow(self, by: int) -> None:
+        """Give the nodes back."""
+
+    def lose(self) -> None:
+        """Kill one node without notice (not the one of rank 0)."""
+
+    def recover(self) -> None:
+        """Bring the lost node back."""
+
+    def phases(self) -> list[dict[str, float]]:
+        """Parts of every rescale so far in seconds, where the contender knows them."""
+
+    def stop(self) -> None:
+        """End everything."""
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for ``condition``; RuntimeError when it takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Not within {PATIENCE_S:g} s: {what}.")
+        time.sleep(0.05)
+
+
+class Restart:
+    """MalleTrain in restart mode."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        self.root, self.nodes, self.arguments = root, nodes, arguments
+        self.state = root / "state"
+        self.cluster = start_cluster(self.state / "cluster", nodes, grace_s=20.0)
+        (root / "blocker.py").write_text(BLOCKER)
+        config = root / "site.toml"
+        config.write_text(
+            f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
+            f'[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = {nodes}\nautostart = false\n'
+            '[jobs]\nwarmup_timeout = "60 s"\n[allocation]\nsettle = "0.3 s"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
+        )
+        with (root / "daemon.log").open("ab") as log:
+            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
+            self.daemon = subprocess.Popen(argv, stdout=log, stderr=log)
+        until(self._answers, "the daemon answers")
+        self.job = ""
+        self.blockers: list[str] = []
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(RuntimeError), Client.of(self.state) as client:
+            return bool(client.status())
+        return False
+
+    def _submit(self, name: str, script: Path, arguments: list[str], low: int, high: int, weight: float) -> str:
+        spec = wire.JobSpec(
+            name, "", str(script), str(self.root), sys.executable, tuple(arguments), min_nodes=low, max_nodes=high, weight=weight
+        )
+        with Client.of(self.state) as client:
+            return client.submit(spec).id
+
+    def start(self) -> None:
+        self.job = self._submit("training", SCRIPT, self.arguments, 1, self.nodes, 1.0)
+
+    def shrink(self, by: int) -> None:
+        self.blockers.append(self._submit("blocker", self.root / "blocker.py", [], by, by, 1e6))
+
+    def grow(self, by: int) -> None:
+        with Client.of(self.state) as client:
+            client.cancel(self.blockers)
+        self.blockers.clear()
+
+    def lose(self) -> None:
+        with Client.of(self.state) as client:
+            node = client.job(self.job).job.nodes[-1]
+        for agent in psutil.Process(self.cluster.pid).children():
+            if agent.environ().get("MALLETRAIN_NODE") == node and "malletrain.agent" in agent.cmdline():
+                agent.kill()
+
+    def recover(self) -> None:
+        """The embedded cluster offers the node again by itself."""
+
+    def phases(self) -> list[dict[str, float]]:
+        with Client.of(self.state) as client:
+            return [dict(rescale.phases) for rescale in client.job(self.job).rescales]
+
+    def stop(self) -> None:
+        self.daemon.send_signal(signal.SIGTERM)
+        self.daemon.wait(30)
+        self.cluster.stop()
+
+
+class C10d:
+    """Plain torchrun with the c10d rendezvous and its default times."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        self.root, self.nodes, self.arguments = root, nodes, arguments
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def _one(self) -> None:
+        argv = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{self.nodes}", "--nproc-per-node=1"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=bench", "--max-restarts=1000"),
+            *(str(SCRIPT), *self.arguments),
+        ]
+        # Without this a joiner of a later round waits 60 s for a store that is gone and fails (pytorch issue 135712).
+        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        with (self.root / "torchrun.log").open("ab") as log:
+            self.running.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
+
+    def start(self) -> None:
+        self._one()
+        until(self._listens, "the first torchrun serves the rendezvous")
+        for _ in range(self.nodes - 1):
+            self._one()
+
+    def _listens(self) -> bool:
+        with socket.socket() as s:
+            return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def shrink(self, by: int) -> None:
+        for torchrun in self.running[-by:]:
+            torchrun.send_signal(signal.SIGTERM)
+        del self.running[-by:]
+
+    def grow(self, by: int) -> None:
+        for _ in range(by):
+            self._one()
+
+    def lose(self) -> None:
+        torchrun = self.running.pop()
+        tree = [psutil.Process(torchrun.pid), *psutil.Process(torchrun.pid).children(recursive=True)]
+        for process in tree:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def recover(self) -> None:
+        self._one()
+
+    def phases(self) -> list[dict[str, float]]:
+        return []
+
+    def stop(self) -> None:
+        for torchrun in self.running:
+            tree = psutil.Process(torchrun.pid).children(recursive=True) if torchrun.poll() is None else []
+            torchrun.kill()
+            torchrun.wait()
+            for process in tree:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+CONTENDERS: dict[str, type[Restart] | type[C10d]] = {"restart": Restart, "c10d": C10d}

@@ -1,7 +1,8 @@
 """The agent's connection to the daemon: kept up for ever, and never needed by the training.
 
 Decides when the daemon counts as silent and how to come back: a fresh socket after a pause that grows and is spread by chance, so that
-thousands of agents do not return in the same instant. While it is away nothing but Hello is sent, and who sends is told (False).
+thousands of agents do not return in the same instant; yet soon enough for a restarted daemon, which waits some seconds before it plans.
+While it is away nothing is sent or queued, and who sends is told (False): what it hears first is the Hello of that moment.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from malletrain.wire import Alive, Heartbeat, Hello, Message, Welcome, WhoAreYou
 
 FIRST_ANSWER_S = 5.0
 MISSED_HEARTBEATS = 3
-PAUSE_S = (0.2, 10.0)
-_HELLO_INTERVAL_S = 0.5
+PAUSE_S = (0.1, 2.0)
+_HELLO_AGAIN_S = 1.0
+_CONNECT_POLL_S = 0.05
+_RECONNECT_MS = (100, 1000)
 _QUIET_COMPLAINT_S = 60.0
 
 log = logging.getLogger("malletrain.agent")
@@ -61,16 +64,18 @@ class DaemonLink:
         self._boot = ""
         self._heartbeat_s = 1.0
         self._heard = time.monotonic()
-        self._said_hello = 0.0
+        self._greeted_at: float | None = None
         self.connected = False
 
     def send(self, message: Message) -> bool:
-        """Send to the daemon if it is there."""
-        return self.connected and self._put(message)
+        """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that follows makes up for it."""
+        if self.connected and not self._put(message):
+            self._out_of_touch()
+        return self.connected
 
     def announce(self) -> None:
-        """Say Hello now, whether or not the daemon is known to be there: something about this agent has changed for good."""
-        self._put(self._hello())
+        """Say Hello now: something about this agent has changed that the daemon may not know."""
+        self._greet()
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
@@ -106,19 +111,30 @@ class DaemonLink:
         socket.curve_publickey = public_key(self._config.secret_key).encode()
         socket.curve_serverkey = self._config.server_key.encode()
         socket.linger = 0
-        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
+        socket.immediate = 1
+        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        poller = zmq.asyncio.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
         socket.connect(self._config.endpoint)
         self._heard = time.monotonic()
-        self._said_hello = 0.0
-        self._say_hello()
+        self._greeted_at = None
         answered = False
         last_beat = time.monotonic()
         try:
             while True:
                 # Reading comes first: after this process was stopped for a while (SIGSTOP), what the daemon said meanwhile counts.
-                if await socket.poll(int(min(self._heartbeat_s, 0.5) * 1000)):
+                wait = _CONNECT_POLL_S if self._greeted_at is None else min(self._heartbeat_s, 0.5)
+                ready = dict(await poller.poll(int(wait * 1000)))
+                if monitor in ready:
+                    await monitor.recv_multipart()
+                    self._out_of_touch()
+                if socket in ready:
                     answered = self._take(await socket.recv_multipart()) or answered
                 now = time.monotonic()
+                if not self.connected and (self._greeted_at is None or now - self._greeted_at > _HELLO_AGAIN_S):
+                    self._greet()
                 patience = self._heartbeat_s * MISSED_HEARTBEATS if answered else FIRST_ANSWER_S
                 if now - self._heard > max(patience, 1.0):
                     return answered
@@ -126,7 +142,14 @@ class DaemonLink:
                     last_beat = now
                     self._put(Heartbeat(self._boot, resident_bytes()))
         finally:
+            if not socket.closed:
+                socket.disable_monitor()
+            monitor.close(0)
             self.close(0)
+
+    def _out_of_touch(self) -> None:
+        """The connection broke, and with it went what was on the way: say Hello as soon as there is one again."""
+        self.connected, self._greeted_at = False, None
 
     def _take(self, frames: list[bytes]) -> bool:
         """One message. Returns whether it was the daemon's Welcome."""
@@ -143,17 +166,17 @@ class DaemonLink:
             self._on_welcome(message)
             return True
         if isinstance(message, WhoAreYou) or (isinstance(message, Alive) and message.boot != self._boot):
-            self.connected = False
-            self._say_hello()
+            if self.connected:
+                self.connected = False
+                self._greet()
             return False
         if not isinstance(message, Alive):
             self._on_message(message)
         return False
 
-    def _say_hello(self) -> None:
-        if time.monotonic() - self._said_hello >= _HELLO_INTERVAL_S:
-            self._said_hello = time.monotonic()
-            self._put(self._hello())
+    def _greet(self) -> None:
+        if self._put(self._hello()):
+            self._greeted_at = time.monotonic()
 
     def _put(self, message: Message) -> bool:
         if self._socket is None:

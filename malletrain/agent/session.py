@@ -69,6 +69,7 @@ class Agent:
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
         self._logs = LogForwarder(config.node, self._link.send)
         self._run: JobRun | None = None
+        self._told: wire.Assignment | None = None
         self._next: Assign | None = None
         self._count = 0
         self._leave_by: float | None = None
@@ -109,6 +110,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         config = self._config
+        self._told = self._run.assignment() if self._run else None
         return Hello(
             node=config.node,
             lease=config.lease,
@@ -117,7 +119,7 @@ class Agent:
             gpus=config.gpus,
             node_class=config.node_class,
             leaving_in_s=None if self._leave_by is None else max(0.0, self._leave_by - time.monotonic()),
-            assignment=self._run.assignment() if self._run else None,
+            assignment=self._told,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -125,6 +127,9 @@ class Agent:
         self._logs.reconnected()
         if self._run is not None:
             self._run.reports.reconnected()
+        now = self._run.assignment() if self._run else None
+        if now is not None and now != self._told:  # it changed on the way
+            self._link.send(Phase(now))
 
     def _from_daemon(self, message: Any) -> None:
         try:

@@ -74,6 +74,7 @@ class FakeDaemon:
         self.seen: list[tuple[str, Any]] = []
         self.logs: dict[tuple[str, int, str], bytes] = {}
         self.acknowledges = True
+        self.asks = True
         self.beats = 0
 
     def pump(self, wait_s: float = 0.02) -> None:
@@ -89,7 +90,8 @@ class FakeDaemon:
             self.nodes[message.node], self.names[identity] = identity, message.node
             self._reply(identity, wire.Welcome(self.boot, self.heartbeat_s))
         elif identity not in self.names:
-            self._reply(identity, wire.WhoAreYou(self.boot))
+            if self.asks:
+                self._reply(identity, wire.WhoAreYou(self.boot))
             return
         elif isinstance(message, wire.Heartbeat):
             self.beats += 1

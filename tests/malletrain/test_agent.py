@@ -420,6 +420,23 @@ def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
         second.close()
 
 
+def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand(daemon, start, tmp_path):
+    start()
+    running(daemon, tmp_path)
+    daemon.close()
+    (tmp_path / "succeed").touch()
+    same = FakeDaemon(daemon.port, daemon.boot, (daemon.public, daemon.secret), heartbeat_s=60.0)
+    same.asks = False
+    try:
+        same.until(lambda: [m for _, m in same.seen if assigned(m) == wire.Assignment("j1", "succeeded", 1)], "the news of the meantime")
+    finally:
+        same.close()
+
+
+def assigned(message):
+    return message.assignment if isinstance(message, wire.Hello | wire.Phase) else None
+
+
 def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
     agent = start()
     running(daemon, tmp_path)

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
@@ -56,6 +57,10 @@ class NodeWorkers(LocalElasticAgent):
         # fails it stops its siblings and counts them as failed too.
         context.close = close_in_time  # type: ignore[method-assign]
         return ids
+
+    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+        # Nobody reads these events, and TorchElastic's own asks the name service for this host's full name for each of them.
+        return Event(f"torchelastic.worker.status.{state}", source)
 
     def _invoke_run(self, role: str = "") -> RunResult:
         group = self._worker_group

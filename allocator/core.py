@@ -78,8 +78,8 @@ def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
     return Core(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
 
 
-def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: float) -> Outcome | None:
-    """The least wasteful plan of a core on one class of nodes, if one wastes less than ``ceiling``.
+def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: float, resource: int = 0) -> Outcome | None:
+    """The least wasteful plan of a core whose open rows use only ``resource``, if one wastes less than ``ceiling``.
 
     States are the nodes used beyond the smallest open size of each job. A state is dropped when its losses reach the ceiling, or
     when so few nodes could still be used that those left over would.
@@ -91,8 +91,9 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
     sizes, loss = table.size[core.rows], dual.loss[core.rows]
     least = np.minimum.reduceat(sizes, starts[:-1]) if len(core.count) else np.zeros(0, np.int64)
     spans = (np.maximum.reduceat(sizes, starts[:-1]) - least) if len(core.count) else least
-    room = round(float(core.room[0] - core.count @ least))
-    price = float(dual.prices[0])
+    room = round(float(core.room[resource] - core.count @ least))
+    price = float(dual.prices[resource])
+    sunk = core.sunk + float(np.delete(dual.prices, resource) @ np.delete(core.room, resource))
     if room < 0:
         return Outcome(None, True)
     stages = np.repeat(np.arange(len(core.count)), core.count)
@@ -100,7 +101,7 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
     ahead = np.concatenate([np.cumsum(spans[stages][::-1])[::-1], [0]])
     reach = int(ceiling / price) if price > 0 and ceiling / price < room else room  # nodes that may stay unused
     history: list[tuple[int, Floats, int]] = []
-    offset, best = 0, np.array([core.sunk])
+    offset, best = 0, np.array([sunk])
     spent, kept = 0.0, 0
     for turn, g in enumerate(stages.tolist()):
         history.append((offset, best, g))

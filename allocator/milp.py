@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator import insist, prices, search, table
+from allocator import insist, prices, relax, search, table
 from allocator.allocation import Allocation, relative_gap, worth
 from allocator.bids import Bid, check
 
@@ -63,10 +63,14 @@ def solve(
     guess = None
     if warm is not None and warm.prices and drops == 0:
         guess = np.array([warm.prices.get(name, 0.0) for name in options.classes])
-    dual = prices.minimise(options, guess)
     seats = table.rows_for(options, jobs, seated)
     assert seats is not None, "every must-run job has a seat or may be dropped"
-    plan = search.first_plan(options, dual, seats)
+    dual = prices.minimise(options, guess)
+    wish = prices.choices(options, dual.prices * (1.0 + 1e-9))
+    if len(options.capacity) > 1:
+        dual, relaxed = relax.relax(options, dual, seats, deadline=deadline)
+        wish = wish if relaxed is None else relaxed
+    plan = search.first_plan(options, dual, wish, seats)
     if warm is not None:
         before = table.rows_for(options, jobs, warm.sizes)
         if before is not None and options.fits(before) and dual.waste(options, before) <= dual.waste(options, plan) + dual.noise:

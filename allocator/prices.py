@@ -18,7 +18,6 @@ import numpy as np
 
 from allocator.table import Floats, Ints, Table
 
-_SWEEPS = 12
 _PROBES = 80
 
 
@@ -49,8 +48,26 @@ def at(table: Table, prices: Floats) -> Dual:
     return Dual(prices, bound, best[table.group] - reduced, 1e-13 * scale * max(1.0, np.sqrt(len(best))))
 
 
+def choices(table: Table, prices: Floats) -> Ints:
+    """The plan in which every job takes what is best for it at ``prices``, the smallest of equals; it may exceed the capacity."""
+    reduced = table.value - np.append(prices, 0.0)[table.resource] * table.size
+    plan = np.zeros(len(table.size), np.int64)
+    plan[_first_best(reduced, table.group, table.starts)] = table.count.astype(np.int64)
+    return plan
+
+
+def _first_best(reduced: Floats, group: Ints, starts: Ints) -> Ints:
+    """The first row of each group with the group's largest value."""
+    best = np.maximum.reduceat(reduced, starts)
+    hits = np.flatnonzero(reduced >= best[group])
+    chosen = np.empty(len(starts), np.int64)
+    chosen[group[hits][::-1]] = hits[::-1]
+    return chosen
+
+
 def minimise(table: Table, guess: Floats | None = None) -> Dual:
-    """Prices that make the bound small: exactly minimal for one resource, by coordinate descent for several.
+    """Prices that make the bound small: minimal for one resource; for several, each in turn once
+    (:mod:`allocator.relax` goes on from there).
 
     Args:
         guess: prices to begin with, for instance those of the last plan.
@@ -59,14 +76,8 @@ def minimise(table: Table, guess: Floats | None = None) -> Dual:
     if len(prices) == 1:
         view = View(table.size, table.value, table.group, table.starts, table.count, table.capacity[0])
         return at(table, np.array([view.best_price(float(prices[0]))]))
-    best = np.inf
-    for _ in range(_SWEEPS):
-        for c in range(len(prices)):
-            prices[c] = _view(table, prices, c).best_price(float(prices[c]))
-        bound = at(table, prices).bound
-        if bound >= best - 1e-7 * abs(bound):
-            break
-        best = bound
+    for c in range(len(prices)):
+        prices[c] = _view(table, prices, c).best_price(float(prices[c]))
     return at(table, prices)
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from allocator import core as cores
+from allocator.moves import fill, repair
 from allocator.prices import Dual
-from allocator.table import IDLE, Ints, Mask, Table
+from allocator.table import IDLE, Ints, Mask, Table, undominated
 
 _FIRST_POOL = 300
 """Rows solved first when more than three times as many are open."""
@@ -23,6 +24,8 @@ _CHEAP_WORK = 4e6
 _PATIENT_WORK = 4e8
 """The same for a core that HiGHS would take long for."""
 _LARGE_CORE = 3000
+_MOST_ROWS, _ROWS_A_SECOND = 20_000, 10_000
+"""Largest core given to HiGHS (whose presolve does not look at the clock often enough on larger ones), and how it shrinks with the time left."""
 
 
 @dataclass(frozen=True)
@@ -37,65 +40,42 @@ class Found:
     core: tuple[int, int]
 
 
-def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
-    """``plan`` improved while there is room, by moves to one of ``rows`` that gain most for the price of the nodes they take.
-
-    A move takes as many alike jobs along as fit.
-    """
-    plan = plan.copy()
-    free = table.capacity - table.use(plan)
-    size, resource, group, value = table.size[rows], table.resource[rows], table.group[rows], table.value[rows]
-    prices = np.append(dual.prices, 0.0)
-    charge = prices[table.resource] * table.size
-    source = np.empty(len(table.starts), np.int64)  # of each group, the row in use that loses most
-    taken = np.flatnonzero(plan)
-    if len(taken) > len(source):
-        taken = taken[np.argsort(dual.loss[taken], kind="stable")]
-    source[table.group[taken]] = taken
-    for _ in range(moves if len(rows) else 0):
-        origin = source[group]
-        more = size - np.where(table.resource[origin] == resource, table.size[origin], 0)
-        gain = value - table.value[origin]
-        cost = np.maximum(charge[rows] - charge[origin], 1e-9 * np.abs(gain) + 1e-300)
-        yields = np.where((more <= np.append(free, np.inf)[resource]) & (gain > dual.noise), gain / cost, 0.0)
-        best = int(np.argmax(yields))
-        if not yields[best] > 0:
-            break
-        start, end, g = int(origin[best]), int(rows[best]), int(group[best])
-        number = int(plan[start])
-        if more[best] > 0 and resource[best] != IDLE:
-            number = min(number, int(free[resource[best]] // more[best]))
-        plan[start] -= number
-        plan[end] += number
-        free = table.capacity - table.use(plan)
-        first = int(table.starts[g])
-        mine = first + np.flatnonzero(plan[first : table.ends[g]])
-        source[g] = mine[np.argmax(dual.loss[mine])]
+def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
+    """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible) where that fails; then filled up."""
+    plan: Ints | None = wish
+    if not table.fits(wish):
+        near = _near(table, dual, seats)
+        plan = repair(table, dual, wish, near)
+        plan = fill(table, dual, seats if plan is None else plan, near, 4 * len(table.starts))
     return plan
 
 
-def first_plan(table: Table, dual: Dual, seats: Ints) -> Ints:
-    """A feasible plan: what jobs choose at prices just high enough, filled up; ``seats`` (feasible) where no price will do."""
-    plan = seats
-    low, high, factor = 1.0, np.inf, 1.0 + 1e-9
-    base = np.where(dual.prices > 0, dual.prices, 1e-9 * max(1e-300, float(dual.prices.max(initial=0.0))))
-    for _ in range(40):
-        reduced = table.value - np.append(base * factor, 0.0)[table.resource] * table.size
-        best = np.maximum.reduceat(reduced, table.starts)
-        hits = np.flatnonzero(reduced >= best[table.group])
-        chosen = np.empty(len(table.starts), np.int64)
-        chosen[table.group[hits][::-1]] = hits[::-1]
-        candidate = np.zeros(len(table.size), np.int64)
-        candidate[chosen] = table.count.astype(np.int64)
-        if table.fits(candidate):
-            plan, high = candidate, factor
-        else:
-            low = factor
-        if high - low <= 1e-3 * low:
-            break
-        factor = low + 2.0 * max(low - 1.0, 1e-6) if high == np.inf else 0.5 * (low + high)
-        if factor > 1e12:
-            break
+def _near(table: Table, dual: Dual, seats: Ints) -> Ints:
+    """A few rows of each group: those that lose least, the smallest of each class, and the seats."""
+    number = min(len(table.size), 8 * len(table.starts))
+    near = seats > 0
+    near[np.argpartition(dual.loss, number - 1)[:number]] = True
+    near[table.starts] = True
+    near[1:] |= (table.resource[1:] != table.resource[:-1]) | (table.group[1:] != table.group[:-1])
+    return np.flatnonzero(near)
+
+
+def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
+    """``plan`` with the jobs of each class in turn sized anew, together with the jobs that have nothing."""
+    for c in range(len(table.capacity)):
+        waste = dual.waste(table, plan)
+        better = dual.loss < waste - dual.noise
+        movable = np.zeros(len(table.starts), np.bool_)
+        taken = np.flatnonzero(plan)
+        movable[table.group[taken]] = True
+        movable[table.group[taken[(table.resource[taken] != c) & (table.resource[taken] != IDLE)]]] = False
+        mine = better & movable[table.group] & ((table.resource == c) | (table.resource == IDLE))
+        if not mine.any():
+            continue
+        pool = _cheapest(table, dual, mine, _FIRST_POOL) & mine | (plan > 0)
+        outcome = cores.by_counting(table, dual, cores.open_rows(table, dual, pool), waste - dual.noise, _CHEAP_WORK, c)
+        if outcome is not None and outcome.plan is not None and table.fits(outcome.plan):
+            plan = outcome.plan
     return plan
 
 
@@ -112,7 +92,8 @@ def improve(
     accept = max(dual.noise, gap * abs(dual.bound - waste))
     floor, proof, shape = 0.0, "bound", (0, 0)
     pool_size, filled = _FIRST_POOL, False
-    one_class = len(table.capacity) == 1 and counting
+    several = len(table.capacity) > 1
+    one_class = counting and not several
     copies = table.count[table.group] if one_class else np.ones(len(table.group))
     while waste > floor + accept:
         left = deadline - time.perf_counter()
@@ -121,10 +102,15 @@ def improve(
         better = dual.loss < waste - dual.noise
         if not filled:
             plan, filled = fill(table, dual, plan, np.flatnonzero(better)), True
+            if several and counting:
+                plan = polish(table, dual, plan)
             waste = dual.waste(table, plan)
             continue
+        better = undominated(table, better)
         effort = float(copies[better].sum())
-        exact = effort <= 3 * pool_size + float(copies[table.starts].sum())
+        most = min(_MOST_ROWS, max(500, int(_ROWS_A_SECOND * left)))
+        exact = effort <= 3 * min(pool_size, most) + float(copies[table.starts].sum())
+        pool_size = min(pool_size, most)
         pool = (better if exact else _cheapest(table, dual, better, pool_size)) | (plan > 0)
         left_out = dual.loss[better & ~pool]
         exact, outside = not len(left_out), float(left_out.min(initial=np.inf))
@@ -148,28 +134,27 @@ def improve(
         floor = max(floor, min(least, outside))
         if exact and not coarse:
             break
-        if not exact:
-            pool_size *= 4
+        if not exact and pool_size >= most:
+            break
+        pool_size *= 4
     return Found(plan, waste, min(floor, waste), accept, proof, shape)
 
 
 def _cheapest(table: Table, dual: Dual, better: Mask, number: int) -> Mask:
-    """About ``number`` rows of ``better`` with small losses: half of them whatever their group, half at most six a group."""
-    rows = np.flatnonzero(better)
+    """The best row of each group, and about ``number`` others of ``better`` with small losses: half of them whatever their group,
+    half at most three a group."""
+    pool = better & (dual.loss <= dual.noise)
+    rows = np.flatnonzero(better & ~pool)
     loss = dual.loss[rows]
     if len(rows) > 12 * number:
         near = np.argpartition(loss, 12 * number)[: 12 * number]
         near.sort()
         rows, loss = rows[near], loss[near]
-    pool = np.zeros(len(better), np.bool_)
-    pool[rows[np.argsort(loss, kind="stable")[:number]]] = True
+    pool[rows[np.argsort(loss, kind="stable")[: number // 2]]] = True
     order = np.lexsort((loss, table.group[rows]))
     rows, loss = rows[order], loss[order]
     group = table.group[rows]
-    rank = np.arange(len(rows)) - np.searchsorted(group, group)
-    few = rank < 6
+    few = np.arange(len(rows)) - np.searchsorted(group, group) < 3
     rows, loss = rows[few], loss[few]
-    pool[rows[np.argsort(loss, kind="stable")[:number]]] = True
-    pool[np.flatnonzero(dual.loss <= 0.0)] = True
+    pool[rows[np.argsort(loss, kind="stable")[: number // 2]]] = True
     return pool
-

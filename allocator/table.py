@@ -128,6 +128,25 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     )
 
 
+def undominated(table: Table, keep: Mask) -> Mask:
+    """``keep`` without the rows that another of its rows beats with no more nodes of the same class and no less value."""
+    rows = np.flatnonzero(keep)
+    segment = table.group[rows] * (len(table.capacity) + 1) + table.resource[rows]
+    best = table.value[rows]
+    beaten = np.zeros(len(rows), np.bool_)
+    step = 1  # running maximum within each segment, by doubling
+    while step < len(rows):
+        same = segment[step:] == segment[:-step]
+        if not same.any():
+            break
+        best[step:] = np.where(same, np.maximum(best[step:], best[:-step]), best[step:])
+        step *= 2
+    beaten[1:] = (segment[1:] == segment[:-1]) & (best[:-1] >= table.value[rows[1:]])
+    kept = np.zeros(len(keep), np.bool_)
+    kept[rows[~beaten]] = True
+    return kept
+
+
 def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]) -> Ints | None:
     """Members by row that give each job its size in ``sizes``, or nothing where it has none or its bid does not offer it.
 

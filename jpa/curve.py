@@ -104,10 +104,11 @@ class MeasuredCurve:
         rate, std = self.estimate(nodes)
         return CI95 * std / rate if rate > 0 else 0.0
 
-    def uncertain(self, sizes: Iterable[int], tolerance: float = 0.05) -> tuple[int, ...]:
+    def uncertain(self, sizes: Iterable[int], tolerance: float = 0.075) -> tuple[int, ...]:
         """Those of ``sizes`` not known to within ``tolerance`` (half-width of the 95 % interval), descending.
 
-        A measured size counts as known whatever its scatter: measuring it again at once would tell nothing new.
+        A measured size counts as known whatever its scatter: measuring it again at once would tell nothing new. That something is
+        uncertain is no reason for another profile by itself (a profile leaves what is not worth a visit); a :class:`Change` is.
         """
         measured = set(self.measured_sizes)
         return tuple(

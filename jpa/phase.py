@@ -10,7 +10,7 @@ Decides the estimate at any size from the points of one phase and an optional pr
 * With a prior shape (a sibling job, an earlier phase, the curve before a drift): the prior's curve, with the ratio measured/prior
   interpolated, and never outside the range of the two measured neighbours.
 
-Uncertainty: real curves leave any smooth law like a random walk in log2 k; ``roughness`` is its standard deviation per √octave. Between two
+Uncertainty: real curves leave any smooth law like a random walk in log2 k; the roughness is its standard deviation per √octave. Between two
 points the walk is tied at both ends (Brownian bridge, variance ∝ d0·d1/(d0+d1)); outside it is free (∝ d).
 """
 
@@ -26,6 +26,9 @@ from jpa.points import NOTHING, Point
 ROUGHNESS = 0.04
 """Per √octave, relative. Measured on the curves of seven models on 1..64 nodes: dropping a point between two that are two octaves apart
 gives an interpolation error of 2.9 % rms (one model alone 13 %, the median 1.4 %), i.e. 4 % per √octave."""
+_ROUGHNESS_WEIGHT = 2.0
+"""The usual roughness weighs as much as so many inner points of the curve itself."""
+_MOST_STD = 3.0
 UNKNOWN_STD = 0.5
 """Relative standard deviation of a throughput about which nothing is known."""
 
@@ -123,17 +126,17 @@ class PhaseCurve:
             rate = min(max(rate, min(low.rate, high.rate)), max(low.rate, high.rate))
         ends = ((1 - share) * low.relative_std) ** 2 + (share * high.relative_std) ** 2
         bridge = self._roughness() ** 2 * to_low * to_high / (to_low + to_high)
-        return rate, rate * math.sqrt(ends + bridge)
+        return rate, rate * _bounded(ends + bridge)
 
     def _outside(self, nodes: int, edge: Point) -> tuple[float, float]:
         distance = abs(math.log2(nodes / edge.nodes))
         walk = self._roughness() ** 2 * distance
         if self.prior is not None:
             rate = edge.rate * self.prior.rate(nodes) / self.prior.rate(edge.nodes)
-            return rate, rate * math.sqrt(edge.relative_std**2 + walk)
+            return rate, rate * _bounded(edge.relative_std**2 + walk)
         law = fit([(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0])
         rate = edge.rate * law.rate(nodes) / law.rate(edge.nodes)
-        return rate, rate * math.sqrt(law.relative_std(nodes) ** 2 + walk)
+        return rate, rate * _bounded(law.relative_std(nodes) ** 2 + walk)
 
     def _beyond_nothing(self, nodes: int, edge: Point, neutral_rate: float) -> tuple[float, float]:
         """Next to a size that gave nothing: above it nothing either, below it nobody knows."""
@@ -145,7 +148,24 @@ class PhaseCurve:
         return rate, UNKNOWN_STD * rate
 
     def _roughness(self) -> float:
-        return self.prior.shape_std if self.prior is not None else ROUGHNESS
+        """Per √octave: that of the prior's shape, or the usual one, corrected by how far each inner point lies off its two neighbours."""
+        if self.prior is not None:
+            return self.prior.shape_std
+        known = [p for p in self.points if p.rate > 0]
+        total, count = _ROUGHNESS_WEIGHT * ROUGHNESS**2, _ROUGHNESS_WEIGHT
+        for low, middle, high in zip(known, known[1:], known[2:], strict=False):
+            to_low, to_high = math.log2(middle.nodes / low.nodes), math.log2(high.nodes / middle.nodes)
+            share = to_low / (to_low + to_high)
+            off = math.log(middle.rate / amdahl(middle.nodes, low.nodes, low.rate, high.nodes, high.rate))
+            noise = middle.relative_std**2 + ((1 - share) * low.relative_std) ** 2 + (share * high.relative_std) ** 2
+            total += max(0.0, off**2 - noise) * (to_low + to_high) / (to_low * to_high)
+            count += 1
+        return math.sqrt(total / count)
+
+
+def _bounded(variance: float) -> float:
+    """The standard deviation, at most ``_MOST_STD``: beyond, nothing is known anyway."""
+    return min(math.sqrt(variance), _MOST_STD)
 
 
 def amdahl(nodes: int, low: int, low_rate: float, high: int, high_rate: float) -> float:

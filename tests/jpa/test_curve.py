@@ -49,7 +49,7 @@ def test_every_estimate_is_finite_and_not_negative(points, k):
 def test_the_conservative_curve_is_a_valid_one_below_the_estimate(points, kappa):
     curve = measured(points)
     bid = curve.conservative(range(1, 65), kappa)
-    assert all(bid.at(k) <= curve.estimate(k)[0] * (1 + 1e-9) for k in range(1, 65))
+    assert all(bid.at(k) <= curve.estimate(k)[0] * (1 + 1e-9) + 1e-6 for k in range(1, 65))
 
 
 def test_an_amdahl_curve_is_interpolated_exactly():
@@ -235,8 +235,7 @@ def test_a_prior_gives_the_shape_and_one_measurement_gives_the_level():
     assert curve.estimate(4) == (400.0, pytest.approx(120.0))
     curve = measured({8: 400.0}, curve=curve)
     assert curve.estimate(2)[0] == pytest.approx(100, rel=0.01)
-    assert 4 not in curve.uncertain((1, 2, 4, 8))
-    assert 1 in curve.uncertain((1, 2, 4, 8))
+    assert curve.uncertain((1, 2, 4, 8), 0.05) == (2, 1)
 
 
 def test_a_prior_of_nothing_is_refused():

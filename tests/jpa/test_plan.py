@@ -111,7 +111,7 @@ def test_a_known_curve_is_not_measured_again():
     _, curve = walk(linear, new_plan(1, 6, MeasuredCurve(), config=ALL))
     step = next_step(new_plan(1, 6, curve), curve, 6)
     assert step.size is None
-    assert "5%" in step.reason
+    assert "7.5%" in step.reason
 
 
 def test_only_what_is_uncertain_is_visited():

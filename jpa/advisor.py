@@ -135,7 +135,8 @@ class Advisor:
             ValueError: on a wish for a profile whose limits make no sense, or a report with impossible numbers. Nothing has changed then.
         """
         answers = list(self._table[type(event)](event, now))
-        answers += self._start_next(now)
+        if answers or not isinstance(event, Progress):  # reports are many, and by themselves they let nobody start
+            answers += self._start_next(now)
         return answers
 
     # --- events ---

@@ -77,7 +77,7 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
     with tempfile.TemporaryDirectory(prefix="mt-rescale-") as folder:
         root = Path(folder)
         log = StepLog(root / "steps")
-        arguments = ["--mb", str(model_mb), "--log", str(log.path), "--snapshot", str(root / "snapshot")]
+        arguments = ["--mb", str(model_mb), "--steps-file", str(log.path), "--snapshot", str(root / "snapshot")]
         contender: Contender = CONTENDERS[mode](root, nodes, arguments)
 
         def event(name: str, change: Callable[[], None], over: Callable[[float], bool]) -> None:

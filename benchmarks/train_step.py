@@ -1,6 +1,6 @@
 """The training script of benchmarks/rescale.py: a DDP model of a given size, every step written down with its time.
 
-Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --log FILE (one line a step: time, step, world size), --step-s
+Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one line a step: time, step, world size), --step-s
 (sleep per step, so that the machine is not saturated), --snapshot FILE. Stops when FILE.stop exists.
 """
 
@@ -20,7 +20,7 @@ import malletrain
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=float, default=10.0)
-    parser.add_argument("--log", required=True)
+    parser.add_argument("--steps-file", required=True)
     parser.add_argument("--snapshot", required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
     args = parser.parse_args()
@@ -34,8 +34,8 @@ def main() -> None:
     state = {"step": 0}
     snapshot = malletrain.Snapshot(args.snapshot, model=model, progress=state, every_s=3600.0)
     snapshot.restore()
-    stop = Path(args.log + ".stop")
-    log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if dist.get_rank() == 0 else -1
+    stop = Path(args.steps_file + ".stop")
+    log = os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if dist.get_rank() == 0 else -1
     batch = torch.ones(2, width)
     agreed = torch.zeros(1)
     while not agreed.item():

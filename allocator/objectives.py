@@ -106,7 +106,8 @@ def make_bid(
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
     ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) · start_s`` for current = 0 or on another
-    class than ``current_class``, 0 for k = current (``O(current) · down_s`` when ``restarting``). No nodes are worth 0.
+    class than ``current_class``, 0 for k = current (``O(current) · down_s`` when ``restarting``). Letting go of all nodes is a shrinkage
+    like any other: were it free, two like jobs would take turns at every plan where starting is free. Without nodes, none are worth 0.
 
     Args:
         curve: one curve for class ``current_class``, or one curve a class the job can use.
@@ -142,6 +143,7 @@ def make_bid(
     curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
     options: dict[str, Options] = {}
     notes: list[str] = []
+    nothing = 0.0
     for node_class, known in curves.items():
         offered = sizes
         if sizes[-1] > known.largest:
@@ -152,8 +154,9 @@ def make_bid(
             unit = _single_node_rate(known)
             rates, before = rates / unit, before / unit
         running_here = current if node_class == current_class else 0
+        nothing -= weight * before * cost.down_s
         options[node_class] = Options(offered, weight * _value(offered, rates, before, running_here, t_fwd_s, cost, restarting))
-    return Bid(job, options, -math.inf if must_run else 0.0, tuple(notes))
+    return Bid(job, options, -math.inf if must_run else nothing, tuple(notes))
 
 
 def _value(

@@ -1,0 +1,1 @@
+"""The simulator: the controller's second shell, with a virtual clock, a trace of idle nodes and model jobs."""

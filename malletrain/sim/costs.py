@@ -1,0 +1,249 @@
+"""What a change of scale costs a model job, and the model job itself.
+
+Decides when a job processes samples, what it loses and on whose account that goes. It decides nothing about nodes: the controller says
+start, rescale, suspend; the trace says that a node is gone. Two semantics:
+
+``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old throughput × its time, a preemption the
+throughput × ``down_s`` once, however many nodes are lost. Both are taken off at once and the job goes on without a pause.
+
+``real`` (the product): during a start, a rescale and after a preemption the job processes nothing. Without notice, work since the last
+snapshot is lost (``restart`` mode) or the step under way (``live`` mode, as long as one node survives). With notice the job takes a
+snapshot and loses nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
+
+Losses are in samples, at the throughput the job had before (a start: will have), as in the bids of :mod:`allocator.objectives`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from allocator import RescaleCost
+from malletrain.sim.workloads import SimJob, WorkloadError
+
+Semantics = Literal["freetrain", "real"]
+Mode = Literal["restart", "live"]
+
+
+class Cause(str, Enum):
+    """Why a job with nodes processes no samples."""
+
+    START = "start"
+    RESCALE = "rescale"
+    PREEMPTION = "preemption"
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of the simulated world, in seconds.
+
+    ``up_s``, ``down_s``, ``start_s``: pause of a growth, of a shrinkage, of a start from nothing. ``snapshot_every_s``: time between two
+    snapshots of a training job. ``notice_s``: how long before it goes a preempted node says so (0: not at all). ``step_s``: one training
+    step, which is what ``live`` mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and what the product's library
+    does (a snapshot a minute).
+    """
+
+    semantics: Semantics = "real"
+    up_s: float = 18.0
+    down_s: float = 12.0
+    start_s: float = 18.0
+    snapshot_every_s: float = 60.0
+    notice_s: float = 0.0
+    mode: Mode = "restart"
+    step_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("up_s", "down_s", "start_s", "notice_s", "step_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise WorkloadError(f"The cost {name} is {value}; give seconds, 0 or more.")
+        if not self.snapshot_every_s >= 0:
+            raise WorkloadError(f"The time between snapshots is {self.snapshot_every_s}; give seconds, 0 or more.")
+
+    def known_to_planner(self) -> RescaleCost:
+        """The same costs in the planner's words."""
+        return RescaleCost(self.up_s, self.down_s, 0.0 if self.semantics == "freetrain" else self.start_s)
+
+
+class Run:
+    """One model job while it is simulated. Times are of the virtual clock and never go back.
+
+    ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None: none is). ``version`` counts changes, so
+    that a completion foreseen earlier is known to be out of date. ``node_s``: node-seconds spent training (key None) and in pauses, by
+    cause, on nodes that the main scheduler does not want; ``lost``: samples, by cause.
+    """
+
+    __slots__ = (
+        "cause", "costs", "done", "ended_at", "first_start", "job", "leaving", "lost", "node_s", "nodes", "pause_rate", "preemptions",
+        "rate", "rates", "rescales", "resumes_at", "since", "starting", "starts", "training", "training_since", "version",
+    )  # fmt: skip
+
+    def __init__(self, job: SimJob, rates: Sequence[float], costs: CostModel) -> None:
+        self.job = job
+        self.rates = rates
+        self.costs = costs
+        self.nodes: set[str] = set()
+        self.leaving = 0
+        self.done = 0.0
+        self.rate = 0.0
+        self.training = False
+        self.since = 0.0
+        self.cause: Cause | None = None
+        self.pause_rate = 0.0
+        self.resumes_at: float | None = None
+        self.starting = False
+        self.training_since = 0.0
+        self.version = 0
+        self.lost = dict.fromkeys(Cause, 0.0)
+        self.node_s: dict[Cause | None, float] = {None: 0.0, **dict.fromkeys(Cause, 0.0)}
+        self.starts = self.rescales = self.preemptions = 0
+        self.first_start: float | None = None
+        self.ended_at: float | None = None
+
+    # --- time ---
+
+    def accrue(self, now: float) -> None:
+        """Count what happened since the last change of state."""
+        dt = now - self.since
+        if dt > 0 and self.nodes:
+            offered = len(self.nodes) - self.leaving
+            if self.training:
+                self.done += self.rate * dt
+                self.node_s[None] += offered * dt
+            elif self.cause is not None:
+                self.lost[self.cause] += self.pause_rate * dt
+                self.node_s[self.cause] += offered * dt
+        self.since = now
+
+    def done_at(self) -> float:
+        """When the work is done if nothing changes any more, infinite while nothing is processed."""
+        if not self.training or self.rate <= 0:
+            return math.inf
+        return self.since + max(0.0, self.job.samples - self.done) / self.rate
+
+    # --- what the controller says ---
+
+    def start(self, nodes: Sequence[str], now: float) -> None:
+        """Run on ``nodes``; the job had none."""
+        self.accrue(now)
+        self.starts += 1
+        self.first_start = now if self.first_start is None else self.first_start
+        self._seat(nodes)
+        if self.costs.semantics == "freetrain":
+            self._train(now)
+        else:
+            self.starting = True
+            self._pause(Cause.START, self.rate, self.costs.start_s, now)
+
+    def rescale(self, nodes: Sequence[str], now: float) -> None:
+        """Go to exactly ``nodes``, some of which the job has."""
+        self.accrue(now)
+        before, rate, forced = len(self.nodes), self.rate, self.cause is Cause.PREEMPTION or self.leaving > 0
+        moved = self.nodes != set(nodes)
+        self.rescales += moved
+        pause_rate = rate if self.training else self.pause_rate
+        self._seat(nodes)
+        seconds = self.costs.up_s if len(nodes) > before else self.costs.down_s
+        if self.costs.semantics == "freetrain":
+            if moved:
+                self._charge(Cause.RESCALE, rate, seconds, before)
+            self._train(now)
+            return
+        cause = Cause.PREEMPTION if forced else Cause.START if self.starting else Cause.RESCALE
+        self._pause(cause, pause_rate, self.costs.start_s if self.starting else seconds, now)
+
+    def suspend(self, now: float) -> None:
+        """Let go of all nodes; with nodes still there, in an orderly way."""
+        self.accrue(now)
+        self._seat(())
+        self._idle()
+
+    def resumed(self, now: float) -> None:
+        """The pause is over: samples are processed."""
+        self.accrue(now)
+        self._train(now)
+
+    def ended(self, now: float) -> None:
+        """The work is done, or will not be done any more."""
+        self.accrue(now)
+        self.done = min(self.done, self.job.samples)
+        self.ended_at = now
+        self._seat(())
+        self._idle()
+
+    # --- what the trace says ---
+
+    def leaves(self, now: float) -> None:
+        """One of the nodes says that it will be taken."""
+        self.accrue(now)
+        if self.leaving == 0:
+            self.preemptions += 1
+        self.leaving += 1
+
+    def loses(self, nodes: Sequence[str], now: float) -> None:
+        """These nodes are gone."""
+        self.accrue(now)
+        before, announced = len(self.nodes), self.leaving > 0
+        self.nodes.difference_update(nodes)
+        self.leaving = max(0, self.leaving - len(nodes))
+        self.preemptions += not announced
+        old_rate = self.rate
+        if self.costs.semantics == "freetrain":
+            self.rate = self.rates[len(self.nodes)]
+            self._charge(Cause.PREEMPTION, old_rate, self.costs.down_s, before)
+            self.version += 1
+            if not self.nodes:
+                self._idle()
+            return
+        if self.training:
+            self._lose_work(now)
+            self.pause_rate = old_rate
+        self._stop(Cause.PREEMPTION)
+        if not self.nodes:
+            self._idle()
+
+    # --- steps ---
+
+    def _lose_work(self, now: float) -> None:
+        trained = now - self.training_since
+        if self.costs.mode == "live" and self.nodes:
+            seconds = min(self.costs.step_s, trained)
+        else:
+            every = self.costs.snapshot_every_s
+            seconds = trained % every if 0 < every < math.inf else 0.0 if every == 0 else trained
+        lost = min(self.rate * seconds, self.done)
+        self.done -= lost
+        self.lost[Cause.PREEMPTION] += lost
+
+    def _charge(self, cause: Cause, rate: float, seconds: float, nodes: int) -> None:
+        self.done -= rate * seconds
+        self.lost[cause] += rate * seconds
+        self.node_s[None] -= nodes * seconds
+        self.node_s[cause] += nodes * seconds
+
+    def _seat(self, nodes: Sequence[str]) -> None:
+        self.nodes = set(nodes)
+        self.leaving = 0
+        self.rate = self.rates[len(nodes)]
+
+    def _train(self, now: float) -> None:
+        self.training, self.cause, self.resumes_at = bool(self.nodes), None, None
+        self.starting, self.training_since = False, now
+        self.version += 1
+
+    def _pause(self, cause: Cause, rate: float, seconds: float, now: float) -> None:
+        self._stop(cause)
+        self.pause_rate = rate
+        self.resumes_at = now + seconds
+
+    def _stop(self, cause: Cause) -> None:
+        self.training, self.cause, self.resumes_at = False, cause, None
+        self.version += 1
+
+    def _idle(self) -> None:
+        self.starting = False
+        self.training, self.cause, self.resumes_at, self.rate = False, None, None, 0.0
+        self.version += 1

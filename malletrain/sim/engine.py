@@ -1,0 +1,361 @@
+"""The controller's second shell: a virtual clock, a trace instead of a machine, model jobs instead of processes.
+
+Decides what happens next and carries the controller's commands out on model jobs. Every decision is the controller's
+(:mod:`malletrain.controller`), the same code as in the daemon; what a change of scale does to a job is :mod:`malletrain.sim.costs`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from malletrain.events import (
+    Command,
+    Event,
+    GapsSeen,
+    GiveBack,
+    JobCompleted,
+    JobSubmitted,
+    LeaseNotTaken,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    Rescale,
+    RescaleFinished,
+    Start,
+    Stop,
+    Suspend,
+    TakeLeases,
+    Tick,
+)
+from malletrain.sim.bound import Bound
+from malletrain.sim.costs import CostModel, Run
+from malletrain.sim.policies import POLICIES, Policy
+from malletrain.sim.report import Result, tally
+from malletrain.sim.workloads import SimJob, WorkloadError
+from scavenger.horizon import SurvivalEstimator
+from scavenger.trace import Trace
+
+
+@dataclass(frozen=True)
+class SimSettings:
+    """What is simulated; times in seconds.
+
+    ``max_running``: jobs at a time. ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller
+    how long gaps are expected to last, learned from those that ended before. ``hours``: stop there (None: where the trace ends).
+    """
+
+    policy: Policy = POLICIES["malletrain"]
+    costs: CostModel = field(default_factory=CostModel)
+    max_running: int = 20
+    t_fwd_s: float = 120.0
+    lease_delay_s: float = 0.0
+    horizons: bool = False
+    hours: float | None = None
+    time_limit_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.max_running < 1:
+            raise WorkloadError(f"{self.max_running} jobs at a time cannot be simulated; give 1 or more.")
+        if not (math.isfinite(self.t_fwd_s) and self.t_fwd_s > 0):
+            raise WorkloadError(f"The forward-looking time is {self.t_fwd_s} s; give a number above 0.")
+        if not (math.isfinite(self.lease_delay_s) and self.lease_delay_s >= 0):
+            raise WorkloadError(f"The delay of a lease is {self.lease_delay_s} s; give 0 or more.")
+        if self.hours is not None and not self.hours > 0:
+            raise WorkloadError(f"{self.hours} hours cannot be simulated; give a number above 0.")
+
+
+class _Kind(IntEnum):
+    """What can be due, in the order in which it is told at one instant."""
+
+    RESUMED = 0
+    COMPLETED = 1
+    LOST = 2
+    LEASED = 3
+    SUBMITTED = 4
+
+
+class Simulation:
+    """One run of the virtual world. Raises WorkloadError when there is nothing to simulate."""
+
+    def __init__(self, trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> None:
+        self.settings = settings or SimSettings()
+        if not trace.names or not len(trace):
+            raise WorkloadError("The trace has no node that is ever idle; there is nothing to simulate.")
+        if not jobs:
+            raise WorkloadError("There is no job to simulate.")
+        if min(job.min_nodes for job in jobs) > len(trace.names):
+            raise WorkloadError(f"Every job needs more than the {len(trace.names)} nodes of the trace.")
+        s = self.settings
+        self.trace = trace
+        self.costs = s.policy.world(s.costs)
+        self.controller = s.policy.controller(
+            self.costs, max_running=s.max_running, t_fwd_s=s.t_fwd_s, time_limit_s=s.time_limit_s
+        )
+        self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
+        self.now = 0.0
+        self.runs = {job.name: Run(job, job.rates(), self.costs) for job in jobs}
+        if len(self.runs) != len(jobs):
+            raise WorkloadError("Two jobs of the workload have the same name.")
+        self.unfinished: dict[str, Run] = {}
+        self.to_come = len(jobs)
+        self.decisions_s: list[float] = []
+        self._heap: list[tuple[float, int, int, str, int]] = []
+        self._number = 0
+        self._bound = Bound(len(trace.names))
+        self._any_min = any(job.min_nodes > 1 for job in jobs)
+        self._table = np.zeros(1)
+        self._stale = True
+        self._idle_since: dict[str, float] = {}
+        self._leased: set[str] = set()
+        self._leaving: set[str] = set()
+        self._holder: dict[str, Run] = {}
+        self._gaps: dict[str, tuple[float | None, str]] = {}
+        self._gaps_changed = False
+        self._estimator = SurvivalEstimator() if s.horizons else None
+        self.ideal = 0.0
+        self.idle_node_s = 0.0
+        for job in jobs:
+            self._at(job.submit_s, _Kind.SUBMITTED, job.name)
+
+    # --- the clock ---
+
+    def run(self) -> Result:
+        """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes first."""
+        began = time.perf_counter()
+        batches = self.trace.batches()
+        batch = next(batches, None)
+        while self.to_come or self.unfinished:
+            wake = self.controller.next_wakeup()
+            due = min(
+                self._heap[0][0] if self._heap else math.inf,
+                batch.time if batch is not None else math.inf,
+                math.inf if wake is None else max(wake, self.now),
+            )
+            if due >= self.end:
+                self._pass(self.end)
+                break
+            self._pass(due)
+            events: list[Event] = []
+            if batch is not None and batch.time <= due:
+                events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
+                batch = next(batches, None)
+            while self._heap and self._heap[0][0] <= due:
+                _, kind, _, name, version = heapq.heappop(self._heap)
+                events += self._happens(_Kind(kind), name, version)
+            self._tell(events)
+        for run in self.unfinished.values():
+            run.accrue(self.now)
+        return tally(self, time.perf_counter() - began)
+
+    def _pass(self, to: float) -> None:
+        """Let time pass to ``to``: the world does what it did."""
+        if to > self.now:
+            if self._stale:
+                self._table, self._stale = self._bound.table(map(self._bound.kind, self._in_turn())), self._any_min
+            idle = len(self._idle_since)
+            table = self._table
+            self.ideal += float(table[idle if idle < len(table) else -1]) * (to - self.now)
+            self.idle_node_s += idle * (to - self.now)
+            self.now = to
+
+    def _in_turn(self) -> list[SimJob]:
+        """The jobs that may run now, and those that do."""
+        idle = len(self._idle_since)
+        chosen, places = [], self.settings.max_running
+        for run in self.unfinished.values():
+            if places and (not self._any_min or _smallest(run.job) <= idle):
+                places -= 1
+                chosen.append(run.job)
+            elif run.nodes:
+                chosen.append(run.job)
+            if not places and not self._any_min:
+                break
+        return chosen
+
+    def _at(self, when: float, kind: _Kind, name: str, version: int = 0) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (when, kind, self._number, name, version))
+
+    # --- what happens ---
+
+    def _trace_says(self, idle: Iterable[int], busy: Iterable[int]) -> list[Event]:
+        names = self.trace.names
+        notice = self.costs.notice_s
+        events: list[Event] = []
+        hit: dict[str, list[str]] = {}
+        for k in busy:
+            name = names[k]
+            since = self._idle_since.pop(name)
+            if self._estimator is not None:
+                self._estimator.observe(self.now - since)
+            if name not in self._leased:
+                self._gaps_changed |= self._gaps.pop(name, None) is not None
+                continue
+            run = self._holder.get(name)
+            if notice > 0 and name not in self._leaving:
+                self._leaving.add(name)
+                self._at(self.now + notice, _Kind.LOST, name)
+                events.append(NodeLeaving(name, notice))
+                if run is not None:
+                    run.leaves(self.now)
+            elif notice <= 0:
+                if run is not None:
+                    hit.setdefault(run.job.name, []).append(name)
+                events.append(self._lost(name))
+        for job, nodes in hit.items():
+            self.runs[job].loses(nodes, self.now)
+            self._foresee(self.runs[job])
+        for k in idle:
+            name = names[k]
+            self._idle_since[name] = self.now
+            if name not in self._leased:
+                self._gaps[name] = (None, "default")
+                self._gaps_changed = True
+        self._stale |= self._any_min
+        return events
+
+    def _lost(self, name: str) -> Event:
+        self._leased.discard(name)
+        self._leaving.discard(name)
+        self._holder.pop(name, None)
+        return NodeLost(name)
+
+    def _happens(self, kind: _Kind, name: str, version: int) -> list[Event]:
+        if kind is _Kind.LOST:
+            run = self._holder.get(name)
+            if run is not None:
+                run.loses((name,), self.now)
+                self._foresee(run)
+            event = self._lost(name)
+            self._offer(name)
+            return [event]
+        if kind is _Kind.LEASED:
+            return self._leases_up((name,))
+        run = self.runs[name]
+        if kind is _Kind.SUBMITTED:
+            self.to_come -= 1
+            self.unfinished[name] = run
+            self._stale = True
+            job = run.job
+            return [
+                JobSubmitted(
+                    name,
+                    job.min_nodes,
+                    job.max_nodes,
+                    weight=job.weight,
+                    goal=job.goal,
+                    curve=self.settings.policy.belief(job),
+                    sizes=job.sizes,
+                )
+            ]
+        if version != run.version:
+            return []
+        if kind is _Kind.RESUMED:
+            run.resumed(self.now)
+            self._foresee(run)
+            return [RescaleFinished(name)]
+        self._release(run)
+        run.ended(self.now)
+        del self.unfinished[name]
+        self._stale = True
+        return [JobCompleted(name)]
+
+    def _leases_up(self, names: Iterable[str]) -> list[Event]:
+        """The leases asked for are there, where the nodes are still idle."""
+        events: list[Event] = []
+        for name in names:
+            if name in self._idle_since:
+                horizon = self._gaps.pop(name)[0]
+                self._leased.add(name)
+                events.append(NodeJoined(name, horizon_s=horizon))
+            else:
+                events.append(LeaseNotTaken(name))
+        return events
+
+    def _offer(self, name: str) -> None:
+        if name in self._idle_since:
+            self._gaps[name] = (None, "default")
+            self._gaps_changed = True
+
+    def _foresee(self, run: Run) -> None:
+        """Note when the job's pause or work ends if nothing else happens."""
+        if run.resumes_at is not None:
+            self._at(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
+        elif run.training:
+            when = run.done_at()
+            if when < self.end:
+                self._at(when, _Kind.COMPLETED, run.job.name, run.version)
+
+    # --- the controller ---
+
+    def _tell(self, events: list[Event]) -> None:
+        """Let the controller know, and do what it says, until it has nothing more to say at this instant."""
+        if self._gaps_changed:
+            events.append(self._gaps_seen())
+        while True:
+            plans = self.controller.plans
+            began = time.perf_counter()
+            commands = self.controller.handle_all(events or [Tick()], self.now)
+            if self.controller.plans != plans:
+                self.decisions_s.append(time.perf_counter() - began)
+            events = [event for command in commands for event in self._carry_out(command)]
+            if not events:
+                return
+
+    def _gaps_seen(self) -> Event:
+        self._gaps_changed = False
+        if self._estimator is not None:
+            expect, now = self._estimator.expected_remaining, self.now
+            self._gaps = {name: (expect(now - self._idle_since[name]), "default") for name in self._gaps}
+        return GapsSeen(dict(self._gaps))
+
+    def _carry_out(self, command: Command) -> list[Event]:
+        if isinstance(command, TakeLeases):
+            if self.settings.lease_delay_s <= 0:
+                return self._leases_up(command.nodes)
+            for name in command.nodes:
+                self._at(self.now + self.settings.lease_delay_s, _Kind.LEASED, name)
+            return []
+        if isinstance(command, GiveBack):
+            for name in command.nodes:
+                self._leased.discard(name)
+                self._offer(name)
+            return []
+        if isinstance(command, Stop):
+            return []
+        run = self.runs[command.job]
+        self._release(run)
+        if isinstance(command, Suspend):
+            run.suspend(self.now)
+            return []
+        if isinstance(command, Start):
+            run.start(command.nodes, self.now)
+        else:
+            assert isinstance(command, Rescale)
+            run.rescale(command.nodes, self.now)
+        for name in command.nodes:
+            self._holder[name] = run
+        self._foresee(run)
+        return [RescaleFinished(command.job)] if run.training else []
+
+    def _release(self, run: Run) -> None:
+        for name in run.nodes:
+            del self._holder[name]
+
+
+def _smallest(job: SimJob) -> int:
+    if job.sizes is None:
+        return job.min_nodes
+    return min(k for k in job.sizes if job.min_nodes <= k <= job.max_nodes)
+
+
+def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:
+    """Run ``jobs`` on the idle nodes of ``trace`` and say what came of it. Raises WorkloadError when there is nothing to simulate."""
+    return Simulation(trace, jobs, settings).run()

@@ -1,0 +1,93 @@
+"""The policies that a simulation can run under: the product's, FreeTrain's, and what both are measured against.
+
+Decides how the controller is set up for each: which solver shares the nodes out, what the bids take a change of scale to cost, and which
+curve the controller believes. The controller itself is the product's in every case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
+from malletrain.controller import Controller, ControllerSettings
+from malletrain.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
+from malletrain.sim.costs import CostModel
+from malletrain.sim.workloads import SimJob
+
+INSTANT_S = 1e-3
+"""Settle time of a world without pauses: everything that happens at one instant of the trace is one plan."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How one policy uses the controller.
+
+    ``told``: believe the curve that the owner states instead of the true one, as if it had been measured. ``published``: bids as FreeTrain
+    makes them: a start is free, and a job that lost a node is valued as if it were not to be restarted anyway; no job gets its minimum
+    because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the bids.
+    """
+
+    name: str
+    what: str
+    solver: Solver = exact
+    told: bool = False
+    published: bool = False
+    free: bool = False
+
+    def world(self, costs: CostModel) -> CostModel:
+        """What changes of scale cost in the simulated world."""
+        if not self.free:
+            return costs
+        return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
+
+    def belief(self, job: SimJob) -> ScalingCurve | None:
+        """The curve that the controller is given with the job."""
+        return job.told if self.told else job.curve
+
+    def controller(self, costs: CostModel, *, max_running: int, t_fwd_s: float, time_limit_s: float = 2.0) -> Controller:
+        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`)."""
+        known = costs.known_to_planner()
+        if self.published:
+            known = RescaleCost(known.up_s, known.down_s, 0.0)
+        planning = PlanningSettings(t_fwd_s, known, max_running, time_limit_s)
+        settings = ControllerSettings(planning, min_interval_s=30.0)
+        if costs.semantics == "freetrain":
+            settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
+        if self.published or self.free:
+            settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
+        return Controller(settings, planner=partial(_published if self.published else make_plan, solver=self.solver))
+
+
+def _published(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, NodeInfo],
+    settings: PlanningSettings,
+    favoured: Collection[str] = (),
+    *,
+    solver: Solver,
+) -> Plan:
+    """A plan whose bids charge nothing for staying at the size that a loss left."""
+    return make_plan([replace(c, broken=False) for c in candidates], nodes, settings, favoured, solver=solver)
+
+
+def _equal(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings) -> Allocation:
+    return equal_share(bids, capacity)
+
+
+def _fcfs(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings) -> Allocation:
+    return fcfs(bids, capacity)
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("malletrain", "the product: exact plans from true curves"),
+        Policy("freetrain", "FreeTrain: exact plans from the curves that owners state, starting taken to be free", told=True, published=True),
+        Policy("equal", "equal shares, whatever the curves say", solver=_equal),
+        Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),
+        Policy("ideal", "exact plans, rescaling and preemption free", free=True, published=True),
+    )
+}

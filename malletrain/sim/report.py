@@ -1,0 +1,117 @@
+"""What came of a simulation: the numbers, as data and as text. Computes from what the simulation counted; decides nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from malletrain.sim.costs import Cause
+
+if TYPE_CHECKING:
+    from malletrain.sim.engine import Simulation
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one simulation.
+
+    Args:
+        policy, costs, nodes, max_running, t_fwd_s: what was simulated.
+        hours: simulated time; shorter than asked for when all work was done.
+        jobs: jobs submitted within that time.
+        samples: processed and not lost.
+        ideal_samples: what the jobs of each moment could have processed on the nodes idle at that moment, were rescaling free.
+        fraction_of_ideal: ``samples / ideal_samples``.
+        equivalent_nodes: idle nodes on average: the size of an always free machine with as many node-hours.
+        harvested_fraction: node-seconds in which samples were processed, of all idle ones.
+        start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of all idle ones. The rest was not used.
+        rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by cause (at the throughput before).
+        starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once however many).
+        jobs_completed: jobs done.
+        mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from submission to first start (None: no job done).
+        plans: plans made.
+        mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions that made a plan.
+        wall_s: wall time of the simulation.
+    """
+
+    policy: str
+    costs: str
+    nodes: int
+    max_running: int
+    t_fwd_s: float
+    hours: float
+    jobs: int
+    samples: float
+    ideal_samples: float
+    fraction_of_ideal: float
+    equivalent_nodes: float
+    harvested_fraction: float
+    start_fraction: float
+    rescale_fraction: float
+    preemption_fraction: float
+    rescale_loss: float
+    preemption_loss: float
+    start_loss: float
+    starts: int
+    rescales: int
+    preemptions: int
+    jobs_completed: int
+    mean_job_hours: float | None
+    mean_wait_hours: float | None
+    plans: int
+    mean_decision_ms: float
+    p95_decision_ms: float
+    max_decision_ms: float
+    wall_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def tally(sim: Simulation, wall_s: float) -> Result:
+    """The outcome of a simulation that has run."""
+    runs = list(sim.runs.values())
+    submitted = [run for run in runs if run.first_start is not None or run.job.submit_s <= sim.now]
+    done = [run for run in runs if run.ended_at is not None]
+    samples = math.fsum(run.done for run in runs)
+    lost = {cause: math.fsum(run.lost[cause] for run in runs) for cause in Cause}
+    node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
+    idle = sim.idle_node_s
+    decisions = np.array(sim.decisions_s or [0.0]) * 1e3
+    started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
+    return Result(
+        policy=sim.settings.policy.name,
+        costs=sim.settings.costs.semantics,
+        nodes=len(sim.trace.names),
+        max_running=sim.settings.max_running,
+        t_fwd_s=sim.settings.t_fwd_s,
+        hours=sim.now / 3600.0,
+        jobs=len(submitted),
+        samples=samples,
+        ideal_samples=sim.ideal,
+        fraction_of_ideal=samples / sim.ideal if sim.ideal > 0 else 0.0,
+        equivalent_nodes=idle / sim.now if sim.now > 0 else 0.0,
+        harvested_fraction=node_s[None] / idle if idle > 0 else 0.0,
+        start_fraction=node_s[Cause.START] / idle if idle > 0 else 0.0,
+        rescale_fraction=node_s[Cause.RESCALE] / idle if idle > 0 else 0.0,
+        preemption_fraction=node_s[Cause.PREEMPTION] / idle if idle > 0 else 0.0,
+        rescale_loss=lost[Cause.RESCALE],
+        preemption_loss=lost[Cause.PREEMPTION],
+        start_loss=lost[Cause.START],
+        starts=sum(run.starts for run in runs),
+        rescales=sum(run.rescales for run in runs),
+        preemptions=sum(run.preemptions for run in runs),
+        jobs_completed=len(done),
+        mean_job_hours=sum(end - begin for begin, end, _ in started) / len(started) / 3600.0 if started else None,
+        mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0 if started else None,
+        plans=sim.controller.plans,
+        mean_decision_ms=float(decisions.mean()),
+        p95_decision_ms=float(np.percentile(decisions, 95)),
+        max_decision_ms=float(decisions.max()),
+        wall_s=wall_s,
+    )

@@ -12,6 +12,7 @@ without nodes gets its minimum in turn.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -120,7 +121,7 @@ class Controller:
                 times += [job.turn_until] if starving and job.turn_until else []
             elif job.idle_since is not None and not job.starving:
                 times.append(job.idle_since + self.settings.starvation_s)
-        return min(times) if times else None
+        return min(times) if times and min(times) < math.inf else None
 
     # --- nodes ---
 
@@ -160,11 +161,10 @@ class Controller:
         node = self.nodes.get(event.node)
         if node is None:
             return ()
-        job = self._unfinished.get(node.job) if node.job else None
-        broken = job is not None and job.broken
+        broken = node.job is not None and self.jobs[node.job].broken
         self._forget(event.node, now)
-        if job is not None:
-            job.broken = broken  # its rounds go on without the node
+        if node.job:
+            self.jobs[node.job].broken = broken  # its rounds go on without the node
         self._gaps.unfit(event.node, now)
         return [GiveBack((event.node,))]
 
@@ -241,7 +241,8 @@ class Controller:
         job = self.jobs[event.job]
         if job.rescaling:
             job.rescaling, job.rescaled_at = False, now
-            self._plan_soon(now + self.settings.settle_s)
+            if job.planned != self.plans:  # a plan was made that had to leave it as it was
+                self._plan_soon(now + self.settings.settle_s)
         return ()
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
@@ -289,12 +290,11 @@ class Controller:
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
         """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use."""
         free = Counter(info.node_class for info in nodes.values())
-        records = {job.submitted.job: job for job in self._admitted(free)}
-        candidates = {}
-        for name, job in records.items():
+        candidates: dict[str, Candidate] = {}
+        for job in self._admitted(free):
             spec = job.submitted
-            candidates[name] = Candidate(
-                name,
+            candidates[spec.job] = Candidate(
+                spec.job,
                 spec.min_nodes,
                 spec.max_nodes,
                 job.nodes,
@@ -308,11 +308,10 @@ class Controller:
             )
         for c in candidates.values():
             free -= Counter(nodes[n].node_class for n in c.nodes) if c.fixed else Counter()
-        waiting = sorted(
-            (job for job in records.values() if job.starving or job.turn_until),
-            key=lambda job: (not job.turn_until, job.idle_since or 0.0, job.order),
-        )
-        chosen = turns((c for job in waiting if not (c := candidates[job.submitted.job]).fixed), free, nodes)
+        # Who has a turn gives way in imagination: else the nodes for the next one in the queue would never be asked for.
+        holders = [c for name, c in candidates.items() if self.jobs[name].turn_until and not c.fixed and not imagined]
+        queue = sorted((job.idle_since or 0.0, job.order, name) for name in candidates if (job := self.jobs[name]).starving)
+        chosen = turns(holders, [candidates[name] for _, _, name in queue], free, nodes)
         return [replace(c, must_run=name in chosen) for name, c in candidates.items()]
 
     def _stays(self, job: JobRecord, now: float) -> bool:
@@ -327,17 +326,21 @@ class Controller:
     def _plan(self, now: float) -> list[Command]:
         self._plan_at = None
         usable = self._usable()
-        plan = self._planner(self._candidates(usable, now, imagined=False), usable, self.settings.planning)
+        candidates = self._candidates(usable, now, imagined=False)
+        granted = {c.job for c in candidates if c.must_run}
+        plan = self._planner(candidates, usable, self.settings.planning)
         self.last_plan, self.plans = plan, self.plans + 1
         shrinking: list[Command] = []
         growing: list[Command] = []
         for name, job in self._unfinished.items():
+            if name not in plan.nodes and not job.nodes and job.state is not JobState.RUNNING and job.state is not JobState.PROFILING:
+                continue
             old, new = job.nodes, plan.nodes.get(name, ())
             within = self._deadline(old, now)
             self._free([n for n in old if n not in new], now)
             if new:
                 if job.starving:
-                    job.starving, job.turn_until = False, now + self.settings.starvation_s
+                    job.starving, job.turn_until = False, now + self.settings.starvation_s if name in granted else 0.0
                 if new == old and not job.broken:
                     continue
                 if not old:
@@ -345,6 +348,7 @@ class Controller:
                 else:
                     (growing if len(new) > len(old) else shrinking).append(Rescale(name, new, within))
                 job.nodes, job.state, job.rescaling, job.broken = new, JobState.RUNNING, True, False
+                job.planned = self.plans
             elif old or job.state in (JobState.RUNNING, JobState.PROFILING):
                 shrinking.append(Suspend(name, within))
                 job.nodes, job.state, job.rescaling, job.broken = (), JobState.SUSPENDED, False, False

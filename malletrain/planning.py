@@ -93,20 +93,30 @@ def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -
     return min((k for k in sizes if min_nodes <= k <= max_nodes), default=None)
 
 
-def turns(waiting: Iterable[Candidate], free: Mapping[str, int], nodes: Mapping[str, NodeInfo]) -> set[str]:
-    """The jobs of ``waiting`` (the first in turn first) that can run at once at their smallest sizes.
+def turns(holders: Iterable[Candidate], queue: Iterable[Candidate], free: Mapping[str, int], nodes: Mapping[str, NodeInfo]) -> set[str]:
+    """Which of the jobs that have a turn now (``holders``) and of those that wait for one (``queue``, the first first) get to run.
 
-    ``free``: class → nodes to share out. A job stays on its class if it can, else goes where most nodes are left.
+    ``free``: class → nodes to share out. Each needs its smallest size; it stays on its class if it can, else goes where most nodes are
+    left. Nobody overtakes in the queue: else small jobs, turn by turn, would keep a large one out for ever.
     """
     left = dict(free)
     found = set()
-    for c in waiting:
+
+    def granted(c: Candidate) -> bool:
         need = c.smallest
         mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
         best = max(left, key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]), default=None)
-        if need is not None and best is not None and left[best] >= need:
-            left[best] -= need
-            found.add(c.job)
+        if need is None or best is None or left[best] < need:
+            return False
+        left[best] -= need
+        found.add(c.job)
+        return True
+
+    for c in holders:
+        granted(c)
+    for c in queue:
+        if not granted(c):
+            break
     return found
 
 

@@ -25,7 +25,7 @@ from malletrain.planning import PlanningSettings
 from tests.malletrain.controller_world import World
 
 NODES = {f"n{i}": "gpu" if i >= 6 else "default" for i in range(9)}
-STARVATION = 100.0
+STARVATION = 60.0
 NEWS = ["finished", "finished", "finished", "broke", "interrupted", "curve", "completed", "cancelled"]
 
 
@@ -152,7 +152,7 @@ class ControllerMachine(RuleBasedStateMachine):
         reach = Counter(NODES.values())
         placed = [job for job in w.unfinished() if w.fits(job, reach)][: w.settings.planning.max_running]
         began = w.now
-        window = (len(placed) + 2) * (STARVATION + 45.0) + 60.0
+        window = (len(placed) + 2) * (STARVATION + 40.0) + 60.0
         while w.now < began + window:
             self.quiet_step()
         for job in placed:
@@ -169,10 +169,10 @@ class ControllerMachine(RuleBasedStateMachine):
         for job, since in list(w.rescaling.items()):
             if w.now - since > 6.0:
                 w.finish(job)
-        w.run_until(w.now + 8.0)
+        w.run_until(w.now + 14.0)
 
 
 ControllerMachine.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestController = ControllerMachine.TestCase

@@ -207,6 +207,8 @@ class Inbox:
                 core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
 
     def _phase(self, agent: Agent, run: JobRun, message: wire.Phase) -> None:
+        if self.adopting is not None and agent.node in self.adopting.get(run.row.id, {}):
+            self.adopting[run.row.id][agent.node] = message.assignment
         if message.tail:
             run.launcher_tail = message.tail
         with self.core.step() as now:

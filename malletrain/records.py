@@ -38,8 +38,8 @@ class JobRecord:
     """What the controller remembers of a job. Read it from outside, only the controller changes it.
 
     ``idle_since``: since when it has had a place but no nodes (None: never had a place). ``turn_until``: it keeps its minimum until then.
-    ``broken``: its workers must be restarted. ``rescaling``: its newest round has not processed a sample yet; ``rescaled_at``: when the
-    last one had.
+    ``broken``: its workers must be restarted. ``planned``: the number of the plan that its newest round is from. ``rescaling``: that round
+    has not processed a sample yet; ``rescaled_at``: when the last one had.
     """
 
     submitted: JobSubmitted
@@ -50,6 +50,7 @@ class JobRecord:
     last_broke: float | None = None
     rescaling: bool = False
     rescaled_at: float = -math.inf
+    planned: int = 0
     broken: bool = False
     idle_since: float | None = None
     starving: bool = False

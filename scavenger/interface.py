@@ -95,7 +95,10 @@ class Snapshot:
     total_nodes: int
     idle_nodes: int
     """Nodes that nobody of the main scheduler uses: gaps, leased nodes, and idle ones the rules leave alone."""
-    explanations: tuple[Explanation, ...] = ()
+    explanations: Sequence[Explanation] = ()
+    """Of every node; may be made one by one when it is looked at."""
+    poll_again_s: float | None = None
+    """When another poll will tell something new, seconds from now; None: whenever the daemon likes."""
 
 
 class Scavenger(Protocol):

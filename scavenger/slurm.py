@@ -1,0 +1,407 @@
+"""The scavenger of Slurm: polls it, takes leases as one-node jobs of the preemptable partition or QOS, and gives them back.
+
+One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm where it fits; what is configured
+(partitions, preemption, the backfill cycle) is asked for every few minutes. Which node is a gap is :mod:`scavenger.rules`' decision, how a
+lease is asked for :mod:`scavenger.slurm_job`'s; this module brings them together and keeps the books between two polls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from scavenger.commands import CommandError, Commands, failure
+from scavenger.gap_memory import GapMemory
+from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
+from scavenger.rules import Explanations, GapRules, NodeFacts, choose
+from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
+from scavenger.slurm_parse import (
+    SINFO_FIELDS,
+    SQUEUE_FIELDS,
+    Job,
+    JobTable,
+    NodeTable,
+    Reservation,
+    new_mark,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+)
+from scavenger.slurm_site import SlurmSite, ask_site
+from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
+
+SITE_EVERY_S = 300.0
+SUBMITTERS = 4
+CANCEL_AT_ONCE = 200
+NO_MORE_FOR_S = 300.0
+"""After Slurm said that a limit on our jobs is reached."""
+KEPT_OUTPUTS = 200
+TURN_WITHOUT_BACKFILL_S = 60.0
+
+_LIMIT_REACHED = re.compile(r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs|Slurm temporarily unable", re.IGNORECASE)
+_UNSURE = re.compile(r"timed? ?out|Unable to contact|Connection|Communication|Zero Bytes|transmission", re.IGNORECASE)
+"""After these complaints of sbatch the job may be there or not."""
+_ENDED_ALREADY = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch script of a lease. ``idle_for_s`` None:
+    one backfill cycle. ``backfill``: no preemption is counted on, so every lease ends before the next known use of its node, and leaves
+    ``spare_s`` of the time until then unused. ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
+    per second. ``max_leases``: 0 for no limit. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
+
+    tag: str
+    template: str
+    lease: LeaseOptions = field(default_factory=LeaseOptions)
+    rules: GapRules = field(default_factory=GapRules)
+    idle_for_s: float | None = None
+    node_classes: tuple[str, ...] = ()
+    backfill: bool = False
+    spare_s: float = 30.0
+    start_within_s: float = 60.0
+    submit_rate: float = 20.0
+    max_leases: int = 0
+    wanted_grace_s: float = 0.0
+    poll_interval_s: float = 5.0
+    user: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of our jobs begin with."""
+        return f"malletrain-{self.tag}-"
+
+
+class Source(Protocol):
+    """How the state of a Slurm is read."""
+
+    name: str
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """Nodes, jobs and reservations now; ``prefix``: what the names of our jobs begin with. Raises SchedulerError."""
+        ...
+
+
+class CommandSource:
+    """Reads through squeue, sinfo and scontrol."""
+
+    name = "commands"
+
+    def __init__(self, commands: Commands) -> None:
+        self.commands = commands
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then pending on a node in use, never on an idle one unseen."""
+        mark = new_mark()
+        jobs = self.commands.ask(["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"])
+        nodes = self.commands.ask(["sinfo", "-h", "-a", "-o", f"{mark}|{SINFO_FIELDS}"])
+        reservations = self.commands.ask(["scontrol", "show", "reservation", "-o"])
+        return read_nodes(nodes, mark), read_jobs(jobs, mark, prefix), read_reservations(reservations)
+
+
+def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of commands that are read: no translation, no defaults of the user's, times as epoch seconds."""
+    kept = _without_defaults(environment)
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of sbatch, which the lease inherits: this process's, less what would change sbatch's mind."""
+    return _without_defaults(environment)
+
+
+def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    drop = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_", "SLURM_", "SLURMD_")
+    return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not k.startswith(drop)}
+
+
+class SlurmScavenger:
+    """A connection to one Slurm. One call at a time."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        commands: Commands | None = None,
+        source: Source | None = None,
+        memory: GapMemory | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.commands = commands or Commands(environment=asking_environment())
+        self.source = source or CommandSource(self.commands)
+        self.memory = memory or GapMemory()
+        self.clock = clock
+        self.site: SlurmSite | None = None
+        self._site_at = 0.0
+        self._idle_since: dict[str, float] = {}
+        self._facts: dict[str, NodeFacts] = {}
+        self._jobs: dict[str, Job] = {}
+        """Lease id → its job, of the last poll and of what was taken since."""
+        self._given_up: dict[str, float] = {}
+        """Lease id → when we gave it up: should its job turn up, it is cancelled."""
+        self._no_more: tuple[float, int, str] | None = None
+        self._next_submit = 0.0
+        self._pace = threading.Lock()
+
+    # --- polling -----------------------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> Snapshot:
+        """Gaps and leases now. Raises SchedulerError, having changed nothing, when Slurm cannot be asked."""
+        began = time.monotonic()
+        now = self.clock()
+        site = self._known_site(now)
+        nodes, jobs, reservations = self.source.read(self.settings.prefix)
+        own = own_jobs(jobs.ours, self.settings.prefix, "" if self.settings.lease.submit_as else self.settings.user)
+        leases, unwanted = self._leases(own, site, now)
+        facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        self._idle_since = {f.name: f.idle_since for f in facts.values() if f.idle_since is not None}
+        self._facts, self._jobs = facts, own
+        leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
+        gap_nodes = [f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased]
+        self.memory.update(gap_nodes, now)
+        rules = self._rules(site)
+        active = sum(lease.state is not LeaseState.ENDED for lease in leases)
+        choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self._room(active, now))
+        if unwanted:
+            self._cancel(unwanted)
+        self._forget_outputs()
+        return Snapshot(
+            time=now,
+            gaps=tuple(self._gap(node, now) for node in choice.gaps),
+            leases=tuple(leases),
+            total_nodes=len(facts),
+            idle_nodes=len(gap_nodes),
+            explanations=Explanations(facts.values(), rules, choice, now),
+            poll_again_s=self._interval(site, time.monotonic() - began),
+        )
+
+    def known_site(self) -> SlurmSite:
+        """What is configured, asked for if it is not known yet. Raises SchedulerError."""
+        return self._known_site(self.clock())
+
+    def _known_site(self, now: float) -> SlurmSite:
+        if self.site is None or not 0 <= now - self._site_at < SITE_EVERY_S:
+            try:
+                self.site = ask_site(self.commands)
+                self._site_at = now
+            except SchedulerError:
+                if self.site is None:
+                    raise
+        return self.site
+
+    def _rules(self, site: SlurmSite) -> GapRules:
+        s = self.settings
+        turn = s.idle_for_s
+        if turn is None:
+            turn = TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
+        partitions = s.rules.partitions or frozenset(filter(None, s.lease.partition.split(",")))
+        least = max(60.0, s.lease.time_min_s or 0.0) + s.spare_s
+        return replace(
+            s.rules, idle_for_s=turn, partitions=partitions, use_planned=s.rules.use_planned or s.backfill,
+            min_free_s=max(least, s.rules.min_free_s),
+        )  # fmt: skip
+
+    def _interval(self, site: SlurmSite, took_s: float) -> float:
+        """Several polls in a backfill cycle, so that a gap is seen soon after its turn; at most a tenth of the time goes into asking."""
+        cycle = site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S
+        return max(self.settings.poll_interval_s, min(cycle / 4, 30.0), 10 * took_s)
+
+    def _room(self, active: int, now: float) -> tuple[int, str] | None:
+        """How many more leases there may be, if that is limited at all."""
+        limits = []
+        if self.settings.max_leases:
+            limits.append((self.settings.max_leases - active, f"the configuration allows {self.settings.max_leases} leases"))
+        if self._no_more is not None:
+            until, count, words = self._no_more
+            if now < until:
+                limits.append((count - active, f"Slurm refuses more jobs of ours than {count} for now: {words}"))
+            else:
+                self._no_more = None
+        return min(limits) if limits else None
+
+    def _gap(self, node: NodeFacts, now: float) -> Gap:
+        return Gap(node.name, self.memory.since.get(node.name, now), self._horizon(node, now), self._class_of(node.features))
+
+    def _class_of(self, features: Sequence[str]) -> str:
+        return next((c for c in self.settings.node_classes if c in features), "default")
+
+    def _horizon(self, node: NodeFacts, now: float) -> float:
+        """What the gaps of this site were like, and no longer than to the next known use."""
+        expected = self.memory.horizon(node.name, now)
+        return expected if node.free_until is None else max(0.0, min(expected, node.free_until - now))
+
+    # --- what Slurm said ---------------------------------------------------------------------------------------------------------------
+
+    def _leases(self, own: Mapping[str, Job], site: SlurmSite, now: float) -> tuple[list[Lease], list[Job]]:
+        """Every lease, and the jobs that have to be cancelled: started too late, suspended, or given up before."""
+        leases, unwanted = [], []
+        self._given_up = {k: t for k, t in self._given_up.items() if now - t < 3600}
+        grace_s = self.grace_s(site)
+        for lease_id, job in own.items():
+            lease = lease_of(lease_id, job, now, grace_s)
+            if lease.state is not LeaseState.ENDED:
+                reason = ""
+                if lease_id in self._given_up:
+                    reason = "it was given up before"
+                elif job.state == "SUSPENDED":
+                    reason = "the main scheduler suspended it"
+                elif lease.state is LeaseState.PENDING and now - (job.submitted or now) > self.settings.start_within_s:
+                    reason = f"it did not start within {self.settings.start_within_s:g} s ({job.reason})"
+                if reason:
+                    self._given_up.setdefault(lease_id, now)
+                    if job.state != "COMPLETING":
+                        unwanted.append(job)
+                    lease = replace(lease, state=LeaseState.ENDED, reason=reason, leaving_by=None)
+            leases.append(lease)
+        return leases, unwanted
+
+    # --- taking and giving back --------------------------------------------------------------------------------------------------------
+
+    def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
+        """Submit one job per request, a few at once and not faster than the site allows."""
+        if not requests:
+            return []
+        site = self._known_site(self.clock())
+        with ThreadPoolExecutor(min(SUBMITTERS, len(requests)), thread_name_prefix="sbatch") as pool:
+            return list(pool.map(lambda request: self._take_safely(request, site), requests))
+
+    def _take_safely(self, request: LeaseRequest, site: SlurmSite) -> Lease:
+        try:
+            return self._take_one(request, site)
+        except SchedulerError as error:
+            return Lease(request.id, "", LeaseState.ENDED, request.node, str(error))
+
+    def _take_one(self, request: LeaseRequest, site: SlurmSite) -> Lease:
+        s, now = self.settings, self.clock()
+        if (known := self._jobs.get(request.id)) is not None:
+            return lease_of(request.id, known, now, self.grace_s(site))
+        facts = self._facts.get(request.node)
+        limit_s = self._limit(facts, request.duration_s, now)
+        if limit_s is None:
+            return Lease(request.id, "", LeaseState.ENDED, request.node, "the gap is too short for a lease by now")
+        if self._no_more is not None and self._no_more[0] > now:
+            return Lease(request.id, "", LeaseState.ENDED, request.node, f"Slurm refuses more jobs of ours for now: {self._no_more[2]}")
+        step = s.lease.launch == "step" or (s.lease.launch == "auto" and not site.user_signal)
+        grace_s = self.grace_s(site)
+        env = {
+            **request.env, "MALLETRAIN_LEASE": request.id, "MALLETRAIN_GRACE_S": f"{grace_s:g}",
+            "MALLETRAIN_NODE_CLASS": self._class_of(facts.features if facts else ()),
+        }  # fmt: skip
+        script = batch_script(s.template, request.argv, env, step)
+        name = s.prefix + request.id
+        argv = owner_prefix(s.lease, request.owner) + sbatch(
+            s.lease, name=name, node=request.node, lease=request.id, limit_s=limit_s, start_within_s=s.start_within_s, grace_s=grace_s,
+            step=step, log=request.owner is None,
+        )  # fmt: skip
+        self._wait_for_turn()
+        number = self._submit(argv, script, request)
+        user = request.owner or s.user
+        self._jobs[request.id] = Job("PENDING", number, user, now, None, None, "", request.node, "", "submitted", name)
+        return Lease(request.id, number, LeaseState.PENDING, request.node)
+
+    def _submit(self, argv: list[str], script: bytes, request: LeaseRequest) -> str:
+        """The job id. Raises SchedulerError; a job that may be there all the same is cancelled when it is seen."""
+        try:
+            result = self.commands.run(argv, stdin=script, environment=submitting_environment())
+        except CommandError:
+            self._given_up[request.id] = self.clock()
+            raise
+        if result.status == 0:
+            try:
+                return job_id(result.stdout)
+            except SchedulerError:
+                self._given_up[request.id] = self.clock()
+                raise
+        if _LIMIT_REACHED.search(result.complaint):
+            held = sum(job.state not in ENDED_STATES for job in list(self._jobs.values()))
+            self._no_more = (self.clock() + NO_MORE_FOR_S, held, result.complaint)
+        elif _UNSURE.search(result.complaint):
+            self._given_up[request.id] = self.clock()
+        raise failure(result)
+
+    def _wait_for_turn(self) -> None:
+        """Keep to the submission rate over all submitting threads."""
+        with self._pace:
+            at = max(self._next_submit, time.monotonic())
+            self._next_submit = at + 1.0 / self.settings.submit_rate
+        self.commands.sleep(max(0.0, at - time.monotonic()))
+
+    def _limit(self, facts: NodeFacts | None, duration_s: float | None, now: float) -> float | None:
+        """Time limit of a lease on a node that begins now: it ends before the next known use, and with the hours allowed."""
+        until = facts.free_until if facts is not None else None
+        free_s = None if until is None else until - now
+        hours_s = self.settings.rules.hours.left_s(now)
+        for other in (hours_s, duration_s):
+            if other is not None:
+                free_s = other + self.settings.spare_s if free_s is None else min(free_s, other + self.settings.spare_s)
+        return limit_of(self.settings.lease, free_s, self.settings.spare_s)
+
+    def grace_s(self, site: SlurmSite) -> float:
+        """Seconds a preempted lease has until it is killed: as configured, else as Slurm says."""
+        own = self.settings.lease.grace_s
+        return site.grace_of(self.settings.lease.partition.partition(",")[0]) if own is None else own
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Cancel the jobs of these leases."""
+        jobs = []
+        for lease in leases:
+            known = self._jobs.get(lease.id)
+            self._given_up.setdefault(lease.id, self.clock())
+            if known is not None:
+                if known.state not in ENDED_STATES:
+                    jobs.append(known)
+            elif lease.scheduler_id:
+                name = self.settings.prefix + lease.id
+                jobs.append(Job("RUNNING", lease.scheduler_id, self.settings.user, None, None, None, lease.node, "", "", "", name))
+        if error := self._cancel(jobs):
+            raise error
+
+    def _cancel(self, jobs: Sequence[Job]) -> CommandError | None:
+        """scancel, many at once for each owner. Returns what went wrong; jobs that have ended are no error."""
+        problem = None
+        by_owner: dict[str | None, list[str]] = {}
+        for job in jobs:
+            owner = job.user if self.settings.lease.submit_as and job.user != self.settings.user else None
+            by_owner.setdefault(owner, []).append(job.id)
+        for owner, ids in by_owner.items():
+            for begin in range(0, len(ids), CANCEL_AT_ONCE):
+                argv = [*owner_prefix(self.settings.lease, owner), "scancel", *ids[begin : begin + CANCEL_AT_ONCE]]
+                try:
+                    result = self.commands.run(argv)
+                except CommandError as error:
+                    problem = error
+                    continue
+                if result.status != 0 and not _ENDED_ALREADY.search(result.stderr):
+                    problem = failure(result)
+        return problem
+
+    def check(self) -> list[tuple[bool, str]]:
+        """What works with this Slurm and what does not, and what to change."""
+        from scavenger.slurm_check import check
+
+        return check(self)
+
+    def _forget_outputs(self) -> None:
+        """Keep the output of the newest leases only."""
+        folder = self.settings.lease.output_dir
+        if folder is None or not folder.is_dir():
+            return
+        files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
+        for path in files[KEPT_OUTPUTS:]:
+            path.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

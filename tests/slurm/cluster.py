@@ -1,0 +1,274 @@
+"""A real Slurm for tests: munged, slurmctld and any number of slurmd on loopback, everything below one directory, removed without trace.
+
+No systemd, no root needed, any number side by side. Daemons are children of this process and die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
+PATIENCE_S = 40.0
+
+CONF = """
+ClusterName=test{port}
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={root}/run/munge.socket,cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort={port}
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd.%n.pid
+SlurmctldDebug=info
+SlurmdDebug=info
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+ReturnToService=2
+SlurmctldParameters={controller}
+SlurmdParameters=config_overrides
+SelectType={select}
+SchedulerType=sched/backfill
+SchedulerParameters={scheduler}
+PriorityType=priority/basic
+PreemptType={preempt}
+PreemptMode={preempt_mode}
+KillWait={kill_wait}
+MinJobAge={min_job_age}
+InactiveLimit=0
+SlurmctldTimeout=30
+SlurmdTimeout={slurmd_timeout}
+MessageTimeout=10
+TreeWidth=50
+{extra}
+NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 Feature=test State=UNKNOWN
+PartitionName=batch       Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1  {lease_mode} GraceTime={grace}
+{partitions}
+"""  # noqa: E501
+
+
+def missing() -> str:
+    """Why there can be no Slurm here; empty when there can."""
+    absent = [name for name in PROGRAMS if which(name) is None]
+    return f"Slurm is not installed (no {', '.join(absent)}); run tests/slurm/install.sh as root" if absent else ""
+
+
+def which(program: str) -> str | None:
+    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+class SlurmCluster:
+    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF."""
+
+    def __init__(self, root: Path, nodes: int = 8, **options: object) -> None:
+        self.root = root
+        self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
+        self.conf = root / "slurm.conf"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+        self.options = {
+            "controller": "preempt_send_user_signal",
+            "select": "select/linear",
+            "scheduler": "bf_interval=1,bf_resolution=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
+            "preempt": "preempt/partition_prio",
+            "preempt_mode": "REQUEUE",
+            "lease_mode": "PreemptMode=CANCEL",
+            "kill_wait": 2,
+            "min_job_age": 300,
+            "slurmd_timeout": 60,
+            "grace": 6,
+            "extra": "",
+            "partitions": "",
+            **options,
+        }
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    # --- life --------------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> SlurmCluster:
+        """Start everything and wait until all nodes are idle."""
+        for name in ("state", "spool", "run", "log"):
+            (self.root / name).mkdir(parents=True, mode=0o755)
+        base = _free_ports(len(self.nodes) + 1)
+        self.conf.write_text(
+            CONF.format(
+                root=self.root, port=base, first=base + 1, last=base + len(self.nodes), nodes=len(self.nodes),
+                user=pwd.getpwuid(os.geteuid()).pw_name, **self.options,
+            )
+        )  # fmt: skip
+        key = self.root / "run" / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        run = self.root / "run"
+        self._spawn(
+            "munged", "--foreground", "--force", f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid",
+            f"--log-file={self.root}/log/munged.log", f"--seed-file={run}/munged.seed",
+        )  # fmt: skip
+        self.until(lambda: (run / "munge.socket").exists(), "munged listens")
+        self.start_controller(fresh=True)
+        for node in self.nodes:
+            self.start_node(node)
+        self.until(lambda: self.states().count("idle") == len(self.nodes), "all nodes are idle")
+        return self
+
+    def start_controller(self, fresh: bool = False) -> None:
+        self._spawn("slurmctld", "-D", *(["-c"] if fresh else []))
+
+    def start_node(self, node: str) -> None:
+        (self.root / "spool" / node).mkdir(exist_ok=True)
+        self._spawn("slurmd", "-D", "-N", node, key=node)
+
+    def end(self, key: str, number: int = signal.SIGTERM) -> None:
+        """End one daemon: ``slurmctld``, ``munged`` or that of a node, by the node's name."""
+        process = self.processes.pop(key)
+        process.send_signal(number)
+        process.wait(30)
+
+    def stop(self) -> list[str]:
+        """End everything; returns the commands of what had to be killed after all daemons were gone."""
+        if "slurmctld" in self.processes:
+            with contextlib.suppress(subprocess.SubprocessError):
+                ids = self.run("squeue", "-h", "-o", "%A", timeout=10).split()
+                if ids:
+                    self.run("scancel", *ids, timeout=10)
+                self.until(lambda: not self.run("squeue", "-h", timeout=10).strip(), "all jobs have ended", 20.0)
+        left = [" ".join(p.cmdline())[:200] for p in self.jobs_processes()]
+        for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
+            self.processes[key].terminate()
+        for key in list(self.processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.end(key)
+        for process in self.jobs_processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(self.root, ignore_errors=True)
+        return left
+
+    def __enter__(self) -> SlurmCluster:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _spawn(self, program: str, *args: str, key: str = "") -> None:
+        path = which(program)
+        assert path is not None, missing()
+        with open(self.root / "log" / f"{key or program}.log", "ab") as log:
+            # A daemon must not outlive a test run that is killed.
+            argv = [*_DIE_WITH_PARENT, path, *args]
+            self.processes[key or program] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.root, start_new_session=True
+            )
+
+    # --- asking ------------------------------------------------------------------------------------------------------------------------
+
+    def run(self, *argv: str, timeout: float = 30.0, **options: object) -> str:
+        """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
+        made = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=self.root, **options)  # type: ignore[call-overload]
+        if made.returncode:
+            raise subprocess.CalledProcessError(made.returncode, argv, made.stdout, made.stderr)
+        return str(made.stdout)
+
+    def submit(self, command: str, *options: str, partition: str = "batch") -> str:
+        """A job of the main scheduler that runs a shell command; returns its id."""
+        return self.run(
+            "sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", *options, "--wrap", command
+        ).strip()
+
+    def states(self) -> list[str]:
+        """The state of every node, as sinfo has it."""
+        try:
+            lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T", timeout=10).splitlines()
+        except subprocess.SubprocessError:
+            return []
+        known = dict(line.split() for line in lines)
+        return [known.get(node, "unknown") for node in self.nodes]
+
+    def jobs(self, *options: str) -> dict[str, tuple[str, str, str]]:
+        """Job id → (state, nodes, name) of everything Slurm remembers."""
+        lines = self.run("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T|%N|%j", *options).splitlines()
+        return {job: (state, nodes, name) for job, state, nodes, name in (line.split("|", 3) for line in lines)}
+
+    def leases(self) -> dict[str, tuple[str, str, str]]:
+        """As :meth:`jobs`, the pending and running leases only."""
+        return {
+            job: (state, nodes, name)
+            for job, (state, nodes, name) in self.jobs().items()
+            if name.startswith("malletrain-") and state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
+        }
+
+    def jobs_processes(self) -> list[psutil.Process]:
+        """Every process of a job of this Slurm (not its daemons)."""
+        ours = {p.pid for p in self.processes.values()} | {os.getpid()}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid in ours or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                environment = process.environ()
+                of_job = environment.get("SLURM_CONF", "").startswith(str(self.root)) and "SLURM_JOB_ID" in environment
+                if of_job or process.name().startswith("slurmstepd") and process.cwd().startswith(str(self.root)):
+                    found.append(process)
+        return found
+
+    def until(self, condition, what: str, patience_s: float = PATIENCE_S):
+        """Wait until ``condition()`` is true; fails with the controller's log."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            if found := condition():
+                return found
+            for key, process in self.processes.items():
+                assert process.poll() is None, f"{key} has ended.\n{self.log(key)}"
+            assert time.monotonic() < deadline, f"Not within {patience_s:g} s: {what}.\n{self.log('slurmctld')}"
+            time.sleep(0.05)
+
+    def log(self, key: str) -> str:
+        """The last lines of a daemon's log."""
+        path = self.root / "log" / f"{key}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-40:]) if path.exists() else "(no log)"
+
+
+_DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
+def _free_ports(count: int) -> int:
+    """The first of ``count`` free ports in a row."""
+    for base in range(21000 + os.getpid() % 8000, 60000, count + 3):
+        sockets = []
+        try:
+            for port in range(base, base + count):
+                probe = socket.socket()
+                sockets.append(probe)
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+            return base
+        except OSError:
+            continue
+        finally:
+            for probe in sockets:
+                probe.close()
+    raise AssertionError("there are no free ports")

@@ -2,7 +2,7 @@
 
 How the work is paced: a virtual node stands for an accelerator, so every worker sleeps a fixed time per sample (``--sample-delay``), and
 more nodes are faster although all share one machine. A job's work in node-seconds is then known before it starts, and is chosen as a share
-of what the trace offers (:data:`SHARE`), so that the jobs live through most of the trace. After the trace all nodes stay idle, so that a
+of what the trace offers (:func:`share`), so that the jobs live through most of the trace. After the trace all nodes stay idle, so that a
 slow machine only makes the end later, never the jobs incomplete.
 """
 
@@ -16,8 +16,6 @@ TRAINING_SAMPLES = 1437
 """Images per epoch of the digits example (1,797 less 360 for the test)."""
 SAMPLES_PER_S = 450.0
 """What one virtual node processes, samples/s."""
-SHARE = 0.5
-"""Work of all jobs ÷ node-seconds that the trace offers. The rest is what leasing, rescaling and preemption take."""
 GRACE_S = 3.0
 NOTICE, NOTICE_CHAOS = 0.8, 0.5
 """Share of preemptions that are announced."""
@@ -60,6 +58,14 @@ JOBS = (
     DemoJob("digits-wide", 0.40, 1, 4, batch_size=128, hidden=256, lr=0.05),
     DemoJob("digits-pair", 0.30, 2, 4, batch_size=128, hidden=128, lr=0.08),
 )
+
+
+def share(start_s: float) -> float:
+    """Work of all jobs ÷ node-seconds that the trace offers, on a machine that needs ``start_s`` seconds to load PyTorch.
+
+    The rest is what leasing, rescaling and preemption take, which is mostly the time that workers need to start.
+    """
+    return min(0.55, max(0.25, 0.6 - 0.04 * start_s))
 
 
 def pacing() -> list[str]:

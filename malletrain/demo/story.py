@@ -79,6 +79,7 @@ def rounds_of(
         measured = {s.generation: (s.ended, s.cost_s or 0.0) for s in detail.rescales if s.ended is not None}
         mine = formed.get(job, [])
         begun: list[tuple[float, float, int, tuple[str, ...]]] = []
+        formings = [moment for moment, _, _ in mine]
         for k, (moment, generation, members) in enumerate(mine):
             limit = mine[k + 1][0] if k + 1 < len(mine) else end
             if generation in measured:
@@ -86,7 +87,8 @@ def rounds_of(
             elif (seen := _grew(counts.get(name, ()), moment, limit)) is not None:
                 begun.append((seen, seen - moment, generation, members))
         for k, (first, _, generation, members) in enumerate(begun):
-            limits = [t for t in stops.get(job, ()) if t > first] + [end]
+            # Whatever comes of a new round, when it is formed the one before is over.
+            limits = [t for t in (*stops.get(job, ()), *formings) if t > first] + [end]
             if k + 1 < len(begun):
                 limits.append(begun[k + 1][0] - begun[k + 1][1])
             made.append(Round(name, generation, members, first, max(first, min(limits))))

@@ -10,7 +10,7 @@ from scavenger.trace import TraceError
 
 
 def options(tmp_path, **changes):
-    base = {"nodes": 6, "trace": None, "duration_s": 110.0, "seed": 0, "chaos": False, "plain": True, "as_json": True, "output": tmp_path}
+    base = {"nodes": 6, "trace": None, "duration_s": 100.0, "seed": 0, "chaos": False, "plain": True, "as_json": True, "output": tmp_path}
     return Options(**{**base, **changes})
 
 
@@ -41,6 +41,12 @@ def test_jobs_fit_the_machine(machine):
         assert 1 <= low <= high <= machine
 
 
+def test_a_slow_machine_gets_less_work():
+    shares = [plan.share(s) for s in (0.0, 2.5, 5.0, 8.0, 100.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert 0.2 < shares[-1] < shares[1] <= 0.55
+
+
 def test_offered_node_seconds():
     assert plan.offered_node_seconds([(0.0, 2), (10.0, 5), (20.0, 0)], 15.0) == 20 + 25
     assert plan.offered_node_seconds([], 15.0) == 0
@@ -50,9 +56,9 @@ def test_offered_node_seconds():
 def test_the_trace_takes_enough_nodes(tmp_path, seed):
     cut = cut_trace(options(tmp_path, seed=seed))
     assert cut.names == tuple(f"n{k}" for k in range(1, 7))
-    assert cut.duration_s == pytest.approx(110.0)
-    taken = (~cut.idle & (cut.time > EARLY * 110) & (cut.time < LATE * 110)).sum()
-    assert taken >= TAKEN_PER_S * 110
+    assert cut.duration_s == pytest.approx(100.0)
+    taken = (~cut.idle & (cut.time > EARLY * 100) & (cut.time < LATE * 100)).sum()
+    assert taken >= TAKEN_PER_S * 100
 
 
 def test_the_same_seed_is_the_same_trace(tmp_path):
@@ -67,7 +73,7 @@ def test_a_real_trace_is_cut_and_renamed(tmp_path):
     path.write_text("time_s,node,event\n" + rows)
     cut = cut_trace(options(tmp_path, nodes=3, trace=path))
     assert cut.names == ("n1", "n2", "n3")
-    assert cut.duration_s <= 110.0 + 1e-9
+    assert cut.duration_s <= 100.0 + 1e-9
 
 
 def test_a_bad_trace_is_refused_with_its_lines(tmp_path):
@@ -79,3 +85,11 @@ def test_a_bad_trace_is_refused_with_its_lines(tmp_path):
 
 def test_the_example_ships():
     assert "malletrain" in example_script().read_text()
+
+
+@pytest.mark.parametrize(("nodes", "duration"), [(2, 30.0), (3, 200.0), (24, 60.0)])
+def test_any_size_has_a_trace(tmp_path, nodes, duration):
+    cut = cut_trace(options(tmp_path, nodes=nodes, duration_s=duration))
+    assert len(cut.names) == nodes
+    assert cut.duration_s == pytest.approx(duration)
+    assert cut.idle_count()[1].max() > 0

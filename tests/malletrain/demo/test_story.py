@@ -50,6 +50,12 @@ def test_a_round_that_never_processed_a_sample_is_none():
     assert rounds == [Round("a", 2, ("n2",), 6.0, 10.0)]
 
 
+def test_a_round_that_comes_to_nothing_ends_the_one_before():
+    events = [event(1, "round-formed", generation=1, members=["n1"]), event(7, "round-formed", generation=2, members=["n1", "n2"]),
+              event(9, "job-completed")]  # fmt: skip
+    assert rounds_of(events, of(rescale(1, 2.0, 1.0)), {}, 9.0) == [Round("a", 1, ("n1",), 2.0, 7)]
+
+
 def test_suspension_ends_a_round():
     events = [event(1, "round-formed", generation=1, members=["n1"]), event(5, "job-suspended"),
               event(8, "round-formed", generation=2, members=["n1"])]  # fmt: skip

@@ -143,10 +143,18 @@ def cut_trace(options: Options) -> trace.Trace:
     names = [f"n{k + 1}" for k in range(options.nodes)]
     if options.trace is not None:
         return replay.fit(trace.read(options.trace), names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
+    make = lively_trace
     best: trace.Trace | None = None
     most = -1
     for attempt in range(TRIES):
-        made = synthetic_trace(options, names, options.seed * TRIES + attempt)
+        seed = options.seed * TRIES + attempt
+        try:
+            made = make(names, options.duration_s, seed)
+        except trace.TraceError:
+            if make is any_trace:
+                raise
+            make = any_trace  # this number of nodes and seconds has no lively one; looking again would take long
+            made = make(names, options.duration_s, seed)
         # Nodes taken at the very beginning, or when the jobs are nearly done, show nothing.
         taken = int((~made.idle & (made.time > EARLY * options.duration_s) & (made.time < LATE * options.duration_s)).sum())
         if taken > most:
@@ -157,15 +165,16 @@ def cut_trace(options: Options) -> trace.Trace:
     return best
 
 
-def synthetic_trace(options: Options, names: Sequence[str], seed: int) -> trace.Trace:
-    """A trace with Summit's lengths of gaps, in real seconds; a lively one where the size and the duration allow it."""
+def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
+    """A synthetic trace with Summit's lengths of gaps in which nodes come and go singly all the time, in real seconds."""
     idle = IDLE_SHARE * len(names)
-    try:
-        made = synth.demo_trace(len(names), options.duration_s, SPEEDUP, seed, mean_idle=idle, shortest_gap_s=SHORTEST_GAP_S)
-    except trace.TraceError:
-        model = synth.Model(IDLE_SHARE, synth.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP))
-        made = synth.synthesise(model, names, options.duration_s * SPEEDUP, seed)
-    return made.sped_up(SPEEDUP)
+    return synth.demo_trace(len(names), duration_s, SPEEDUP, seed, mean_idle=idle, shortest_gap_s=SHORTEST_GAP_S).sped_up(SPEEDUP)
+
+
+def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
+    """A synthetic trace with Summit's lengths of gaps as it comes, in real seconds."""
+    model = synth.Model(IDLE_SHARE, synth.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP))
+    return synth.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
 
 
 def submit(client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options) -> JobView:

@@ -24,9 +24,9 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-from malletrain import _tether
 from malletrain.node_channel import LaunchOrder, read_order
 from malletrain.rendezvous import DaemonRendezvous
+from malletrain.template import ENV_TEMPLATE
 from malletrain.wire import Failure
 
 MONITOR_INTERVAL_S = 0.05
@@ -90,9 +90,12 @@ class NodeWorkers(LocalElasticAgent):
 
 
 def worker_command(order: LaunchOrder) -> list[str]:
-    """The command of one worker: tied to the launcher, output to its own file, unbuffered."""
-    tether = [sys.executable, "-I", "-S", str(Path(_tether.__file__)), "--parent", str(os.getpid()), "--chdir", order.spec.workdir]
-    return [*tether, "--per-rank-log", order.log_dir, "--", sys.executable, "-u", order.spec.script, *order.spec.args]
+    """The command of one worker: tied to the launcher, output to its own file, unbuffered; a fork of the template where there is one."""
+    template = os.environ.get(ENV_TEMPLATE)
+    helper, options = ("_stub.py", ["--template", template]) if template else ("_tether.py", [])
+    tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name(helper)), "--parent", str(os.getpid()), *options]
+    where = ["--chdir", order.spec.workdir, "--per-rank-log", order.log_dir]
+    return [*tie, *where, "--", sys.executable, "-u", order.spec.script, *order.spec.args]
 
 
 def run(order: LaunchOrder) -> int:

@@ -16,7 +16,7 @@ from malletrain.wire import JobSpec
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of torch's take its place.
 _SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
-_BUILTIN = _SAFE_PATH + "from malletrain.launcher import main; sys.exit(main())"
+_BUILTIN = _SAFE_PATH + "from malletrain.template import main; sys.exit(main())"
 _STOCK = _SAFE_PATH + "from torch.distributed.run import main; sys.exit(main())"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _ENDLESS = 1_000_000

@@ -131,12 +131,11 @@ class Site:
         return found
 
     def workers(self, script: Path) -> list[psutil.Process]:
-        """Training processes of this script."""
+        """Training processes of this script; the template names its forks after it."""
         found = []
         for process in psutil.Process(self.cluster.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if str(script) in line and "-u" in line[:3] and "_tether" not in " ".join(line):
+                if process.name() == script.name[:15]:
                     found.append(process)
         return found
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from malletrain import wire
@@ -214,21 +215,40 @@ def test_a_round_that_nobody_else_joins_is_replaced_by_the_next(pair):
 # --- the end, and what must survive it ---
 
 
-@pytest.mark.parametrize("victim", ["agent", "launcher"])
+@pytest.mark.parametrize("victim", ["agent", "launcher", "template"])
 def test_sigkill_takes_the_workers_along(make, victim):
     cluster = make("n0", nproc_per_node=2)
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 2)
     agent = cluster.agents["n0"]
-    assert len(agent.left()) == 4  # keeper, launcher, two workers
+    assert len(agent.left()) == 7  # keeper, template, launcher, two workers and their stubs
     if victim == "agent":
         agent.process.kill()
     else:
-        [launcher] = [p for p in agent.left() if b"malletrain.launcher" in (c := cmdline(p)) and b"--keep" not in c]
-        os.kill(launcher, signal.SIGKILL)
+        stub = next(p for p in agent.left() if b"_stub.py" in cmdline(p))
+        launcher = psutil.Process(stub).parent()
+        (launcher if victim == "launcher" else launcher.parent()).kill()
         cluster.daemon.expect("n0", wire.Phase, phase="exited")
     gone(workers)
     eventually(lambda: not agent.left(), "nobody is left")
+
+
+def test_a_killed_stub_takes_its_worker_along_and_counts_as_a_failed_worker(make):
+    cluster = make("n0")
+    cluster.wait_ready()
+    workers = cluster.workers(cluster.form("n0"), 1)
+    stub = next(p for p in cluster.agents["n0"].left() if b"_stub.py" in cmdline(p))
+    os.kill(stub, signal.SIGKILL)
+    failed = cluster.daemon.expect("n0", wire.Phase, phase="failed")
+    assert [f.exitcode for f in failed.assignment.failures] == [-signal.SIGKILL]
+    gone(workers)
+
+
+def test_without_preloading_every_worker_is_an_interpreter_of_its_own(make):
+    cluster = make("n0", env={"MALLETRAIN_PRELOAD": "0"})
+    cluster.wait_ready()
+    cluster.workers(cluster.form("n0"), 1)
+    assert not [p for p in cluster.agents["n0"].left() if b"_stub.py" in cmdline(p)]
 
 
 def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path):

@@ -190,7 +190,8 @@ def _run_script(argv: Sequence[str]) -> int:
             print(f"The script cannot be read: {script}: {error.strerror}.", file=sys.stderr)
             return 2
         # Without the frames of this file, as if python had been started for it.
-        sys.excepthook(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

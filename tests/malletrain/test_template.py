@@ -18,7 +18,7 @@ SCRIPTS = {
     "error": "def f():\n    raise ValueError('wrong shape')\nf()",
     "syntax": "def f(:\n    pass\n",
     "atexit": "import atexit; atexit.register(print, 'bye'); print('main')",
-    "thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('thread done'))).start(); print('main done')",
+    "thread": "import threading, time\ndef f(): time.sleep(0.1); print('thread done')\nthreading.Thread(target=f).start()\nprint('main')",
     "neighbour": "import neighbour; print(neighbour.VALUE)",
     "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",
     "spawn": "import multiprocessing as m\ndef f(q): q.put(41 + 1)\nif __name__ == '__main__':\n    c = m.get_context('spawn')\n"

@@ -4,9 +4,9 @@
                         │ joiners start while the others train │ leavers are released  │
                         └──────────── a member is lost: straight to FORMING with those that are left ─────┘
 
-A round has exactly the members that were planned and are ready; nobody waits for a last call. A joiner that does not come up in time is left
-out (partial scale-up). Workers that fail because a peer vanished are no failure of the job: the verdict waits a moment for the news of the
-loss. This module decides membership, ranks and the order of steps; which nodes a job gets is the controller's decision.
+A round has exactly the members that were planned and are ready; nobody waits for a last call. A joiner that does not come up in time is
+left out (partial scale-up). Workers that fail because a peer vanished are no failure of the job: the verdict waits a moment for the news of
+the loss. This module decides membership, ranks and the order of steps; which nodes a job gets is the controller's decision.
 """
 
 from __future__ import annotations
@@ -15,13 +15,46 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from malletrain.blame import by_cause, describe, secondary
+from malletrain.round_actions import (
+    Action,
+    Broke,
+    Finished,
+    Formed,
+    LeftOut,
+    SaveRound,
+    SendAssign,
+    SendDrain,
+    SendRelease,
+    SendRound,
+)
 from malletrain.wire import Assignment, Failure
+
+__all__ = [
+    "Action",
+    "Broke",
+    "Finished",
+    "Formed",
+    "JobRounds",
+    "LeftOut",
+    "RoundSettings",
+    "SaveRound",
+    "SendAssign",
+    "SendDrain",
+    "SendRelease",
+    "SendRound",
+    "Stage",
+    "describe",
+]
+
+PATIENCE_WITH_PEERS = 3.0
+"""Times ``verdict_s`` that a failure waits when every last word speaks of a lost peer and nobody has said yet which."""
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """Time limits in seconds. ``warmup_s``: for joiners to come up while the others train; ``warmup_broken_s``: while nobody trains;
-    ``verdict_s``: how long a failure waits for the news that a node was lost."""
+    """Time limits in seconds. ``warmup_s``: for joiners to come up while the others train, or nobody can without them; ``warmup_broken_s``:
+    while those that could train stand still; ``verdict_s``: how long a failure waits for the news that a node was lost."""
 
     warmup_s: float = 60.0
     warmup_broken_s: float = 15.0
@@ -39,96 +72,6 @@ class Stage(str, Enum):
     FORMING = "forming"
     RUNNING = "running"
     COMPLETED = "completed"
-
-
-# --- actions ---
-
-
-@dataclass(frozen=True)
-class SendAssign:
-    """Start the job's launcher on ``node``."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class SendRelease:
-    """Stop everything of the job on ``node``."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class SendDrain:
-    """Have the worker of rank 0 on ``node`` take a snapshot and stand still (``number`` 0: train on)."""
-
-    node: str
-    generation: int
-    number: int
-
-
-@dataclass(frozen=True)
-class SaveRound:
-    """Write the new generation and its members to the store before anybody hears of it."""
-
-    generation: int
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SendRound:
-    """Tell ``node`` its place; without a store it is the one to serve it."""
-
-    node: str
-    generation: int
-    rank: int
-    size: int
-    store: tuple[str, int] | None
-
-
-@dataclass(frozen=True)
-class Formed:
-    """All members run."""
-
-    generation: int
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Broke:
-    """The job's own workers failed; the first cause first."""
-
-    failures: tuple[Failure, ...]
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Every worker ended well."""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """These nodes are unfit for the job: its launcher did not come up there. The job goes on without them."""
-
-    nodes: tuple[str, ...]
-    sentence: str
-
-
-Action = SendAssign | SendRelease | SendDrain | SaveRound | SendRound | Formed | Broke | Finished | LeftOut
-
-PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "DistBackendError",
-    "DistNetworkError",
-    "Connect timeout",
-    "failed to connect",
-    "Connection refused",
-)
-"""What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore messages)."""
 
 
 @dataclass
@@ -150,25 +93,38 @@ class JobRounds:
     _store: tuple[str, int] | None = None
     _assigned: set[str] = field(default_factory=set)
     _releasing: set[str] = field(default_factory=set)
-    _hurry: bool = False
+    _hurry_s: float | None = None
+    _standing: bool = False
+    _failed_at: float | None = None
     _verdict_at: float | None = None
+    _blamed: int = 0
 
     # --- what the controller wants ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
         """Go to exactly ``nodes`` (none: let go of all). ``within_s``: a node of the old set is gone by then."""
+        if (done := self._finished()) or self.stage is Stage.COMPLETED:
+            return done
         self.target = tuple(nodes)
-        self._verdict_at = None
-        self._hurry = within_s is not None and len(self._survivors()) >= self.min_nodes
+        self._verdict_at = self._failed_at = None
         self.drain_s = self.settings.drain_s if within_s is None else max(0.2, min(self.settings.drain_s, within_s * 0.6))
-        actions: list[Action] = []
+        self._hurry_s = None
+        if within_s is not None and not set(self.members) <= set(self.target):
+            # Without enough survivors nobody trains until the joiners are there: then the time that is left is better trained in.
+            enough = len(self._survivors()) >= self.min_nodes
+            self._hurry_s = 0.0 if enough else max(0.0, within_s * 0.9 - self.drain_s)
+        sound = not self.lost_member and not self._bad()
+        actions = self._release(n for n in sorted(self._assigned) if n not in self.target and n not in self.members)
         for node in self.target:
             actions += self._assign(node)
+        if self.stage is Stage.FORMING and sound and set(self.members) <= set(self.target):
+            return actions  # more nodes join when this round is formed
+        if self.stage is Stage.DRAINING and self._whole():
+            self.deadline = min(self.deadline or now, now + self.drain_s)
+            return actions
         if self.stage is Stage.DRAINING:
-            return actions if self._drain_node() else actions + self._form(now)
-        if not self.target:
-            return actions + self._drain(now)
-        return actions + self._await_joiners(now)
+            return actions + self._form(now)
+        return actions + (self._await_joiners(now) if self.target else self._drain(now))
 
     def stop(self) -> list[Action]:
         """The job has ended: release every node."""
@@ -176,14 +132,19 @@ class JobRounds:
         return self._release(sorted(self._assigned))
 
     def adopt(self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float) -> list[Action]:
-        """After a restart of the daemon: take over the round that agents report, or form a new one of those that are there."""
-        self.generation, self.members = generation, tuple(members)
-        self.target, self.phases, self._assigned = self.members, dict(phases), set(phases)
-        whole = all(n in phases and phases[n].generation == generation for n in self.members)
-        if whole and all(phases[n].phase in ("running", "succeeded") for n in self.members):
-            self.stage = Stage.RUNNING
-            return self._judge(now)
-        return []
+        """After a restart of the daemon: take over what the agents report, all nodes that hold the job included.
+
+        Where that is the whole round of the store, the stage is RUNNING (or WARMING, when others are to join) afterwards. Else it is IDLE:
+        have the controller plan a new round.
+        """
+        self.generation = max([generation, *(a.generation for a in phases.values())])
+        self.members, self.phases, self._assigned = tuple(members), dict(phases), set(phases)
+        self.target = (*(n for n in self.members if n in phases), *(n for n in sorted(phases) if n not in self.members))
+        self.lost_member = any(n not in phases for n in self.members)
+        if not self.members or not all(self._in_round(n) for n in self.members):
+            return []
+        self.stage = Stage.RUNNING
+        return self._finished() or self._judge(now) or (self._await_joiners(now) if len(self.target) > len(self.members) else [])
 
     # --- what the agents say ---
 
@@ -191,32 +152,33 @@ class JobRounds:
         """The agent on ``node`` reports its assignment."""
         if node in self._releasing:
             return []
+        if node not in (*self.target, *self.members, *self._assigned):
+            return self._release([node])
+        trained = self._whole()
         self._assigned.add(node)
         self.phases[node] = assignment
+        if done := self._finished():
+            return done
         if self.stage is Stage.WARMING:
-            return self._warm(now)
-        if self.stage is Stage.DRAINING and not self._drain_node():
+            if trained and not self._whole():
+                self._hasten(now)
+            return self._judge(now) or self._warm(now)
+        if self.stage is Stage.DRAINING and not self._whole():
             return self._form(now)
         if self.stage is Stage.FORMING:
-            if assignment.phase == "exited" and node in self.members:
-                return self._judge(now)
-            if assignment.phase == "failed" and node in self.members and assignment.generation == self.generation:
-                return self._judge(now)
-            if all(self._is(n, "running", "succeeded") for n in self.members):
+            if self._whole():
                 self.stage, self.deadline = Stage.RUNNING, None
-                late = self._await_joiners(now) if set(self.target) != set(self.members) else []
-                return [Formed(self.generation, self.members), *self._judge(now), *late]
-        if self.stage is Stage.RUNNING:
-            return self._judge(now)
-        return []
+                formed: list[Action] = [Formed(self.generation, self.members)]
+                return formed if set(self.target) == set(self.members) else formed + self._await_joiners(now)
+            return self._judge(now) or ([] if self._bad() else self._invite(node))
+        return self._judge(now) if self.stage is Stage.RUNNING else []
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """The node of rank 0 serves the round's store."""
-        if generation != self.generation or self.stage is not Stage.FORMING or not self.members or node != self.members[0]:
+        if generation != self.generation or self.stage is not Stage.FORMING or node != self.members[0]:
             return []
         self._store = (host, port)
-        size = len(self.members)
-        return [SendRound(n, generation, rank, size, self._store) for rank, n in enumerate(self.members) if rank]
+        return [action for member in self.members[1:] for action in self._invite(member)]
 
     def drained(self, node: str, generation: int, now: float) -> list[Action]:
         """The snapshot asked for is on disk, or there is none to take."""
@@ -226,25 +188,28 @@ class JobRounds:
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
+        asked = node in self._releasing
         self._forget(node)
-        self._releasing.discard(node)
-        if node in self.target and self.stage is not Stage.IDLE:
-            return self._assign(node)
-        return []
+        if self.stage in (Stage.IDLE, Stage.COMPLETED) or node not in self.target:
+            return []
+        actions = self._assign(node)
+        if node in self.members and not asked:  # its agent began anew: a new round is needed, and nobody is to blame
+            self.lost_member = True
+            return actions + (self._form(now) if self.stage is Stage.DRAINING else self._await_joiners(now))
+        return actions
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost. What follows is the controller's plan; until then only the verdict on failures changes."""
+        """The node is lost. What follows is the controller's plan; only what was under way anyway goes on without it."""
         self._forget(node)
         self.suspects.discard(node)
+        self.target = tuple(n for n in self.target if n != node)
         if node in self.members:
             self.lost_member, self._verdict_at = True, None
-        self._releasing.discard(node)
-        self.target = tuple(n for n in self.target if n != node)
-        if self.stage is Stage.DRAINING and not self._drain_node():
+            if self.stage is Stage.WARMING:
+                self._hasten(now)
+        if self.stage is Stage.DRAINING and not self._whole():
             return self._form(now)
-        if self.stage is Stage.WARMING:
-            return self._warm(now)
-        return []
+        return self._warm(now) if self.stage is Stage.WARMING else []
 
     # --- time ---
 
@@ -258,26 +223,47 @@ class JobRounds:
             return self._warm(now)
         if self.stage is Stage.DRAINING:
             return self._form(now)
-        if self.stage is Stage.FORMING:
-            absent = [n for n in self.members if not self._is(n, "running", "succeeded")]
-            self.deadline = None
-            return [Broke((), f"{', '.join(absent)} did not join the round within {self.settings.join_s:g} s.")]
-        return []
+        if self.lost_member:  # no plan came: go on with those that are left
+            return self._await_joiners(now)
+        if self.suspects.intersection(self.members):
+            self.deadline = now + self.settings.verdict_s
+            return []
+        absent = [n for n in self.members if not self._is(n, "running", "succeeded")]
+        return self._break((), f"{', '.join(absent)} did not join the round within {self.settings.join_s:g} s.")
 
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
         times = [t for t in (self.deadline, self._verdict_at) if t is not None]
         return min(times) if times else None
 
-    # --- steps ---
-
-    def _survivors(self) -> tuple[str, ...]:
-        """Members of the last round that stay and whose launcher lives, in rank order."""
-        return tuple(n for n in self.members if n in self.target and n in self._assigned and not self._is(n, "exited"))
+    # --- how things stand ---
 
     def _is(self, node: str, *phases: str) -> bool:
         a = self.phases.get(node)
         return a is not None and a.phase in phases and (a.phase in ("starting", "ready", "exited") or a.generation == self.generation)
+
+    def _ready(self, node: str) -> bool:
+        """Whether the launcher on ``node`` can take a round: it waits for one, or its workers run and will be stopped."""
+        a = self.phases.get(node)
+        return a is not None and a.phase in ("ready", "running", "failed", "succeeded")
+
+    def _in_round(self, node: str) -> bool:
+        """Whether the workers on ``node`` belong to the current round, whatever became of them."""
+        a = self.phases.get(node)
+        return a is not None and a.phase in ("running", "succeeded", "failed", "exited") and a.generation == self.generation
+
+    def _survivors(self) -> tuple[str, ...]:
+        """Members of the last round that stay and whose launcher lives, in rank order."""
+        return tuple(n for n in self.members if n in self.target and self._ready(n))
+
+    def _whole(self) -> bool:
+        """Whether every member of the last round runs, or is done."""
+        return bool(self.members) and not self.lost_member and all(self._is(n, "running", "succeeded") for n in self.members)
+
+    def _bad(self) -> list[str]:
+        return [n for n in self.members if self._is(n, "failed", "exited")]
+
+    # --- steps ---
 
     def _assign(self, node: str) -> list[Action]:
         if node in self._releasing or (node in self._assigned and not self._is(node, "exited")):
@@ -285,11 +271,6 @@ class JobRounds:
         self._assigned.add(node)
         self.phases.pop(node, None)
         return [SendAssign(node)]
-
-    def _ready(self, node: str) -> bool:
-        """Whether the launcher on ``node`` can take a round: it waits for one, or its workers run and will be stopped."""
-        a = self.phases.get(node)
-        return a is not None and a.phase in ("ready", "running", "failed", "succeeded")
 
     def _release(self, nodes: Iterable[str]) -> list[Action]:
         """Let go of ``nodes``; what they still say of the job does not count any more."""
@@ -301,97 +282,116 @@ class JobRounds:
                 actions.append(SendRelease(node))
         return actions
 
+    def _forget(self, node: str) -> None:
+        self._assigned.discard(node)
+        self._releasing.discard(node)
+        self.phases.pop(node, None)
+
+    def _hasten(self, now: float) -> None:
+        """Nobody trains any more while the joiners come up."""
+        if self.deadline is not None and len(self._survivors()) >= self.min_nodes:
+            self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)
+
     def _await_joiners(self, now: float) -> list[Action]:
-        """Wait for the launchers of the target to be up: long while the last round trains on, shortly while nobody does."""
-        trains = self._drain_node() is not None
-        self.stage = Stage.WARMING
-        self.deadline = now + (0.0 if self._hurry else self.settings.warmup_s if trains or not self._survivors() else self.settings.warmup_broken_s)
+        """Wait for the launchers of the target to be up: shortly while those that could train stand still, else longer."""
+        idle = (self._standing or not self._whole()) and len(self._survivors()) >= max(1, self.min_nodes)
+        wait = self.settings.warmup_broken_s if idle else self.settings.warmup_s
+        self.stage, self.deadline = Stage.WARMING, now + (wait if self._hurry_s is None else self._hurry_s)
         return self._warm(now)
 
     def _warm(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+        ready = [n for n in self.target if self._ready(n)]
         ended = [n for n in self.target if self._is(n, "exited")]
-        if ended and len(ended) < len(self.target):
+        coming = [n for n in self.target if n not in ready and n not in ended]
+        actions: list[Action] = []
+        if ended and ready:  # it comes up elsewhere, so it is not the job's fault
             actions += self._leave_out(ended, "the launcher ended there at once")
-        elif ended:
-            self.deadline, self.stage = None, Stage.IDLE
-            failures = tuple(f for n in ended for f in self.phases[n].failures)
-            return [Broke(failures, f"The launcher ended at once on {', '.join(ended)}; see `malletrain logs --launcher`.")]
-        waiting = [n for n in self.target if not self._ready(n)]
-        overdue = self.deadline is not None and now >= self.deadline
-        if waiting and not overdue:
+        if coming and (self.deadline is None or now < self.deadline):
             return actions
-        if len(self.target) - len(waiting) < max(1, self.min_nodes):
-            self.deadline, self.stage = None, Stage.IDLE
-            return [*actions, Broke((), f"No launcher came up in time on {', '.join(waiting) or 'enough nodes'}.")]
-        if waiting and not self._hurry:
-            actions += self._leave_out(waiting, f"the launcher did not come up within {self.settings.warmup_s:g} s")
-        if set(self.target) - set(waiting) == set(self.members) and self._drain_node():
-            self.stage, self.deadline = Stage.RUNNING, None
-            return actions
+        if not ready and ended:
+            failures = by_cause(f for n in ended for f in self.phases[n].failures)
+            return self._break(failures, f"The launcher ended at once on {', '.join(ended)}; see `malletrain logs --launcher`.")
+        if not ready and coming and self._hurry_s is None:
+            return self._break((), f"No launcher came up in time on {', '.join(coming)}.")
+        if coming and self._hurry_s is None:
+            actions += self._leave_out(coming, "the launcher did not come up there in time")
+            coming = []
+        self.deadline = None
+        if len(ready) < max(1, self.min_nodes) and self._hurry_s is None:
+            return actions  # the controller hears of what is missing; its plan follows
+        if set(ready) == set(self.members) and not coming and self._whole() and not self._standing:
+            self.stage = Stage.RUNNING
+            return [*actions, Formed(self.generation, self.members)]
         return actions + self._drain(now)
 
     def _leave_out(self, nodes: list[str], why: str) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
         return [*self._release(nodes), LeftOut(tuple(nodes), why)]
 
-    def _drain_node(self) -> str | None:
-        """The node whose worker can take the snapshot: rank 0's, while the whole last round still runs."""
-        if not self.members or self.lost_member or not all(self._is(n, "running", "succeeded") for n in self.members):
-            return None
-        return self.members[0] if self._is(self.members[0], "running") else None
-
     def _drain(self, now: float) -> list[Action]:
-        node = self._drain_node()
-        if node is None or self.generation == 0:
+        """Have rank 0 save what is done so far, where the whole round still runs."""
+        if self._standing or not self._whole():
             return self._form(now)
-        self.stage, self.deadline = Stage.DRAINING, now + self.drain_s
+        self.stage, self.deadline, self._standing = Stage.DRAINING, now + self.drain_s, True
+        if not self._is(self.members[0], "running"):
+            return []  # it is done, and the others will be in a moment
         self.drains += 1
-        return [SendDrain(node, self.generation, self.drains)]
+        return [SendDrain(self.members[0], self.generation, self.drains)]
 
     def _form(self, now: float) -> list[Action]:
         keep = self._survivors()
-        ready = tuple(n for n in (*keep, *(n for n in self.target if n not in keep)) if self._ready(n))
-        actions = self._release(n for n in sorted(self._assigned) if n not in ready and n not in self.target)
-        self._store, self.deadline, self._verdict_at, self.lost_member, self._hurry = None, None, None, False, False
-        self.members = ready
+        ready = (*keep, *(n for n in self.target if n not in keep and self._ready(n)))
+        actions = self._release(n for n in sorted(self._assigned) if n not in self.target)
+        self.deadline = self._verdict_at = self._failed_at = self._hurry_s = None
+        if self.target and len(ready) < max(1, self.min_nodes):
+            return actions + self._await_joiners(now)
+        self.members, self._store, self.lost_member, self._standing = ready, None, False, False
         if not ready:
             self.stage = Stage.IDLE
-            return actions + (self._await_joiners(now) if self.target else [])
-        self.generation += 1
+            return actions
+        self.generation = 1 + max([self.generation, *(self.phases[n].generation for n in ready)])
         self.stage, self.deadline = Stage.FORMING, now + self.settings.join_s
-        return [*actions, SaveRound(self.generation, ready), SendRound(ready[0], self.generation, 0, len(ready), None)]
+        return [*actions, SaveRound(self.generation, ready), *self._invite(ready[0])]
+
+    def _invite(self, node: str) -> list[Action]:
+        """Tell ``node`` of the round that is being formed, unless it cannot take part yet; saying it again does no harm."""
+        a = self.phases.get(node)
+        if node not in self.members or a is None or a.generation >= self.generation:
+            return []
+        rank, size = self.members.index(node), len(self.members)
+        if rank and self._store is None:
+            return []
+        return [SendRound(node, self.generation, rank, size, self._store if rank else None)]
+
+    def _finished(self) -> list[Action]:
+        """Whether every worker ended well, whatever else was planned."""
+        if self.stage is Stage.COMPLETED or not self.members or not all(self._is(n, "succeeded") for n in self.members):
+            return []
+        self.stage, self.deadline, self._verdict_at = Stage.COMPLETED, None, None
+        return [Finished()]
 
     def _judge(self, now: float) -> list[Action]:
-        """Look at how the members stand: all done, or broken, or nothing to say yet."""
-        if self.members and all(self._is(n, "succeeded") for n in self.members):
-            self.stage = Stage.COMPLETED
-            return [Finished()]
-        bad = [n for n in self.members if self._is(n, "failed", "exited")]
-        if not bad or self.lost_member or any(n in self.suspects for n in self.members):
+        """Whether the members failed by themselves; nothing is said before the news of a loss had time to come."""
+        bad = self._bad()
+        if not bad or self.lost_member or self._blamed == self.generation:
+            self._verdict_at = self._failed_at = None
             return []
-        if self._verdict_at is None:
+        if self._failed_at is None:
+            self._failed_at = now
+            self._verdict_at = now + self.settings.verdict_s
+        if self._verdict_at is None or now < self._verdict_at:
+            return []
+        if self.suspects.intersection(self.members):
             self._verdict_at = now + self.settings.verdict_s
             return []
-        if now < self._verdict_at:
+        failures = by_cause(f for n in bad for f in self.phases[n].failures)
+        patience = self._failed_at + PATIENCE_WITH_PEERS * self.settings.verdict_s
+        if failures and secondary(failures[0]) and now < patience:
+            self._verdict_at = patience
             return []
-        self._verdict_at, self.deadline = None, None
-        failures = sorted((f for n in bad for f in self.phases[n].failures), key=lambda f: (_secondary(f), f.time))
-        return [Broke(tuple(failures), describe(failures) if failures else f"The launcher ended on {', '.join(bad)}.")]
+        ended = f"The launcher ended on {', '.join(bad)}; see `malletrain logs --launcher`."
+        return self._break(failures, describe(failures) if failures else ended)
 
-    def _forget(self, node: str) -> None:
-        self._assigned.discard(node)
-        self.phases.pop(node, None)
-
-
-def _secondary(failure: Failure) -> bool:
-    """Whether the worker was stopped by somebody or died of a peer's death: never the first cause."""
-    return failure.exitcode == -15 or any(words in failure.tail for words in PEER_LOST)
-
-
-def describe(failures: Iterable[Failure]) -> str:
-    """One sentence on the first cause of a failure."""
-    first = next(iter(failures))
-    how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"exited with code {first.exitcode}"
-    last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
-    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")
+    def _break(self, failures: tuple[Failure, ...], sentence: str) -> list[Action]:
+        self.stage, self.deadline, self._verdict_at, self._blamed = Stage.IDLE, None, None, self.generation
+        return [Broke(failures, sentence)]

@@ -235,15 +235,15 @@ def main() -> int:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.bind(path)
     listener.listen(64)
+    # Before the launcher says that this node is ready: until then the others train on and lose nothing by the imports here.
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
     pid = os.fork()
     if pid == 0:
         listener.close()
         die_with_parent(template)
         os.environ[ENV_TEMPLATE] = path
         os._exit(launcher.main())
-    served = Template(listener, pid)
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    return served.serve()
+    return Template(listener, pid).serve()

@@ -19,6 +19,10 @@ class SolverError(RuntimeError):
     """HiGHS failed in a way that a feasible model does not explain."""
 
 
+class InfeasibleError(SolverError):
+    """The model has no solution."""
+
+
 @dataclass(frozen=True)
 class Model:
     """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns (starts, rows, coefficients)."""
@@ -54,7 +58,8 @@ def maximise(
     """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
 
     Raises:
-        SolverError: when HiGHS refuses the model or calls it infeasible or unbounded.
+        InfeasibleError: when nothing satisfies the model.
+        SolverError: when HiGHS refuses the model or fails on it.
     """
     import highspy
 
@@ -96,8 +101,10 @@ def maximise(
     highs.run()
     status = highs.getModelStatus()
     stopped = status in (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        raise InfeasibleError("HiGHS finds that the model has no solution; this is a fault of its caller.")
     if status != highspy.HighsModelStatus.kOptimal and not stopped:
-        raise SolverError(f"HiGHS ended with status {highs.modelStatusToString(status)}, which a feasible model does not explain.")
+        raise SolverError(f"HiGHS ended with status {highs.modelStatusToString(status)}; this is a fault of the allocator.")
     info = highs.getInfo()
     feasible = info.primal_solution_status == 2  # kSolutionStatusFeasible
     solution = highs.getSolution()

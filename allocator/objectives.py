@@ -57,6 +57,10 @@ class RescaleCost:
                 raise BidError(f"The rescale cost {name} is {value}; give seconds, 0 or more.")
 
 
+SUMMIT = RescaleCost()
+"""The default costs."""
+
+
 @lru_cache(maxsize=4096)
 def powers_of_two(largest: int) -> tuple[int, ...]:
     """1, 2, 4, … up to ``largest``."""
@@ -97,7 +101,7 @@ def make_bid(
     weight: float = 1.0,
     goal: Goal = Goal.THROUGHPUT,
     t_fwd_s: float = 120.0,
-    cost: RescaleCost = RescaleCost(),
+    cost: RescaleCost = SUMMIT,
     must_run: bool = False,
     restarting: bool = False,
     beyond: Beyond = Beyond.HOLD,

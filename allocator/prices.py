@@ -130,7 +130,7 @@ class View:
         high_bound, high_used, high_rows = bound, used, chosen
         view = self
         for turn in range(1, _PROBES):
-            if len(view.size) > 8 * len(view.starts):
+            if len(view.size) > max(5000, 8 * len(view.starts)):
                 view, high_rows, low_rows = view.between(high_rows, low_rows)
             high_line = high_bound - (self.limit - high_used) * high
             low_line = low_bound - (self.limit - low_used) * low

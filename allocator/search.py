@@ -42,12 +42,11 @@ class Found:
 
 def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
     """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible) where that fails; then filled up."""
-    plan: Ints | None = wish
-    if not table.fits(wish):
-        near = _near(table, dual, seats)
-        plan = repair(table, dual, wish, near)
-        plan = fill(table, dual, seats if plan is None else plan, near, 4 * len(table.starts))
-    return plan
+    if table.fits(wish):
+        return wish
+    near = _near(table, dual, seats)
+    repaired = repair(table, dual, wish, near)
+    return fill(table, dual, seats if repaired is None else repaired, near, 4 * len(table.starts))
 
 
 def _near(table: Table, dual: Dual, seats: Ints) -> Ints:

@@ -59,7 +59,7 @@ class Table:
         taken = np.flatnonzero(plan)
         taken = taken[self.resource[taken] != IDLE]
         amount = plan[taken] * self.size[taken]
-        return np.bincount(self.resource[taken], weights=amount, minlength=len(self.capacity))
+        return np.bincount(self.resource[taken], weights=amount, minlength=len(self.capacity)).astype(np.float64)
 
     def fits(self, plan: Ints) -> bool:
         """Whether ``plan`` places every member once and stays within the capacity."""

@@ -1,0 +1,48 @@
+"""How a curve is checked and read."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from allocator import CurveError, ScalingCurve
+from tests.allocator.strategies import curves
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ((), "no points"),
+        (((0, 1.0),), "sizes start at 1"),
+        (((1, math.nan),), "throughput nan at 1 nodes"),
+        (((1, 1.0), (2, -3.0)), "throughput -3.0 at 2 nodes"),
+        (((1, 1.0), (2, math.inf)), "throughput inf at 2 nodes"),
+        (((2, 1.0), (1, 1.0)), "lists 1 nodes after 2"),
+        (((2, 1.0), (2, 1.0)), "lists 2 nodes after 2"),
+    ],
+)
+def test_a_curve_that_cannot_be_used_is_refused(points: tuple[tuple[int, float], ...], says: str) -> None:
+    with pytest.raises(CurveError, match=says):
+        ScalingCurve(points)
+
+
+def test_between_below_and_beyond_its_points() -> None:
+    curve = ScalingCurve.of([(8, 50.0), (2, 20.0)])
+    assert [curve.at(k) for k in (0, 1, 2, 5, 8, 100)] == [0.0, 10.0, 20.0, 35.0, 50.0, 50.0]
+    assert curve.covers(8)
+    assert not curve.covers(9)
+
+
+def test_a_single_point_is_a_curve() -> None:
+    curve = ScalingCurve.of({4: 8.0})
+    assert [curve.at(k) for k in (1, 4, 5)] == [2.0, 8.0, 8.0]
+
+
+@given(curves())
+@settings(max_examples=100, deadline=None)
+def test_arrays_are_read_as_single_sizes_are(curve: ScalingCurve) -> None:
+    sizes = np.arange(0, 20)
+    assert curve.rates(sizes) == pytest.approx(curve.many(sizes.tolist()), rel=1e-12)

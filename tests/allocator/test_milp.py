@@ -1,0 +1,225 @@
+"""The exact solver against the dynamic program, against trying everything, and under the clock."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from allocator import Bid, BidError, Options, ScalingCurve, dp, make_bid, powers_of_two, solve
+from tests.allocator.oracle import best, check_feasible
+from tests.allocator.strategies import bid_lists
+
+QUICK = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SOME = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def unit_of(bids: list[Bid]) -> float:
+    """What a difference in the last digits is measured against."""
+    return max([1e-300, *(float(np.abs(o.values).max()) for b in bids for o in b.options.values() if len(o.values))])
+
+
+def assert_best(bids: list[Bid], capacity: dict[str, int], drops: int, objective: float, **how: object) -> None:
+    found = solve(bids, capacity, time_limit_s=30.0, **how)  # type: ignore[arg-type]
+    check_feasible(found.sizes, bids, capacity)
+    assert found.status == "optimal"
+    assert found.gap == 0.0
+    assert len(found.dropped) == drops
+    assert found.objective == pytest.approx(objective, rel=1e-10, abs=1e-10 * unit_of(bids))
+    assert found.bound == found.objective
+
+
+@given(bid_lists())
+@QUICK
+def test_one_class_equals_the_dynamic_program(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    oracle = dp.solve(bids, capacity)
+    assert_best(bids, capacity, len(oracle.dropped), oracle.objective)
+
+
+@given(bid_lists())
+@SOME
+def test_one_class_in_highs_alone_equals_the_dynamic_program(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    oracle = dp.solve(bids, capacity)
+    assert_best(bids, capacity, len(oracle.dropped), oracle.objective, counting=False)
+
+
+@given(bid_lists(classes=("cpu", "gpu")))
+@SOME
+def test_two_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    drops, objective = best(bids, capacity)
+    assert_best(bids, capacity, drops, objective)
+
+
+@given(bid_lists(classes=("a", "b", "c")))
+@settings(parent=SOME, max_examples=60)
+def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    drops, objective = best(bids, capacity)
+    assert_best(bids, capacity, drops, objective, counting=False)
+
+
+@given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
+@SOME
+def test_a_warm_start_changes_speed_and_ties_only(problem: tuple[list[Bid], dict[str, int]], chance: random.Random) -> None:
+    bids, capacity = problem
+    cold = solve(bids, capacity, time_limit_s=30.0)
+    again = solve(bids, capacity, time_limit_s=30.0, warm=cold)
+    assert again.sizes == cold.sizes, "a plan that is still as good as any is kept"
+    less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
+    drops, objective = best(bids, less)
+    assert_best(bids, less, drops, objective, warm=cold)
+
+
+def sweep(seed: int, jobs: int, largest: int, nodes: int, *, same: bool, running: bool = True) -> list[Bid]:
+    """Jobs with random curves (or all one curve), most of them running."""
+    rng = np.random.default_rng(seed)
+    knots = [1 << p for p in range(largest.bit_length())]
+
+    def curve() -> ScalingCurve:
+        noise = np.exp(rng.normal(0.0, 0.08, len(knots)))
+        return ScalingCurve(tuple((k, float(1000.0 * k**0.9 * x)) for k, x in zip(knots, noise, strict=True)))
+
+    one, left, bids = curve(), nodes, []
+    for j in range(jobs):
+        now = min(left, int(rng.integers(0, max(2, 2 * nodes // jobs)))) if running else 0
+        left -= now
+        bids.append(make_bid(f"j{j}", one if same else curve(), current=now, max_nodes=largest))
+    return bids
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("nodes", [47, 300, 611])
+def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, nodes: int) -> None:
+    bids = sweep(nodes, 60, 32, nodes, same=same)
+    oracle = dp.solve(bids, {"default": nodes})
+    assert_best(bids, {"default": nodes}, 0, oracle.objective, counting=counting)
+
+
+@pytest.mark.parametrize("nodes", [500, 1003, 4999])
+def test_hundreds_of_alike_jobs_are_one_group(nodes: int) -> None:
+    curve = ScalingCurve.of({1: 10.0, 2: 19.0, 4: 30.0, 8: 71.0, 16: 100.0})
+    bids = [make_bid(f"j{i:03}", curve, max_nodes=16, allowed=powers_of_two(16)) for i in range(400)]
+    found = solve(bids, {"default": nodes}, time_limit_s=30.0)
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(dp.solve(bids, {"default": nodes}).objective, rel=1e-12)
+
+
+def test_with_no_time_a_good_feasible_plan_and_a_true_gap() -> None:
+    bids = sweep(3, 80, 64, 700, same=False)
+    best_value = dp.solve(bids, {"default": 700}).objective
+    found = solve(bids, {"default": 700}, time_limit_s=0.0)
+    check_feasible(found.sizes, bids, {"default": 700})
+    assert found.status == "time_limit"
+    assert found.objective <= best_value <= found.bound * (1 + 1e-12)
+    assert found.gap == pytest.approx((found.bound - found.objective) / found.objective)
+    assert found.objective > 0.9 * best_value
+
+
+def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -> None:
+    rng = np.random.default_rng(5)
+    bids = []
+    for j in range(40):
+        sizes = np.arange(2, 20)
+        options = {c: Options(sizes, rng.random(len(sizes)) * sizes) for c in ("a", "b")}
+        bids.append(Bid(f"j{j}", options, -math.inf if j % 2 else 0.0))
+    found = solve(bids, {"a": 25, "b": 20}, time_limit_s=0.0)
+    check_feasible(found.sizes, bids, {"a": 25, "b": 20})
+    assert not found.dropped
+    assert found.bound >= solve(bids, {"a": 25, "b": 20}, time_limit_s=30.0).objective
+
+
+def test_a_gap_that_is_good_enough_is_kept() -> None:
+    bids = sweep(4, 60, 64, 500, same=False)
+    found = solve(bids, {"default": 500}, gap=0.05, time_limit_s=30.0)
+    assert found.status == "optimal"
+    assert found.gap <= 0.05
+    assert found.bound >= dp.solve(bids, {"default": 500}).objective * (1 - 1e-12)
+
+
+def test_values_may_have_any_unit() -> None:
+    bids = sweep(6, 30, 32, 200, same=False)
+    objective = dp.solve(bids, {"default": 200}).objective
+    for unit in (1e-12, 1e12):
+        scaled = [Bid(b.job, {c: Options(o.sizes, o.values * unit) for c, o in b.options.items()}, b.idle_value * unit) for b in bids]
+        for counting in (True, False):
+            assert_best(scaled, {"default": 200}, 0, objective * unit, counting=counting)
+
+
+def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_those() -> None:
+    def job(name: str, size: int, value: float) -> Bid:
+        return Bid(name, {"default": Options([size], [value])}, -math.inf)
+
+    # 10 nodes: two of the 5s fit, or one 6 and nothing else; two is more, and the better two win.
+    found = solve([job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)], {"default": 10})
+    assert set(found.sizes) == {"b", "c"}
+    assert found.dropped == ("a", "d")
+    assert found.objective == 5.0
+    assert found.status == "optimal"
+
+
+def test_must_run_jobs_win_over_any_value() -> None:
+    rich = Bid("rich", {"default": Options([4], [1e9])})
+    poor = Bid("poor", {"default": Options([1, 4], [-5.0, -1.0])}, -math.inf)
+    found = solve([rich, poor], {"default": 4})
+    assert found.sizes == {"poor": ("default", 4)}
+    assert found.objective == -1.0
+
+
+def test_a_must_run_job_that_fits_nowhere_takes_no_room_from_others() -> None:
+    huge = Bid("huge", {"default": Options([50], [9.0])}, -math.inf)
+    found = solve([huge, Bid("small", {"default": Options([1, 2], [1.0, 2.0])})], {"default": 8})
+    assert found.sizes == {"small": ("default", 2)}
+    assert found.dropped == ("huge",)
+
+
+def test_where_two_sizes_are_worth_the_same_the_smaller_wins() -> None:
+    found = solve([Bid("a", {"default": Options([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8})
+    assert found.sizes == {"a": ("default", 2)}
+
+
+def test_alike_jobs_keep_what_they_have() -> None:
+    alike = [Bid(name, {"default": Options([1, 4], [1.0, 4.0])}) for name in "abc"]
+    warm = solve(alike, {"default": 5})
+    assert sorted(size for _, size in warm.sizes.values()) == [1, 4]
+    shuffled = solve(alike[::-1], {"default": 5}, warm=warm)
+    assert shuffled.sizes == warm.sizes
+
+
+@pytest.mark.parametrize(
+    ("bids", "capacity"),
+    [
+        ([], {"default": 5}),
+        ([], {}),
+        ([Bid("a", {"default": Options([1], [1.0])})], {}),
+        ([Bid("a", {"default": Options([1], [1.0])})], {"default": 0}),
+        ([Bid("a", {"default": Options([6], [1.0])})], {"default": 5}),
+        ([Bid("a", {"gpu": Options([1], [1.0])})], {"default": 5}),
+        ([Bid("a", {})], {"default": 5}),
+        ([Bid("a", {"default": Options([], [])})], {"default": 5}),
+        ([Bid("a", {"default": Options([1, 2], [-1.0, 0.0])})], {"default": 5}),
+    ],
+)
+def test_where_there_is_nothing_to_win_the_plan_is_empty(bids: list[Bid], capacity: dict[str, int]) -> None:
+    found = solve(bids, capacity)
+    assert found.sizes == {}
+    assert (found.objective, found.gap, found.status) == (0.0, 0.0, "optimal")
+
+
+def test_a_job_that_bids_twice_is_refused() -> None:
+    bid = Bid("a", {"default": Options([1], [1.0])})
+    with pytest.raises(BidError, match="Job a bids twice"):
+        solve([bid, bid], {"default": 3})
+
+
+@pytest.mark.parametrize("nodes", [-1, 2.5, True, "3"])
+def test_a_capacity_that_is_no_count_is_refused(nodes: object) -> None:
+    with pytest.raises(BidError, match="whole number"):
+        solve([Bid("a", {"default": Options([1], [1.0])})], {"default": nodes})  # type: ignore[dict-item]

@@ -205,8 +205,6 @@ class RoundsWorld:
     def check_release(self, node):
         """Nobody is taken out of a round that trains before it was asked for a snapshot."""
         generation, members = self.saved[-1]
-        if self.rounds.stage in (Stage.FORMING, Stage.IDLE):  # decided and done: look at the round before
-            generation, members = self.saved[-2] if self.rounds.stage is Stage.FORMING else self.saved[-1]
         states = [self.agents[n] for n in members if n in self.agents]
         trains = len(states) == len(members) > 0 and all(a.phase == "running" and a.generation == generation for a in states)
         known = all(not a.up and not a.down for a in states)
@@ -251,6 +249,21 @@ class RoundsWorld:
         agent.down.clear()
         self.rounds.suspects.add(node)
         agent.up.append(("hello", agent.assignment()))
+
+    def restart(self):
+        """The daemon is killed and starts again: it knows the last round, and the agents tell the rest."""
+        self.hear_of_losses()
+        self.rounds = JobRounds(self.settings, min_nodes=self.rounds.min_nodes)
+        for agent in self.agents.values():
+            agent.up.clear()
+            agent.down.clear()
+        held = {n: a.assignment() for n, a in self.agents.items() if a.phase is not None}
+        generation, members = self.saved[-1]
+        self.act(self.rounds.adopt(generation, members, held, self.now))
+        planned, self.wanted = self.wanted, tuple(held)
+        self.plan_at = None
+        if held and not (self.rounds.stage is Stage.RUNNING and set(planned) == set(members) == set(held)) and not self.finished:
+            self.plan()
 
     # --- the world ---
 

@@ -72,6 +72,11 @@ class RoundsMachine(RuleBasedStateMachine):
     def connection_blips(self, data):
         self.world.blip(data.draw(st.sampled_from(sorted(self.world.agents))))
 
+    @precondition(lambda self: not self.world.finished)
+    @rule()
+    def daemon_is_killed(self):
+        self.world.restart()
+
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 20.0, 100.0]))
     def time_passes(self, seconds):
         self.world.run(seconds)

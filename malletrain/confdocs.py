@@ -7,6 +7,7 @@ Decides form only; every word comes from :mod:`malletrain.config`. ``python -m m
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 import typing
@@ -86,8 +87,9 @@ def _default(info: FieldInfo, markdown: bool = False) -> str:
         return "required"
     value = info.default
     if value is None:
-        return "not given" if markdown else '"..."'
-    text = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"
+        duration = any(isinstance(mark, Quantity) and mark.kind == "duration" for mark in info.metadata)
+        return "not given" if markdown else '"30 s"' if duration else '"..."'
+    text = str(value).lower() if isinstance(value, bool) else json.dumps(value) if isinstance(value, (str, list)) else f"{value}"
     return f"`{text}`" if markdown else text
 
 
@@ -100,7 +102,7 @@ def _accepted(name: str, info: FieldInfo) -> str:
         return "a path"
     if typing.get_origin(info.annotation) is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in typing.get_args(info.annotation))
-    words: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "`true` or `false`"}
+    words: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "`true` or `false`", list[str]: "a list of texts"}
     what = f"a {quantity.kind}" if quantity else words[info.annotation]
     return what + "".join(_bound(mark, quantity) for mark in info.metadata)
 

@@ -13,31 +13,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from .config_base import Duration, Location, Section, Size
+from .config_base import key as _key
+from .config_base import section as _section
+from .config_schedulers import GapsSection, SchedulerSection, scheduler_kinds
 from .tomlfile import Problem, read_toml
-from .units import (
-    DURATION_HELP,
-    SIZE_HELP,
-    UnitError,
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
-)
-from .validation import Quantity, either, problems_of, table_of
+from .units import format_duration
+from .validation import problems_of
+
+__all__ = ["Config", "ConfigError", "load_config", "parse_config", "scheduler_kinds"]
 
 DATABASE_NAME = "malletrain.db"
 
@@ -50,68 +39,6 @@ class ConfigError(ValueError):
         self.problems = tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__("\n".join([f"{where}: {count}.", *(f"  {problem}" for problem in problems)]))
-
-
-def _duration(value: object) -> float:
-    try:
-        return parse_duration(value)
-    except UnitError as error:
-        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
-
-
-def _size(value: object) -> int:
-    try:
-        return parse_size(value)
-    except UnitError as error:
-        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
-
-
-def _location(value: object, info: ValidationInfo) -> object:
-    """A path with ``~`` expanded, relative to the file that names it."""
-    if not isinstance(value, (str, Path)) or not str(value):
-        raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
-    base = (info.context or {}).get("directory")
-    try:
-        path = Path(value).expanduser()
-    except RuntimeError:
-        raise PydanticCustomError("path", '"{value}" begins with a home directory that is not known', {"value": str(value)}) from None
-    return path if base is None else Path(base, path)
-
-
-def _maybe_location(value: object, info: ValidationInfo) -> object:
-    return None if value is None else _location(value, info)
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(_duration),
-    PlainSerializer(format_duration, when_used="json"),
-    Quantity("duration", DURATION_HELP),
-]
-Size = Annotated[int, BeforeValidator(_size), PlainSerializer(format_size, when_used="json"), Quantity("size", SIZE_HELP)]
-_PATH = Quantity("path", 'a path; "~" is the home directory')
-Location = Annotated[Path, BeforeValidator(_location), _PATH]
-# The validator stands outside the union, so that a wrong value is one problem and not one for each member of it.
-MaybeLocation = Annotated[Path | None, BeforeValidator(_maybe_location), _PATH]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys refused, unchangeable, defaults checked like given values."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
-
-
-def _key(default: Any = ..., *, description: str, **limits: Any) -> Any:
-    """A key of a section.
-
-    Defaults are written as in the file ("5 s") and go through the same checks as given values.
-    """
-    return Field(default, description=description, **limits)
-
-
-def _section(section: type[Section]) -> Any:
-    """A section that may be left out of the file."""
-    return Field(default_factory=section)
 
 
 class DaemonSection(Section):
@@ -184,64 +111,6 @@ class DaemonSection(Section):
         return value
 
 
-class SchedulerTable(Section):
-    """Base of the tables of one kind of main scheduler."""
-
-
-class LocalScheduler(SchedulerTable):
-    """The embedded cluster: virtual nodes on this machine, and a trace that says which of them are idle."""
-
-    nodes: int = _key(6, ge=1, le=4096, description="Number of virtual nodes.")
-    directory: MaybeLocation = _key(
-        None,
-        description="Where the virtual nodes keep their files; not given: the folder cluster in state_dir.",
-    )
-    trace: MaybeLocation = _key(
-        None,
-        description="Trace (CSV, also .gz) of which nodes are idle when; not given: all nodes are always idle.",
-    )
-    speedup: float = _key(
-        1.0,
-        gt=0,
-        le=100_000,
-        allow_inf_nan=False,
-        description="How many seconds of the trace pass in one second.",
-    )
-    grace: Duration = _key("5 s", description="Time between the notice of a preemption (SIGTERM) and its end (SIGKILL).")
-    notice_fraction: float = _key(
-        1.0,
-        ge=0,
-        le=1,
-        description="Share of preemptions that are announced; the others kill the node at once.",
-    )
-    seed: int = _key(0, ge=0, description="Chooses the nodes of the trace that are used and the preemptions without notice.")
-    autostart: bool = _key(True, description="Start the embedded cluster together with the daemon when it does not run.")
-
-
-class SchedulerSection(Section):
-    """The main scheduler of the machine. The table named like `kind` holds what that kind needs."""
-
-    kind: str = _key(description="Kind of the main scheduler.")
-    poll_interval: Duration = _key("5 s", gt=0, description="How often the main scheduler is asked for idle nodes and for leases.")
-    local: LocalScheduler = _section(LocalScheduler)
-
-    @field_validator("kind")
-    @classmethod
-    def _kind(cls, value: str) -> str:
-        if value not in scheduler_kinds():
-            raise PydanticCustomError(
-                "kind",
-                'this version knows no scheduler "{value}"; accepted is {kinds}',
-                {"value": value, "kinds": either(scheduler_kinds())},
-            )
-        return value
-
-
-def scheduler_kinds() -> tuple[str, ...]:
-    """The kinds of scheduler this version supports: the fields of SchedulerSection that hold a SchedulerTable."""
-    return tuple(name for name, field in SchedulerSection.model_fields.items() if table_of(field.annotation) is not None)
-
-
 class JobsSection(Section):
     """Limits and patience, the same for every job."""
 
@@ -309,6 +178,7 @@ class Config(Section):
 
     daemon: DaemonSection = _section(DaemonSection)
     scheduler: SchedulerSection
+    gaps: GapsSection = _section(GapsSection)
     jobs: JobsSection = _section(JobsSection)
     allocation: AllocationSection = _section(AllocationSection)
 

@@ -57,6 +57,7 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
         "float_type": lambda: f"{shown} is not accepted; accepted is a number without quotes or unit.",
         "finite_number": lambda: f"{shown} is not accepted; accepted is a finite number.",
         "bool_type": lambda: f"{shown} is not accepted; accepted is true or false, without quotes.",
+        "list_type": lambda: f'{shown} is not a list; accepted is a list of texts, such as ["a", "b"].',
         "model_type": lambda: f"{shown} is not a section; write [{key}] and its keys below.",
         "greater_than": lambda: f"{shown} is too small; accepted is more than {bound('gt')}.",
         "greater_than_equal": lambda: f"{shown} is too small; accepted is {bound('ge')} or more.",

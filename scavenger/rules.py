@@ -50,7 +50,8 @@ class GapRules:
     ``partitions``: where leases run; a node must be in one of them (empty: anywhere). ``features``: those a node must have, all of them.
     ``nodes``/``exclude``: names (expanded). ``reserve``: idle nodes to leave to the main scheduler. ``idle_for_s``: how long a node must
     have been idle, so that the main scheduler has had its turn. ``use_planned``: also nodes held for a waiting job, with leases that end
-    before it starts. ``min_free_s``: at least so long must be left before a known use. ``max_at_once``: gaps shown in one poll at most.
+    before it starts. ``min_free_s``: at least so long must be left before a known use.
+    ``max_at_once``: gaps shown in one poll at most. ``hold``: why no node may be taken at this moment.
     """
 
     partitions: frozenset[str] = frozenset()
@@ -63,6 +64,7 @@ class GapRules:
     use_planned: bool = False
     min_free_s: float = 0.0
     max_at_once: int = 200
+    hold: str = ""
 
 
 Verdict = tuple[bool, str]
@@ -136,6 +138,10 @@ def _turn(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     return passed, f"it has been idle for {_span(since)}{turn}"
 
 
+def _hold(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    return not rules.hold, rules.hold or "the main scheduler takes no nodes back just now"
+
+
 RULES: tuple[tuple[str, Rule], ...] = (
     ("idle", _idle),
     ("usable", _usable),
@@ -146,6 +152,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("features", _features),
     ("hours", _hours),
     ("turn", _turn),
+    ("hold", _hold),
 )
 """The rules that look at one node, in the order in which they are asked and shown. Those of all nodes together follow in :func:`choose`."""
 
@@ -192,6 +199,15 @@ def choose(
             left[node.name] = (rule, sentence)
         found = found[:count]
     return Choice(tuple(found), left)
+
+
+def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:
+    """The first reason why the node is no gap; empty when it is one."""
+    for _, test in RULES:
+        passed, sentence = test(node, rules, now)
+        if not passed:
+            return sentence
+    return choice.left[node.name][1] if node.name in choice.left else ""
 
 
 def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:

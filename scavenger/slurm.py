@@ -7,7 +7,6 @@ lease is asked for :mod:`scavenger.slurm_job`'s; this module brings them togethe
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -15,26 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from scavenger.commands import CommandError, Commands, failure
 from scavenger.gap_memory import GapMemory
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
-from scavenger.rules import Explanations, GapRules, NodeFacts, choose
+from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.slurm_hold import HOLD_S, Hold
 from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
-from scavenger.slurm_parse import (
-    SINFO_FIELDS,
-    SQUEUE_FIELDS,
-    Job,
-    JobTable,
-    NodeTable,
-    Reservation,
-    new_mark,
-    read_jobs,
-    read_nodes,
-    read_reservations,
-)
+from scavenger.slurm_parse import Job
 from scavenger.slurm_site import SlurmSite, ask_site
+from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for, submitting_environment
 from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
 
 SITE_EVERY_S = 300.0
@@ -43,6 +33,7 @@ CANCEL_AT_ONCE = 200
 NO_MORE_FOR_S = 300.0
 """After Slurm said that a limit on our jobs is reached."""
 KEPT_OUTPUTS = 200
+REMEMBERED_S = 3600.0
 TURN_WITHOUT_BACKFILL_S = 60.0
 
 _LIMIT_REACHED = re.compile(r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs|Slurm temporarily unable", re.IGNORECASE)
@@ -56,7 +47,8 @@ class SlurmSettings:
     """``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch script of a lease. ``idle_for_s`` None:
     one backfill cycle. ``backfill``: no preemption is counted on, so every lease ends before the next known use of its node, and leaves
     ``spare_s`` of the time until then unused. ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second. ``max_leases``: 0 for no limit. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
+    per second. ``max_leases``: 0 for no limit. ``hold_s``: how long no lease is asked for after one was preempted, None: see
+    :mod:`scavenger.slurm_hold`. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
 
     tag: str
     template: str
@@ -69,6 +61,7 @@ class SlurmSettings:
     start_within_s: float = 60.0
     submit_rate: float = 20.0
     max_leases: int = 0
+    hold_s: float | None = None
     wanted_grace_s: float = 0.0
     poll_interval_s: float = 5.0
     user: str = ""
@@ -79,47 +72,16 @@ class SlurmSettings:
         return f"malletrain-{self.tag}-"
 
 
-class Source(Protocol):
-    """How the state of a Slurm is read."""
+class _View(NamedTuple):
+    """One look at Slurm. ``unwanted``: jobs of ours that have to be cancelled."""
 
-    name: str
-
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
-        """Nodes, jobs and reservations now; ``prefix``: what the names of our jobs begin with. Raises SchedulerError."""
-        ...
-
-
-class CommandSource:
-    """Reads through squeue, sinfo and scontrol."""
-
-    name = "commands"
-
-    def __init__(self, commands: Commands) -> None:
-        self.commands = commands
-
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
-        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then pending on a node in use, never on an idle one unseen."""
-        mark = new_mark()
-        jobs = self.commands.ask(["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"])
-        nodes = self.commands.ask(["sinfo", "-h", "-a", "-o", f"{mark}|{SINFO_FIELDS}"])
-        reservations = self.commands.ask(["scontrol", "show", "reservation", "-o"])
-        return read_nodes(nodes, mark), read_jobs(jobs, mark, prefix), read_reservations(reservations)
-
-
-def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of commands that are read: no translation, no defaults of the user's, times as epoch seconds."""
-    kept = _without_defaults(environment)
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
-
-
-def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of sbatch, which the lease inherits: this process's, less what would change sbatch's mind."""
-    return _without_defaults(environment)
-
-
-def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    drop = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_", "SLURM_", "SLURMD_")
-    return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not k.startswith(drop)}
+    time: float
+    site: SlurmSite
+    rules: GapRules
+    facts: Mapping[str, NodeFacts]
+    leases: tuple[Lease, ...]
+    unwanted: list[Job]
+    choice: Choice
 
 
 class SlurmScavenger:
@@ -134,20 +96,24 @@ class SlurmScavenger:
         source: Source | None = None,
         memory: GapMemory | None = None,
         clock: Callable[[], float] = time.time,
+        api: Api = "commands",
     ) -> None:
         self.settings = settings
         self.commands = commands or Commands(environment=asking_environment())
+        self.api = api
         self.source = source or CommandSource(self.commands)
+        """How Slurm is read; settled when its version is known."""
+        self._settled = source is not None or api == "commands"
         self.memory = memory or GapMemory()
         self.clock = clock
         self.site: SlurmSite | None = None
         self._site_at = 0.0
         self._idle_since: dict[str, float] = {}
-        self._facts: dict[str, NodeFacts] = {}
         self._jobs: dict[str, Job] = {}
         """Lease id → its job, of the last poll and of what was taken since."""
-        self._given_up: dict[str, float] = {}
-        """Lease id → when we gave it up: should its job turn up, it is cancelled."""
+        self._given_up: dict[str, tuple[float, str]] = {}
+        """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
+        self._hold = Hold()
         self._no_more: tuple[float, int, str] | None = None
         self._next_submit = 0.0
         self._pace = threading.Lock()
@@ -157,32 +123,42 @@ class SlurmScavenger:
     def poll(self) -> Snapshot:
         """Gaps and leases now. Raises SchedulerError, having changed nothing, when Slurm cannot be asked."""
         began = time.monotonic()
+        view = self._look()
+        if view.unwanted:
+            self._cancel(view.unwanted)
+        self._forget_outputs()
+        now = view.time
+        return Snapshot(
+            time=now,
+            gaps=tuple(
+                Gap(node.name, self.memory.since.get(node.name, now), self._horizon(node, now), self._class_of(node.features))
+                for node in view.choice.gaps
+            ),
+            leases=view.leases,
+            total_nodes=len(view.facts),
+            idle_nodes=len(self.memory.since),
+            explanations=Explanations(view.facts.values(), view.rules, view.choice, now),
+            poll_again_s=self._interval(view.site, time.monotonic() - began),
+        )
+
+    def _look(self) -> _View:
+        """Ask Slurm and draw the conclusions. What is remembered changes only when all of it was understood."""
         now = self.clock()
         site = self._known_site(now)
         nodes, jobs, reservations = self.source.read(self.settings.prefix)
         own = own_jobs(jobs.ours, self.settings.prefix, "" if self.settings.lease.submit_as else self.settings.user)
-        leases, unwanted = self._leases(own, site, now)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
-        self._idle_since = {f.name: f.idle_since for f in facts.values() if f.idle_since is not None}
-        self._facts, self._jobs = facts, own
-        leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
-        gap_nodes = [f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased]
-        self.memory.update(gap_nodes, now)
         rules = self._rules(site)
+        hold = self._hold.look(own, self._given_up, self._hold_s(rules), now)
+        rules = replace(rules, hold=hold)
+        self._jobs = own
+        self._idle_since = {f.name: f.idle_since for f in facts.values() if f.idle_since is not None}
+        leases, unwanted = self._leases(own, site, hold, now)
+        leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
+        self.memory.update([f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self._room(active, now))
-        if unwanted:
-            self._cancel(unwanted)
-        self._forget_outputs()
-        return Snapshot(
-            time=now,
-            gaps=tuple(self._gap(node, now) for node in choice.gaps),
-            leases=tuple(leases),
-            total_nodes=len(facts),
-            idle_nodes=len(gap_nodes),
-            explanations=Explanations(facts.values(), rules, choice, now),
-            poll_again_s=self._interval(site, time.monotonic() - began),
-        )
+        return _View(now, site, rules, facts, leases, unwanted, choice)
 
     def known_site(self) -> SlurmSite:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -196,6 +172,9 @@ class SlurmScavenger:
             except SchedulerError:
                 if self.site is None:
                     raise
+        if not self._settled:
+            self.source = source_for(self.api, self.commands, self.site.version)
+            self._settled = True
         return self.site
 
     def _rules(self, site: SlurmSite) -> GapRules:
@@ -209,6 +188,9 @@ class SlurmScavenger:
             s.rules, idle_for_s=turn, partitions=partitions, use_planned=s.rules.use_planned or s.backfill,
             min_free_s=max(least, s.rules.min_free_s),
         )  # fmt: skip
+
+    def _hold_s(self, rules: GapRules) -> float:
+        return min(max(rules.idle_for_s, HOLD_S[0]), HOLD_S[1]) if self.settings.hold_s is None else self.settings.hold_s
 
     def _interval(self, site: SlurmSite, took_s: float) -> float:
         """Several polls in a backfill cycle, so that a gap is seen soon after its turn; at most a tenth of the time goes into asking."""
@@ -228,9 +210,6 @@ class SlurmScavenger:
                 self._no_more = None
         return min(limits) if limits else None
 
-    def _gap(self, node: NodeFacts, now: float) -> Gap:
-        return Gap(node.name, self.memory.since.get(node.name, now), self._horizon(node, now), self._class_of(node.features))
-
     def _class_of(self, features: Sequence[str]) -> str:
         return next((c for c in self.settings.node_classes if c in features), "default")
 
@@ -241,60 +220,66 @@ class SlurmScavenger:
 
     # --- what Slurm said ---------------------------------------------------------------------------------------------------------------
 
-    def _leases(self, own: Mapping[str, Job], site: SlurmSite, now: float) -> tuple[list[Lease], list[Job]]:
-        """Every lease, and the jobs that have to be cancelled: started too late, suspended, or given up before."""
+    def _leases(self, own: Mapping[str, Job], site: SlurmSite, hold: str, now: float) -> tuple[tuple[Lease, ...], list[Job]]:
+        """Every lease, and the jobs that have to be cancelled: not started in time, suspended, or given up before."""
         leases, unwanted = [], []
-        self._given_up = {k: t for k, t in self._given_up.items() if now - t < 3600}
+        self._given_up = {k: t for k, t in self._given_up.items() if now - t[0] < REMEMBERED_S}
         grace_s = self.grace_s(site)
         for lease_id, job in own.items():
             lease = lease_of(lease_id, job, now, grace_s)
             if lease.state is not LeaseState.ENDED:
                 reason = ""
                 if lease_id in self._given_up:
-                    reason = "it was given up before"
+                    reason = self._given_up[lease_id][1]
                 elif job.state == "SUSPENDED":
                     reason = "the main scheduler suspended it"
+                elif lease.state is LeaseState.PENDING and hold:
+                    reason = hold
                 elif lease.state is LeaseState.PENDING and now - (job.submitted or now) > self.settings.start_within_s:
                     reason = f"it did not start within {self.settings.start_within_s:g} s ({job.reason})"
                 if reason:
-                    self._given_up.setdefault(lease_id, now)
+                    self._given_up.setdefault(lease_id, (now, reason))
                     if job.state != "COMPLETING":
                         unwanted.append(job)
                     lease = replace(lease, state=LeaseState.ENDED, reason=reason, leaving_by=None)
             leases.append(lease)
-        return leases, unwanted
+        return tuple(leases), unwanted
 
     # --- taking and giving back --------------------------------------------------------------------------------------------------------
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Submit one job per request, a few at once and not faster than the site allows."""
+        """Look once more, and submit one job for each request whose node is still a gap: a few at once, not faster than the site allows."""
         if not requests:
             return []
-        site = self._known_site(self.clock())
+        view = self._look()
         with ThreadPoolExecutor(min(SUBMITTERS, len(requests)), thread_name_prefix="sbatch") as pool:
-            return list(pool.map(lambda request: self._take_safely(request, site), requests))
+            return list(pool.map(lambda request: self._take_safely(request, view), requests))
 
-    def _take_safely(self, request: LeaseRequest, site: SlurmSite) -> Lease:
+    def _take_safely(self, request: LeaseRequest, view: _View) -> Lease:
         try:
-            return self._take_one(request, site)
+            return self._take_one(request, view)
         except SchedulerError as error:
             return Lease(request.id, "", LeaseState.ENDED, request.node, str(error))
 
-    def _take_one(self, request: LeaseRequest, site: SlurmSite) -> Lease:
-        s, now = self.settings, self.clock()
+    def _take_one(self, request: LeaseRequest, view: _View) -> Lease:
+        s, site, now = self.settings, view.site, view.time
+        grace_s = self.grace_s(site)
         if (known := self._jobs.get(request.id)) is not None:
-            return lease_of(request.id, known, now, self.grace_s(site))
-        facts = self._facts.get(request.node)
+            return lease_of(request.id, known, now, grace_s)
+        facts = view.facts.get(request.node)
+        if facts is None:
+            raise SchedulerError(f"Slurm knows no node {request.node}")
+        if reason := why_not(facts, view.rules, view.choice, now):
+            raise SchedulerError(f"{request.node} is no gap any more: {reason}")
         limit_s = self._limit(facts, request.duration_s, now)
         if limit_s is None:
-            return Lease(request.id, "", LeaseState.ENDED, request.node, "the gap is too short for a lease by now")
+            raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
         if self._no_more is not None and self._no_more[0] > now:
-            return Lease(request.id, "", LeaseState.ENDED, request.node, f"Slurm refuses more jobs of ours for now: {self._no_more[2]}")
+            raise SchedulerError(f"Slurm refuses more jobs of ours for now: {self._no_more[2]}")
         step = s.lease.launch == "step" or (s.lease.launch == "auto" and not site.user_signal)
-        grace_s = self.grace_s(site)
         env = {
             **request.env, "MALLETRAIN_LEASE": request.id, "MALLETRAIN_GRACE_S": f"{grace_s:g}",
-            "MALLETRAIN_NODE_CLASS": self._class_of(facts.features if facts else ()),
+            "MALLETRAIN_NODE_CLASS": self._class_of(facts.features),
         }  # fmt: skip
         script = batch_script(s.template, request.argv, env, step)
         name = s.prefix + request.id
@@ -312,20 +297,20 @@ class SlurmScavenger:
         """The job id. Raises SchedulerError; a job that may be there all the same is cancelled when it is seen."""
         try:
             result = self.commands.run(argv, stdin=script, environment=submitting_environment())
-        except CommandError:
-            self._given_up[request.id] = self.clock()
+        except CommandError as error:
+            self._given_up[request.id] = (self.clock(), str(error))
             raise
         if result.status == 0:
             try:
                 return job_id(result.stdout)
-            except SchedulerError:
-                self._given_up[request.id] = self.clock()
+            except SchedulerError as error:
+                self._given_up[request.id] = (self.clock(), str(error))
                 raise
         if _LIMIT_REACHED.search(result.complaint):
             held = sum(job.state not in ENDED_STATES for job in list(self._jobs.values()))
             self._no_more = (self.clock() + NO_MORE_FOR_S, held, result.complaint)
         elif _UNSURE.search(result.complaint):
-            self._given_up[request.id] = self.clock()
+            self._given_up[request.id] = (self.clock(), result.complaint)
         raise failure(result)
 
     def _wait_for_turn(self) -> None:
@@ -335,10 +320,9 @@ class SlurmScavenger:
             self._next_submit = at + 1.0 / self.settings.submit_rate
         self.commands.sleep(max(0.0, at - time.monotonic()))
 
-    def _limit(self, facts: NodeFacts | None, duration_s: float | None, now: float) -> float | None:
+    def _limit(self, facts: NodeFacts, duration_s: float | None, now: float) -> float | None:
         """Time limit of a lease on a node that begins now: it ends before the next known use, and with the hours allowed."""
-        until = facts.free_until if facts is not None else None
-        free_s = None if until is None else until - now
+        free_s = None if facts.free_until is None else facts.free_until - now
         hours_s = self.settings.rules.hours.left_s(now)
         for other in (hours_s, duration_s):
             if other is not None:
@@ -355,7 +339,7 @@ class SlurmScavenger:
         jobs = []
         for lease in leases:
             known = self._jobs.get(lease.id)
-            self._given_up.setdefault(lease.id, self.clock())
+            self._given_up.setdefault(lease.id, (self.clock(), "given back"))
             if known is not None:
                 if known.state not in ENDED_STATES:
                     jobs.append(known)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from malletrain.config import Config
+from malletrain.daemon import backend_slurm
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.local import LocalScavenger, start_cluster
 
@@ -63,4 +64,7 @@ def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
         yield from _connect_local(config).check()
 
 
-_BACKENDS = {"local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local)}
+_BACKENDS = {
+    "local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local),
+    "slurm": Backend(backend_slurm.connect, backend_slurm.prepare, backend_slurm.grace_s, backend_slurm.check),
+}

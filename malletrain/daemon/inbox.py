@@ -179,6 +179,7 @@ class Inbox:
             core.feed(NodeLeaving(agent.node, in_s))
             if agent.holds is None:
                 core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
+        self.on_trouble()
 
     def lost(self, agent: Agent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""

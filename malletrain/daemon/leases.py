@@ -134,12 +134,16 @@ class Leases:
     # --- polling -----------------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Poll for ever: every poll interval, and whenever poked."""
+        """Poll for ever: every poll interval (or as rarely as the main scheduler has news), and soon after being poked."""
         interval = self.core.config.scheduler.poll_interval
         while True:
             await self.poll()
+            again = max(interval, (self.snapshot.poll_again_s or 0.0) if self.snapshot else 0.0)
+            # Many pokes in a row (a hundred nodes lost at once) must not become a poll each.
+            pause = min(1.0, again / 5)
+            await asyncio.sleep(pause)
             try:
-                await asyncio.wait_for(self._poke.wait(), interval)
+                await asyncio.wait_for(self._poke.wait(), again - pause)
             except (TimeoutError, asyncio.TimeoutError):
                 pass
             self._poke.clear()

@@ -118,7 +118,7 @@ def test_all_problems_at_once_with_lines_and_names():
         (LEAST + "[daemon]\ndatabase = '/var/x.db'", 4, "daemon.database", "SQLAlchemy URL"),
         (LEAST + "[daemon]\nstate_dir = ''", 4, "daemon.state_dir", "path"),
         (LEAST + "[daemon]\nstate_dir = '~no-such-user-here/x'", 4, "daemon.state_dir", "home directory"),
-        (LEAST + "[scheduler.slurm]\npartition = 'x'", 3, "scheduler.slurm", "no such key"),
+        (LEAST + "[scheduler.lsf]\nqueue = 'x'", 3, "scheduler.lsf", "no such key"),
         (LEAST + "[scheduler.local]\nspeedup = nan", 4, "scheduler.local.speedup", "accepted is"),
         (LEAST + "[jobs]\nmax_tries = true", 4, "jobs.max_tries", "true is not accepted"),
         (LEAST + 'jobs.max_tries = """\nmany\n"""', 3, "scheduler.jobs", "no such key"),

@@ -231,7 +231,7 @@ class SlurmCluster:
                     continue
                 environment = process.environ()
                 of_job = environment.get("SLURM_CONF", "").startswith(str(self.root)) and "SLURM_JOB_ID" in environment
-                if of_job or process.name().startswith("slurmstepd") and process.cwd().startswith(str(self.root)):
+                if of_job or (process.name().startswith("slurmstepd") and process.cwd().startswith(str(self.root))):
                     found.append(process)
         return found
 

@@ -28,15 +28,15 @@ from malletrain.views import JobDetail, JobView, StatusView
 from scavenger import replay, synth, trace
 from scavenger.interface import SchedulerError
 
-SPEEDUP = 24.0
+SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
-SHORTEST_GAP_S = 12.0
-"""Real seconds below which a synthetic gap is left out: starting PyTorch on a small machine takes about as long."""
+SHORTEST_GAP_S = 8.0
+"""Real seconds below which a synthetic gap is left out: loading PyTorch on a busy small machine takes about as long."""
 IDLE_SHARE = 0.65
 """Share of the nodes that is idle in a synthetic trace. Summit's 8 % of six nodes would be half a node."""
-TRIES = 25
+TRIES = 40
 """Synthetic traces looked at for one that takes enough nodes at times when jobs train: ``TAKEN_PER_S`` between ``EARLY`` and ``LATE``."""
-TAKEN_PER_S, EARLY, LATE = 1 / 20, 0.1, 0.75
+TAKEN_PER_S, EARLY, LATE = 1 / 15, 0.1, 0.75
 LOOK_EVERY_S = 0.5
 KILL_AT = 0.45
 """With chaos: when the daemon is killed, as a share of the trace's time."""

@@ -63,9 +63,9 @@ JOBS = (
 def share(start_s: float) -> float:
     """Work of all jobs ÷ node-seconds that the trace offers, on a machine that needs ``start_s`` seconds to load PyTorch.
 
-    The rest is what leasing, rescaling and preemption take, which is mostly the time that workers need to start.
+    The rest is what leasing, rescaling and preemption take, which is mostly the time that a new node needs to load PyTorch.
     """
-    return min(0.55, max(0.25, 0.6 - 0.04 * start_s))
+    return min(0.75, max(0.3, 0.8 - 0.035 * start_s))
 
 
 def pacing() -> list[str]:
@@ -107,8 +107,8 @@ stop_grace = "2 s"
 [allocation]
 t_fwd = "30 s"
 settle = "500 ms"
-min_interval = "6 s"
-rescale_up = "3 s"
+min_interval = "4 s"
+rescale_up = "2 s"
 rescale_down = "2 s"
 start = "4 s"
 give_back_after = "10 s"

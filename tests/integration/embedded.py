@@ -86,7 +86,9 @@ class Site:
         return path
 
     def submit(self, script: Path, *args: str, nodes: tuple[int, int] = (1, 1), name: str = "job", **spec: object) -> str:
-        """Submit as ``malletrain submit`` does; returns the job's id."""
+        """Submit as ``malletrain submit`` does; returns the job's id. A script without torch needs no warm interpreter."""
+        if "torch" not in script.read_text():
+            spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
         job = wire.JobSpec(
             name, "", str(script), str(self.work), sys.executable, tuple(args), min_nodes=nodes[0], max_nodes=nodes[1], **spec  # type: ignore[arg-type]
         )

@@ -146,7 +146,7 @@ def build(
     workdir: str | None = None,
     launcher: str = "builtin",
 ) -> JobSpec:
-    """The checked job. Default name: that of the script without its suffix; default directory: the present one; default goal: the site's."""
+    """The checked job. By default it has the script's name without suffix, the present directory and the site's goal."""
     low, high = parse_nodes(nodes)
     path = script_of(script)
     if name is None:

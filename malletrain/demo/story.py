@@ -44,17 +44,20 @@ def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -
 def throughput(job: str, counts: Sequence[tuple[float, float]], window_s: float = 2.0) -> Series:
     """Samples/s of one job from its (time, samples) looked at now and then: the slope over the last ``window_s`` seconds.
 
-    A look that found fewer samples than the one before (a round's tail was lost without notice) counts as none processed.
+    A look that found fewer samples than one before it is left out: a daemon that was just restarted has not heard of the newest yet.
     """
-    times, rates = [], []
+    good: list[tuple[float, float]] = []
+    for look in counts:
+        if not good or look[1] >= good[-1][1]:
+            good.append(look)
+    rates = []
     start = 0
-    for k, (moment, samples) in enumerate(counts):
-        while start < k - 1 and counts[start + 1][0] <= moment - window_s:
+    for k, (moment, samples) in enumerate(good):
+        while start < k - 1 and good[start + 1][0] <= moment - window_s:
             start += 1
-        elapsed = moment - counts[start][0]
-        times.append(moment)
-        rates.append(max(0.0, samples - counts[start][1]) / elapsed if elapsed > 0 else 0.0)
-    return Series(job, tuple(times), tuple(rates))
+        elapsed = moment - good[start][0]
+        rates.append((samples - good[start][1]) / elapsed if elapsed > 0 else 0.0)
+    return Series(job, tuple(moment for moment, _ in good), tuple(rates))
 
 
 def rounds_of(

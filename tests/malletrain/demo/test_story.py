@@ -71,7 +71,7 @@ def test_first_sample_while_the_daemon_was_away():
 
 
 def test_throughput():
-    looks = [(0.0, 0.0), (1.0, 100.0), (2.0, 200.0), (3.0, 200.0), (4.0, 200.0), (4.0, 200.0), (5.0, 150.0)]
+    looks = [(0.0, 0.0), (1.0, 100.0), (2.0, 200.0), (3.0, 200.0), (4.0, 200.0), (4.0, 200.0), (5.0, 150.0), (8.0, 600.0)]
     series = throughput("a", looks)
-    assert series.times == tuple(t for t, _ in looks)
-    assert series.rates == pytest.approx((0.0, 100.0, 100.0, 50.0, 0.0, 0.0, 0.0))
+    assert series.times == (0.0, 1.0, 2.0, 3.0, 4.0, 4.0, 8.0)  # without the look that knew less than the one before
+    assert series.rates == pytest.approx((0.0, 100.0, 100.0, 50.0, 0.0, 0.0, 100.0))

@@ -138,10 +138,11 @@ def make_bid(
         raise BidError(f"Job {job} has weight {weight}; give a finite number, 0 or more.")
     if not (math.isfinite(t_fwd_s) and t_fwd_s > 0):
         raise BidError(f"The forward-looking time is {t_fwd_s} s; give a number above 0.")
-    if allowed is None:
+    only = None if allowed is None else tuple(allowed)
+    if only is None:
         sizes = _every_size(min_nodes, max_nodes)
     else:
-        sizes = _allowed_sizes(min_nodes, max_nodes, tuple(allowed))
+        sizes = _allowed_sizes(min_nodes, max_nodes, only)
         if not len(sizes):
             raise BidError(f"None of the sizes job {job} accepts lies within {min_nodes}:{max_nodes}; widen the limits or the sizes.")
     curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
@@ -149,18 +150,37 @@ def make_bid(
     notes: list[str] = []
     nothing = 0.0
     for node_class, known in curves.items():
-        offered = sizes
-        if sizes[-1] > known.largest:
-            offered = _within(sizes, known, beyond, job, notes)
-        rates = known.rates(offered)
-        before = known.at(current) if current and node_class == current_class else 0.0
-        if goal is Goal.EFFICIENCY:
-            unit = _single_node_rate(known)
-            rates, before = rates / unit, before / unit
+        until = int(sizes[-1])
+        if until > known.largest:
+            until = _within(sizes, known, beyond, job, notes)
         running_here = current if node_class == current_class else 0
-        nothing -= weight * before * cost.down_s
-        options[node_class] = Options(offered, weight * _value(offered, rates, before, running_here, t_fwd_s, cost, restarting))
+        options[node_class], letting_go = _options(
+            known, min_nodes, until, only, running_here, weight, goal, t_fwd_s, cost, restarting
+        )
+        nothing -= letting_go
     return Bid(job, options, -math.inf if must_run else nothing, tuple(notes))
+
+
+@lru_cache(maxsize=4096)
+def _options(
+    curve: ScalingCurve,
+    low: int,
+    high: int,
+    allowed: tuple[int, ...] | None,
+    current: int,
+    weight: float,
+    goal: Goal,
+    t_fwd_s: float,
+    cost: RescaleCost,
+    restarting: bool,
+) -> tuple[Options, float]:
+    """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as they were at the last plan."""
+    sizes = _every_size(low, high) if allowed is None else _allowed_sizes(low, high, allowed)
+    rates, before = curve.rates(sizes), curve.at(current)
+    if goal is Goal.EFFICIENCY:
+        unit = _single_node_rate(curve)
+        rates, before = rates / unit, before / unit
+    return Options(sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)), weight * before * cost.down_s
 
 
 def _value(
@@ -173,7 +193,8 @@ def _value(
     return t_fwd_s * rates - before * pause
 
 
-def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: list[str]) -> Sizes:
+def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: list[str]) -> int:
+    """The largest size to offer when some lie beyond the curve."""
     outside = sizes[sizes > curve.largest]
     what = f"the curve of job {job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
@@ -181,9 +202,9 @@ def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: 
         raise BidError(f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or lower the job's maximum.")
     if beyond is Beyond.DROP:
         notes.append(f"{what}; size {span} is not offered.")
-        return sizes[: len(sizes) - len(outside)]
+        return curve.largest
     notes.append(f"{what}; size {span} is valued at the throughput of {curve.largest} nodes.")
-    return sizes
+    return int(sizes[-1])
 
 
 def _single_node_rate(curve: ScalingCurve) -> float:

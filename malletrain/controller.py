@@ -65,6 +65,7 @@ class Controller:
         self._unfinished: dict[str, JobRecord] = {}
         self._gaps = Gaps(self.settings.min_horizon_s, self.settings.lease_wait_s, self.settings.unfit_s)
         self._idle: set[str] = set()
+        self._usable: dict[str, NodeInfo] = {}
         self._usable_by_class: Counter[str] = Counter()
         self._plan_at: float | None = None
         self._leases_due = False
@@ -129,6 +130,7 @@ class Controller:
         self._forget(event.node, now)
         self._gaps.joined(event.node)
         self.nodes[event.node] = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group))
+        self._usable[event.node] = self.nodes[event.node].info
         self._usable_by_class[event.node_class] += 1
         job = self._unfinished.get(event.job) if event.job else None
         if job is None:
@@ -146,6 +148,7 @@ class Controller:
         if node is None:
             return ()
         self._usable_by_class[node.info.node_class] -= node.gone_at is None
+        self._usable.pop(event.node, None)
         node.gone_at = now + event.in_s
         self._idle.discard(event.node)
         if node.job:
@@ -175,6 +178,7 @@ class Controller:
             return
         self._idle.discard(name)
         self._usable_by_class[node.info.node_class] -= node.gone_at is None
+        self._usable.pop(name, None)
         if node.job:
             job = self.jobs[node.job]
             job.nodes = tuple(n for n in job.nodes if n != name)
@@ -242,7 +246,7 @@ class Controller:
         if job.rescaling:
             job.rescaling, job.rescaled_at = False, now
             if job.planned != self.plans:  # a plan was made that had to leave it as it was
-                self._plan_soon(now + self.settings.settle_s)
+                self._plan_soon(now + max(self.settings.settle_s, self.settings.min_interval_s))
         return ()
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
@@ -270,9 +274,6 @@ class Controller:
     def _reach(self) -> Mapping[str, int]:
         """How many nodes of each class there are, or could be at once."""
         return self._usable_by_class + self._gaps.by_class()
-
-    def _usable(self) -> dict[str, NodeInfo]:
-        return {name: node.info for name, node in self.nodes.items() if node.gone_at is None}
 
     def _notice_starvation(self, now: float) -> None:
         placed = self._admitted(self._reach())
@@ -307,16 +308,17 @@ class Controller:
                 broken=job.broken,
             )
         for c in candidates.values():
-            free -= Counter(nodes[n].node_class for n in c.nodes) if c.fixed else Counter()
+            if c.fixed:
+                free -= Counter(nodes[n].node_class for n in c.nodes)
         # Who has a turn gives way in imagination: else the nodes for the next one in the queue would never be asked for.
         holders = [c for name, c in candidates.items() if self.jobs[name].turn_until and not c.fixed and not imagined]
         queue = sorted((job.idle_since or 0.0, job.order, name) for name in candidates if (job := self.jobs[name]).starving)
         chosen = turns(holders, [candidates[name] for _, _, name in queue], free, nodes)
-        return [replace(c, must_run=name in chosen) for name, c in candidates.items()]
+        return [replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()]
 
     def _stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever the plan would like: nothing forces it, and it is rescaling or was a moment ago."""
-        if job.broken or not job.accepts(len(job.nodes)) or any(self.nodes[n].gone_at is not None for n in job.nodes):
+        if job.broken or not job.accepts(len(job.nodes)) or not all(n in self._usable for n in job.nodes):
             return False
         rested = job.rescaled_at + self.settings.min_interval_s
         if not job.rescaling and now < rested:
@@ -325,7 +327,7 @@ class Controller:
 
     def _plan(self, now: float) -> list[Command]:
         self._plan_at = None
-        usable = self._usable()
+        usable = self._usable
         candidates = self._candidates(usable, now, imagined=False)
         granted = {c.job for c in candidates if c.must_run}
         plan = self._planner(candidates, usable, self.settings.planning)
@@ -381,7 +383,7 @@ class Controller:
         if not due and not self._leases_due:
             return []
         self._leases_due = False
-        offers, coming, usable = self._gaps.open(self.nodes, now), self._gaps.coming(self.nodes), self._usable()
+        offers, coming, usable = self._gaps.open(self.nodes, now), self._gaps.coming(self.nodes), self._usable
         if not due and not offers:
             return []
         everything = {**usable, **coming, **offers}
@@ -389,6 +391,9 @@ class Controller:
         imagined = self._planner(self._candidates(everything, now, imagined=True), everything, self.settings.planning, favoured)
         used = Counter(everything[n].node_class for nodes in imagined.nodes.values() for n in nodes)
         spare = Counter(info.node_class for info in usable.values())
+        wanted = Counter(used)
+        wanted.subtract(spare)
+        wanted.subtract(Counter(info.node_class for info in coming.values()))
         spare.subtract(used)
         back = []
         for name in due:
@@ -399,6 +404,5 @@ class Controller:
                 self._forget(name, now)
             else:
                 self.nodes[name].review_at = now + max(1.0, self.settings.give_back_after_s)
-        used.subtract(Counter(info.node_class for info in (*usable.values(), *coming.values())))
-        chosen = self._gaps.ask(used, offers, now)
+        chosen = self._gaps.ask(wanted, offers, now)
         return [kind(nodes) for kind, nodes in ((GiveBack, tuple(back)), (TakeLeases, chosen)) if nodes]

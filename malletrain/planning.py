@@ -147,7 +147,7 @@ def make_plan(
     kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
     settled = {c.job: kept[c.job] for c in candidates if c.fixed}
     taken = {n for held in settled.values() for n in held}
-    open_nodes = {name: info for name, info in nodes.items() if name not in taken}
+    open_nodes = {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
     capacity = dict(Counter(info.node_class for info in open_nodes.values()))
     nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
     bidders = [c for c in candidates if not c.fixed and _fits(c, max(capacity.values(), default=0))]
@@ -162,11 +162,11 @@ def make_plan(
         bids.append(
             make_bid(
                 c.job,
-                {name: _better(curve) if name in favoured else curve for name in capacity},
+                {name: _better(curve) if name in favoured and len(capacity) > 1 else curve for name in capacity},
                 current=len(current),
                 current_class=open_nodes[current[0]].node_class if current else "default",
                 min_nodes=c.min_nodes,
-                max_nodes=min(c.max_nodes, max(capacity.values())),
+                max_nodes=c.max_nodes,
                 allowed=c.sizes,
                 weight=c.weight,
                 goal=c.goal,

@@ -7,20 +7,21 @@ round plus the counts of the workers since; both survive a restart of the daemon
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
 from malletrain import wire
 
 WINDOW_S = 8.0
-"""Length of the window for the throughput shown, seconds."""
-WARMUP_S = 2.0
-"""Time after the first sample of a round that is not measured: caches and allocators fill."""
+"""Length of the window for the throughput shown, seconds; three reports at least."""
+WARMUP_SLICES = 2
+"""Slices after the first sample of a round that are not measured: caches and allocators fill."""
 SLICE_S = 1.0
 """Throughput by scale is the median over slices of this length: one stall spoils one slice."""
 LEAST_SLICES = 3
 MOST_SLICES = 600
+KEPT_ROUNDS = 3
+"""So many rounds back, late counts still find their place."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Observation:
 class RescaleRecord:
     """One rescale, over. ``cost_s``: last sample before → first sample after (for ``start``: decision → first sample).
 
-    ``phases`` in seconds, in order: ``warm`` (joiners come up; the others train), ``drain`` (snapshot), ``rendezvous``, ``start``
-    (processes), ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first sample reported).
+    ``phases`` in seconds, in order: ``detect`` (a loss is noticed and planned for), ``warm`` (joiners come up; the others train), ``drain``
+    (snapshot), ``rendezvous``, ``start`` (processes), ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first sample).
     """
 
     generation: int
@@ -55,6 +56,8 @@ class RescaleRecord:
 
 @dataclass
 class _Pending:
+    """A rescale under way. ``forming`` is when its newest round was decided, ``formed`` when all its workers ran."""
+
     began: float
     from_nodes: int
     kind: str
@@ -78,13 +81,16 @@ class JobMonitor:
 
     def __init__(self, total: float = 0.0, before: float = 0.0, generation: int = 0) -> None:
         self._floor = total
+        self._since = generation
         self.before = before
         self.generation = generation
         self.last_sample: float | None = None
         self.first_sample: float | None = None
         self.nodes = 0
+        self._heard: float | None = None
         self._counts: dict[tuple[int, int, int], wire.Progress] = {}
-        self._recent: deque[tuple[float, float]] = deque()
+        self._now_counted = 0.0
+        self._gap = 0.0
         self._slices: dict[int, float] = {}
         self._pending: _Pending | None = None
         self._finished: list[RescaleRecord] = []
@@ -94,56 +100,78 @@ class JobMonitor:
     @property
     def total(self) -> float:
         """Samples processed by all workers of all rounds; never falls."""
-        return max(self._floor, self.before + sum(p.samples for p in self._counts.values()))
+        return max(self._floor, self.before + self._now_counted)
 
     @property
     def batch(self) -> float:
         """Samples of the last step of all ranks together: the global batch size."""
-        return sum(p.batch for key, p in self._counts.items() if key[0] == self.generation)
+        newest: dict[int, wire.Progress] = {}
+        for (generation, rank, _), record in self._counts.items():
+            if generation == self.generation and (rank not in newest or record.last > newest[rank].last):
+                newest[rank] = record
+        return sum(record.batch for record in newest.values())
 
     def rate(self, now: float) -> float:
-        """Samples/s over the last WINDOW_S seconds, or since the round's first sample if that is later; 0 before it."""
-        if self.first_sample is None:
+        """Samples/s over the last WINDOW_S seconds, or since the round's first sample if that is later; 0 before it.
+
+        Up to the last report while reports come as usual, up to ``now`` when they are overdue: so a stall shows as a falling rate, and
+        steps of many seconds do not.
+        """
+        if self.first_sample is None or self.last_sample is None:
             return 0.0
-        begin = max(now - WINDOW_S, self.first_sample)
-        seconds = now - begin
-        if seconds < 0.5:
+        end = now if now - self.last_sample > max(1.0, 2 * self._gap) else self.last_sample
+        begin = max(end - max(WINDOW_S, 3 * self._gap), self.first_sample)
+        if end - begin < 0.5:
             return 0.0
-        return sum(samples for time, samples in self._recent if time > begin) / seconds
+        first = math.floor((begin - self.first_sample) / SLICE_S)
+        covered = 1 - ((begin - self.first_sample) / SLICE_S - first)
+        samples = sum(self._slices.get(i, 0.0) for i in range(first + 1, max(self._slices, default=0) + 1))
+        return (samples + covered * self._slices.get(first, 0.0)) / (end - begin)
 
     def progress(self, record: wire.Progress) -> None:
-        """Take one worker's cumulative counts; late, repeated and overtaken records are harmless."""
-        if record.generation < self.generation and (record.generation, record.rank, record.pid) not in self._counts:
+        """Take one worker's cumulative counts; late, repeated, overtaken and senseless records are harmless."""
+        if not all(math.isfinite(x) and x >= 0 for x in (record.samples, record.batch, record.first, record.last)):
             return
         key = (record.generation, record.rank, record.pid)
         known = self._counts.get(key)
+        late = record.generation < self.generation
+        if known is None and late and record.generation <= max(self._since, self.generation - KEPT_ROUNDS):
+            return  # whether the total has these already nobody knows
         gained = record.samples - (known.samples if known else 0.0)
         if gained <= 0:
             return
         self._counts[key] = record
+        self.last_sample = max(self.last_sample or record.last, record.last)
+        if late:
+            self.before += gained
+            if self._pending is not None and self._pending.forming is not None:
+                self._pending.last_sample = self.last_sample
+            return
+        self._now_counted += gained
         if record.generation != self.generation:
             return
-        self.last_sample = max(self.last_sample or record.last, record.last)
-        if self.first_sample is None or record.first < self.first_sample:
+        if self.first_sample is None:
             self.first_sample = record.first
-        self._recent.append((record.last, gained))
-        while self._recent and self._recent[0][0] < self.last_sample - 2 * WINDOW_S:
-            self._recent.popleft()
-        self._slice(known.last if known else record.first, record.last, gained)
+        if known is None:  # the first report ends the first step: what it took is not known
+            gained *= max(0, record.steps - 1) / max(1, record.steps)
+        self._spread_out(known.last if known else record.first, record.last, gained)
         if self._pending is not None and self._pending.generation == record.generation:
             self._finish(self._pending, self.first_sample)
 
-    def _slice(self, begin: float, end: float, gained: float) -> None:
+    def _spread_out(self, begin: float, end: float, gained: float) -> None:
         """Share ``gained`` out over the slices that [begin, end] covers."""
         assert self.first_sample is not None
-        zero = self.first_sample + WARMUP_S
-        length = max(end - begin, 1e-9)
-        for index in range(max(0, math.floor((begin - zero) / SLICE_S)), math.floor((end - zero) / SLICE_S) + 1):
-            low, high = zero + index * SLICE_S, zero + (index + 1) * SLICE_S
-            share = max(0.0, min(end, high) - max(begin, low)) / length
-            self._slices[index] = self._slices.get(index, 0.0) + gained * share
-        while len(self._slices) > MOST_SLICES:
-            del self._slices[min(self._slices)]
+        seen = max(begin, self.first_sample, end - MOST_SLICES * SLICE_S)
+        if end <= seen:
+            return
+        self._gap += ((end - seen) - self._gap) * (0.1 if self._gap else 1.0)
+        low, high = (seen - self.first_sample) / SLICE_S, (end - self.first_sample) / SLICE_S
+        per_slice = gained * SLICE_S / (end - begin)
+        for index in range(math.floor(low), math.floor(high) + 1):
+            self._slices[index] = self._slices.get(index, 0.0) + per_slice * (min(high, index + 1) - max(low, index))
+        if len(self._slices) > MOST_SLICES:
+            newest = max(self._slices)
+            self._slices = {i: samples for i, samples in self._slices.items() if i > newest - MOST_SLICES}
 
     def observation(self) -> Observation | None:
         """Throughput at the present scale, ``None`` before it has been seen for a few slices after the warm-up."""
@@ -151,7 +179,7 @@ class JobMonitor:
             return None
         newest = max(self._slices)
         # The newest slices are still filling: ranks report at different moments.
-        whole = [self._slices.get(i, 0.0) / SLICE_S for i in range(min(self._slices), newest - 1)]
+        whole = [self._slices.get(i, 0.0) / SLICE_S for i in range(max(WARMUP_SLICES, min(self._slices)), newest - 1)]
         if len(whole) < LEAST_SLICES:
             return None
         low, _, high = quantiles(whole, n=4)
@@ -160,10 +188,10 @@ class JobMonitor:
         return Observation(self.nodes, self.batch, median(whole), spread, sum(whole) * SLICE_S, len(whole) * SLICE_S)
 
     def silent_for(self, now: float) -> float:
-        """Seconds since anything was heard: the last sample, or the moment all workers ran."""
+        """Seconds since anything was heard: the last sample, the moment all workers ran, or the adoption."""
         formed = self._pending.formed if self._pending else None
-        heard = [t for t in (self.last_sample, formed) if t is not None]
-        return now - max(heard) if heard else 0.0
+        heard = [t for t in (self.last_sample, formed, self._heard) if t is not None]
+        return max(0.0, now - max(heard)) if heard else 0.0
 
     # --- rescales ---
 
@@ -172,41 +200,48 @@ class JobMonitor:
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
         if self._pending is None or self._pending.formed is not None:
             self._pending = _Pending(now, len(members), kind, self.last_sample)
-        elif lost:
+        elif lost and self._pending.kind != "start":
             self._pending.kind = kind
         if not nodes:
             self._pending = None
 
     def draining(self, now: float) -> None:
         """The snapshot is being taken."""
-        if self._pending is not None:
-            self._pending.drain = now
+        self._pending = self._pending or _Pending(now, self.nodes, "", self.last_sample)
+        self._pending.drain = now
 
     def forming(self, generation: int, members: tuple[str, ...], now: float) -> None:
         """Round ``generation`` of ``members`` is on its way: counting starts anew."""
-        if self._pending is None or self._pending.forming is not None:
-            self._pending = _Pending(now, self.nodes, _kind(self.nodes, len(members)), self.last_sample)
-        self.before, self._floor = self.total, self.total
-        self._counts = {}
-        self.generation, self.nodes, self.first_sample = generation, len(members), None
-        self._recent.clear()
-        self._slices.clear()
-        pending = self._pending
+        self.before = self._floor = self.total
+        self._now_counted = 0.0
+        self._counts = {key: record for key, record in self._counts.items() if key[0] > generation - KEPT_ROUNDS}
+        pending = self._pending or _Pending(now, self.nodes, "", self.last_sample)
+        if pending.forming is not None:  # a round that came to nothing: this one takes its place
+            pending.drain, pending.formed, pending.marks = None, None, {}
+        if pending.kind not in ("start", "loss"):
+            pending.kind = _kind(pending.from_nodes, len(members))
         pending.forming, pending.generation, pending.to_nodes, pending.last_sample = now, generation, len(members), self.last_sample
+        self._pending = pending
+        self.generation, self.nodes, self.first_sample, self._gap = generation, len(members), None, 0.0
+        self._slices.clear()
 
-    def adopted(self, nodes: int) -> None:
+    def adopted(self, nodes: int, now: float | None = None) -> None:
         """After a restart of the daemon: the present round goes on with this many nodes."""
-        self.nodes = nodes
+        self.nodes, self._heard = nodes, now
 
     def formed(self, generation: int, now: float) -> None:
-        """Every member's workers have been started."""
-        if self._pending is not None and self._pending.generation == generation:
+        """Every member's workers have been started; or, told again of the present round, no new one was needed after all."""
+        if self._pending is None:
+            return
+        if self._pending.generation == generation:
             self._pending.formed = now
+        elif self._pending.forming is None and generation == self.generation:
+            self._pending = None
 
     def mark(self, mark: wire.Mark) -> None:
         """A worker has come so far; the slowest rank counts."""
         pending = self._pending
-        if pending is not None and mark.generation == pending.generation:
+        if pending is not None and mark.generation == pending.generation and math.isfinite(mark.time):
             pending.marks[mark.name] = max(mark.time, pending.marks.get(mark.name, mark.time))
 
     def finished_rescales(self) -> list[RescaleRecord]:
@@ -217,7 +252,10 @@ class JobMonitor:
     def _finish(self, pending: _Pending, first: float) -> None:
         self._pending = None
         assert pending.forming is not None
+        start = pending.kind == "start" or pending.last_sample is None
+        since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [
+            ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
             ("warm", pending.drain or pending.forming),
             ("drain", pending.forming if pending.drain else None),
             ("rendezvous", pending.formed),
@@ -227,17 +265,23 @@ class JobMonitor:
             ("state", pending.marks.get("restored")),
             ("first", first),
         ]
-        phases, at = {}, pending.began
+        phases, at = {}, min(since, pending.began) if pending.kind == "loss" else pending.began
         for name, end in stops:
             if end is not None:
                 phases[name] = max(0.0, end - at)
                 at = max(at, end)
-        since = pending.began if pending.kind == "start" or pending.last_sample is None else pending.last_sample
-        cost = max(0.0, first - since)
-        record = RescaleRecord(
-            pending.generation, pending.kind, pending.from_nodes, pending.to_nodes, pending.began, first, cost, phases
+        self._finished.append(
+            RescaleRecord(
+                pending.generation,
+                pending.kind,
+                pending.from_nodes,
+                pending.to_nodes,
+                pending.began,
+                first,
+                max(0.0, first - since),
+                phases,
+            )
         )
-        self._finished.append(record)
 
 
 def _kind(before: int, after: int) -> str:

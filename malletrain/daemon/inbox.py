@@ -161,7 +161,7 @@ class Inbox:
                 self.core.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
                 whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(members)
                 if whole:
-                    run.monitor.adopted(len(members))
+                    run.monitor.adopted(len(members), now)
                     self.core.trail.record("job-adopted", f"The job went on meanwhile on {len(members)} nodes.", job=job)
                 elif phases:
                     self.core.feed(RoundInterrupted(job))

@@ -7,6 +7,7 @@ does not value (that is :mod:`allocator.objectives`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,17 +71,20 @@ class ScalingCurve:
         """Throughput at ``nodes``, samples/s: linear between points, constant beyond the last."""
         if nodes <= 0:
             return 0.0
-        before = (0, 0.0)
-        for point in self.points:
-            if nodes <= point[0]:
-                span = (nodes - before[0]) / (point[0] - before[0])
-                return before[1] + span * (point[1] - before[1])
-            before = point
-        return before[1]
+        if nodes >= self.largest:
+            return self.points[-1][1]
+        right = bisect_left(self._sizes, nodes)
+        size, rate = self.points[right]
+        before = self.points[right - 1] if right else (0, 0.0)
+        return before[1] + (nodes - before[0]) / (size - before[0]) * (rate - before[1])
 
     def many(self, sizes: Sequence[int]) -> list[float]:
         """Throughput at each of ``sizes``, samples/s."""
         return [self.at(k) for k in sizes]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(nodes for nodes, _ in self.points)
 
     @cached_property
     def _knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

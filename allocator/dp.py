@@ -1,7 +1,7 @@
 """The exact dynamic program over node counts, for one class of nodes.
 
-Decides nothing for the product: it is the oracle the MILP is checked against, so it is kept plain. Time O(options x nodes), memory
-O(jobs x nodes).
+Decides nothing for the product: it is the oracle that the solver is checked against, so it is kept plain. Time
+O(options x nodes), memory O(jobs x nodes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from allocator.bids import Bid, BidError, check
 def solve(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     """The best plan for bids on one class of nodes.
 
-    Must-run jobs that do not fit are dropped, as few as possible; among plans that drop equally few, the most valuable wins.
+    Must-run jobs that do not fit are dropped, as few as possible; among plans that drop equally few, the most valuable
+    wins: dropping one costs more than all other values together can differ by.
 
     Raises:
         BidError: when ``capacity`` names more than one class with nodes.
@@ -30,33 +31,35 @@ def solve(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     if len(classes) > 1:
         raise BidError(f"The dynamic program handles one class of nodes, not {len(classes)}; use allocator.milp.")
     name = classes[0] if classes else ""
-    # best[d] holds (fewest drops, most value) with d nodes given out; drops and values are compared lexicographically.
     nodes = int(capacity[name]) if classes else 0
-    drops = np.full(nodes + 1, np.inf)
-    value = np.full(nodes + 1, -np.inf)
-    drops[0], value[0] = 0, 0.0
-    choices = np.zeros((len(bids), nodes + 1), dtype=np.int64)
-    for j, bid in enumerate(bids):
-        new_drops, new_value = drops + bid.must_run, value + (0.0 if bid.must_run else bid.idle_value)
-        options = bid.options.get(name)
-        pairs = zip(options.sizes.tolist(), options.values.tolist(), strict=True) if options is not None else ()
-        for size, worth_of in pairs:
-            if size > nodes:
-                break
-            to_drops, to_value = drops[: nodes + 1 - size], value[: nodes + 1 - size] + worth_of
-            better = (to_drops < new_drops[size:]) | ((to_drops == new_drops[size:]) & (to_value > new_value[size:]))
-            new_drops[size:][better] = to_drops[better]
-            new_value[size:][better] = to_value[better]
-            choices[j, size:][better] = size
-        drops, value = new_drops, new_value
-    fewest = drops.min()
-    left = int(np.argmax(np.where(drops == fewest, value, -np.inf)))
+    offers = [[(int(k), float(v)) for k, v in _pairs(bid, name) if k <= nodes] for bid in bids]
+    penalty = 2.0 * sum(_reach(bid, offer) for bid, offer in zip(bids, offers, strict=True)) or 1.0
+    idle = [-penalty if bid.must_run else bid.idle_value for bid in bids]
+    # best[j][d]: the most value of the first j jobs with d nodes.
+    best = np.zeros((len(bids) + 1, nodes + 1))
+    for j, offer in enumerate(offers):
+        np.add(best[j], idle[j], out=best[j + 1])
+        for size, value in offer:
+            np.maximum(best[j + 1, size:], best[j, : nodes + 1 - size] + value, out=best[j + 1, size:])
     sizes: dict[str, tuple[str, int]] = {}
+    left = nodes
     for j in range(len(bids) - 1, -1, -1):
-        size = int(choices[j, left])
-        if size:
-            sizes[bids[j].job] = (name, size)
-            left -= size
+        reached = best[j + 1, left]
+        if best[j, left] + idle[j] == reached:
+            continue
+        size = next(k for k, value in offers[j] if k <= left and best[j, left - k] + value == reached)
+        sizes[bids[j].job] = (name, size)
+        left -= size
     objective, dropped = worth(sizes, bids)
-    assert not math.isnan(objective)
     return Allocation(sizes, objective, objective, 0.0, "optimal", time.perf_counter() - began, dropped)
+
+
+def _pairs(bid: Bid, name: str) -> list[tuple[int, float]]:
+    options = bid.options.get(name)
+    return [] if options is None else list(zip(options.sizes.tolist(), options.values.tolist(), strict=True))
+
+
+def _reach(bid: Bid, offer: list[tuple[int, float]]) -> float:
+    """How much the job's own value can differ between two plans."""
+    worths = [value for _, value in offer] + [0.0 if bid.idle_value == -math.inf else bid.idle_value]
+    return max(worths) - min(worths)

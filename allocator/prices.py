@@ -12,13 +12,15 @@ Decides prices; the bound and the losses hold for any prices of 0 or more, so ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from allocator.table import Floats, Ints, Table
 
 _PROBES = 80
+_MANY_GROUPS = 100
+"""Groups from which a first price is looked for among every eighth of them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Dual:
 
 def at(table: Table, prices: Floats) -> Dual:
     """The bound and the losses at ``prices``."""
-    reduced = table.value - np.append(prices, 0.0)[table.resource] * table.size
+    reduced = table.value - table.charge(prices)
     best = np.maximum.reduceat(reduced, table.starts)
     bound = float(table.count @ best + prices @ table.capacity)
     scale = float(table.count @ np.abs(best) + prices @ table.capacity)
@@ -50,7 +52,7 @@ def at(table: Table, prices: Floats) -> Dual:
 
 def choices(table: Table, prices: Floats) -> Ints:
     """The plan in which every job takes what is best for it at ``prices``, the smallest of equals; it may exceed the capacity."""
-    reduced = table.value - np.append(prices, 0.0)[table.resource] * table.size
+    reduced = table.value - table.charge(prices)
     plan = np.zeros(len(table.size), np.int64)
     plan[_first_best(reduced, table.group, table.starts)] = table.count.astype(np.int64)
     return plan
@@ -74,7 +76,7 @@ def minimise(table: Table, guess: Floats | None = None) -> Dual:
     """
     prices = np.zeros(len(table.capacity)) if guess is None else np.maximum(guess, 0.0)
     if len(prices) == 1:
-        view = View(table.size, table.value, table.group, table.starts, table.count, table.capacity[0])
+        view = View(table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0])
         return at(table, np.array([view.best_price(float(prices[0]))]))
     for c in range(len(prices)):
         prices[c] = _view(table, prices, c).best_price(float(prices[c]))
@@ -85,7 +87,7 @@ def minimise(table: Table, guess: Floats | None = None) -> Dual:
 class View:
     """One resource, the other prices fixed: rows by group, ascending in size; what does not use the resource has size 0."""
 
-    size: Ints
+    size: Floats
     value: Floats
     group: Ints
     starts: Ints
@@ -95,11 +97,8 @@ class View:
     def probe(self, price: float) -> tuple[float, float, Ints]:
         """The bound (without constants), the units used, and the chosen row of each group (smallest of equals)."""
         reduced = self.value - price * self.size
-        best = np.maximum.reduceat(reduced, self.starts)
-        hits = np.flatnonzero(reduced >= best[self.group])
-        chosen = np.empty(len(self.starts), np.int64)
-        chosen[self.group[hits][::-1]] = hits[::-1]
-        return float(self.count @ best + price * self.limit), float(self.count @ self.size[chosen]), chosen
+        chosen = _first_best(reduced, self.group, self.starts)
+        return float(self.count @ reduced[chosen] + price * self.limit), float(self.count @ self.size[chosen]), chosen
 
     def between(self, few: Ints, many: Ints) -> tuple[View, Ints, Ints]:
         """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among them."""
@@ -110,48 +109,91 @@ class View:
         narrowed = View(self.size[keep], self.value[keep], group, starts, self.count, self.limit)
         return narrowed, place[few], place[many]
 
+    def sample(self, every: int) -> View:
+        """Every so many groups, and as much of the limit."""
+        keep = self.group % every == 0
+        group = self.group[keep] // every
+        starts = np.searchsorted(group, np.arange(-(-len(self.starts) // every)))
+        count = self.count[::every]
+        return View(self.size[keep], self.value[keep], group, starts, count, self.limit * float(count.sum() / self.count.sum()))
+
     def best_price(self, guess: float) -> float:
         """The price with the least bound: where two tangents meet on the curve, bisecting where that is slow.
 
         The bound is convex and piecewise linear in the price with slope ``limit - used``, so the search ends at a kink.
         """
-        bound, used, chosen = self.probe(0.0)
-        if used <= self.limit or not len(self.size):
+        if not len(self.size):
             return 0.0
-        low, low_bound, low_used, low_rows = 0.0, bound, used, chosen
-        spread = float(np.ptp(self.value)) / max(1.0, self.limit)
-        high = guess if guess > 0 else max(spread, 1e-300)
-        while True:
-            bound, used, chosen = self.probe(high)
-            if used <= self.limit:
-                break
-            low, low_bound, low_used, low_rows = high, bound, used, chosen
-            high *= 4.0
-        high_bound, high_used, high_rows = bound, used, chosen
+        if guess <= 0 and len(self.starts) >= _MANY_GROUPS:
+            guess = self.sample(8).best_price(0.0)
+        low, high = self._bracket(guess)
+        if high is None:
+            return 0.0
         view = self
         for turn in range(1, _PROBES):
             if len(view.size) > max(5000, 8 * len(view.starts)):
-                view, high_rows, low_rows = view.between(high_rows, low_rows)
-            high_line = high_bound - (self.limit - high_used) * high
-            low_line = low_bound - (self.limit - low_used) * low
-            meeting = (high_line - low_line) / (high_used - low_used)
-            price = 0.5 * (low + high) if turn % 4 == 0 else meeting
-            if not low < price < high:
+                view, few, many = view.between(high.rows, low.rows)
+                low, high = replace(low, rows=many), replace(high, rows=few)
+            meeting = (high.at_zero(self.limit) - low.at_zero(self.limit)) / (high.used - low.used)
+            price = 0.5 * (low.price + high.price) if turn % 4 == 0 else meeting
+            if not low.price < price < high.price:
                 break
-            bound, used, chosen = view.probe(price)
-            predicted = low_bound + (self.limit - low_used) * (price - low)
+            bound, used, rows = view.probe(price)
+            predicted = low.bound + (self.limit - low.used) * (price - low.price)
             if turn % 4 and bound <= predicted + 1e-14 * abs(predicted):
                 return price
             if used > self.limit:
-                low, low_bound, low_used, low_rows = price, bound, used, chosen
+                low = _Probe(price, bound, used, rows)
             else:
-                high, high_bound, high_used, high_rows = price, bound, used, chosen
-        return high
+                high = _Probe(price, bound, used, rows)
+        return high.price
+
+    def _bracket(self, guess: float) -> tuple[_Probe, _Probe | None]:
+        """A price at which too many nodes are wanted, and one at which they suffice (None: they suffice for nothing)."""
+        price = guess if guess > 0 else 0.0
+        probe = _Probe(price, *self.probe(price))
+        step = 1.02
+        if probe.used <= self.limit:
+            high = probe
+            while price > 0:
+                price = price / step if step < 1e6 else 0.0
+                step *= step
+                probe = _Probe(price, *self.probe(price))
+                if probe.used > self.limit:
+                    return probe, high
+                high = probe
+            return probe, None
+        if price == 0:
+            price, step = float(np.ptp(self.value)) / max(1.0, self.limit) or 1.0, 4.0
+        else:
+            price *= step
+        low = probe
+        while True:
+            probe = _Probe(price, *self.probe(price))
+            if probe.used <= self.limit:
+                return low, probe
+            low = probe
+            price *= step
+            step = min(step * step, 1e3)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What one price gave: the bound, the units used, and the row of each group."""
+
+    price: float
+    bound: float
+    used: float
+    rows: Ints
+
+    def at_zero(self, limit: float) -> float:
+        """The tangent at this price, read at price 0."""
+        return self.bound - (limit - self.used) * self.price
 
 
 def _view(table: Table, prices: Floats, c: int) -> View:
     """The rows of resource ``c``, and for each group one row of size 0 worth the best of everything else."""
-    reduced = table.value - np.append(prices, 0.0)[table.resource] * table.size
+    reduced = table.value - table.charge(prices)
     mine = table.resource == c
     other = np.maximum.reduceat(np.where(mine, -np.inf, reduced), table.starts)
     has_other = np.flatnonzero(other > -np.inf)
@@ -159,7 +201,7 @@ def _view(table: Table, prices: Floats, c: int) -> View:
     group = np.concatenate([has_other, table.group[rows]])
     order = np.argsort(group, kind="stable")
     group = group[order]
-    size = np.concatenate([np.zeros(len(has_other), np.int64), table.size[rows]])[order]
+    size = np.concatenate([np.zeros(len(has_other)), table.nodes[rows]])[order]
     value = np.concatenate([other[has_other], table.value[rows]])[order]
     starts = np.searchsorted(group, np.arange(len(table.starts)))
     return View(size, value, group, starts, table.count, float(table.capacity[c]))

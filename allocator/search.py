@@ -15,10 +15,12 @@ import numpy as np
 from allocator import core as cores
 from allocator.moves import fill, repair
 from allocator.prices import Dual
-from allocator.table import IDLE, Ints, Mask, Table, undominated
+from allocator.table import IDLE, Floats, Ints, Mask, Table, undominated
 
 _FIRST_POOL = 300
 """Rows solved first when more than three times as many are open."""
+_FILL_ROWS = 4000
+"""Rows considered when a plan is filled up."""
 _CHEAP_WORK = 4e6
 """State updates (about 10 ms) that the dynamic program may spend on a core before HiGHS gets it."""
 _PATIENT_WORK = 4e8
@@ -100,7 +102,7 @@ def improve(
             break
         better = dual.loss < waste - dual.noise
         if not filled:
-            plan, filled = fill(table, dual, plan, np.flatnonzero(better)), True
+            plan, filled = fill(table, dual, plan, _least(np.flatnonzero(better), dual.loss, _FILL_ROWS)), True
             if several and counting:
                 plan = polish(table, dual, plan)
             waste = dual.waste(table, plan)
@@ -139,16 +141,19 @@ def improve(
     return Found(plan, waste, min(floor, waste), accept, proof, shape)
 
 
+def _least(rows: Ints, loss: Floats, number: int) -> Ints:
+    """The ``number`` rows that lose least."""
+    return rows if len(rows) <= number else np.sort(rows[np.argpartition(loss[rows], number)[:number]])
+
+
 def _cheapest(table: Table, dual: Dual, better: Mask, number: int) -> Mask:
     """The best row of each group, and about ``number`` others of ``better`` with small losses: half of them whatever their group,
     half at most three a group."""
     pool = better & (dual.loss <= dual.noise)
     rows = np.flatnonzero(better & ~pool)
     loss = dual.loss[rows]
-    if len(rows) > 12 * number:
-        near = np.argpartition(loss, 12 * number)[: 12 * number]
-        near.sort()
-        rows, loss = rows[near], loss[near]
+    rows = _least(rows, dual.loss, 12 * number)
+    loss = dual.loss[rows]
     pool[rows[np.argsort(loss, kind="stable")[: number // 2]]] = True
     order = np.lexsort((loss, table.group[rows]))
     rows, loss = rows[order], loss[order]

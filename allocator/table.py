@@ -50,6 +50,17 @@ class Table:
     classes: tuple[str, ...]
 
     @cached_property
+    def nodes(self) -> Floats:
+        """``size`` as floats."""
+        return self.size.astype(np.float64)
+
+    def charge(self, prices: Floats) -> Floats:
+        """What each row pays for its nodes."""
+        if len(prices) == 1:
+            return prices[0] * self.nodes  # an idle row has none
+        return np.append(prices, 0.0)[self.resource] * self.nodes
+
+    @cached_property
     def ends(self) -> Ints:
         """One past the last row of each group."""
         return np.append(self.starts[1:], len(self.size))

@@ -78,10 +78,10 @@ class Controller:
             GapsSeen: self._gaps_seen,
             LeaseNotTaken: self._lease_not_taken,
             JobSubmitted: self._job_submitted,
-            JobCompleted: self._job_completed,
+            JobCompleted: lambda event, now: self._end(event.job, JobState.COMPLETED, "", now),
             JobBroke: self._job_broke,
             RoundInterrupted: self._round_interrupted,
-            JobCancelled: self._job_cancelled,
+            JobCancelled: lambda event, now: self._end(event.job, JobState.CANCELLED, "cancelled by its owner", now),
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
             Tick: lambda event, now: (),
@@ -207,12 +207,6 @@ class Controller:
             self._leases_due = True
         return ()
 
-    def _job_completed(self, event: JobCompleted, now: float) -> Iterable[Command]:
-        return self._end(event.job, JobState.COMPLETED, "", now)
-
-    def _job_cancelled(self, event: JobCancelled, now: float) -> Iterable[Command]:
-        return self._end(event.job, JobState.CANCELLED, "cancelled by its owner", now)
-
     def _job_broke(self, event: JobBroke, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         if job.state.ended:
@@ -250,10 +244,9 @@ class Controller:
         return ()
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
-        job = self._unfinished.pop(name, None)
-        if job is None:
-            self.jobs[name]  # an unknown job is the caller's mistake, an ended one only late news
-            return []
+        job = self.jobs[name]
+        if self._unfinished.pop(name, None) is None:
+            return []  # late news
         self._free(job.nodes, now)
         job.nodes, job.state, job.rescaling, job.broken, job.starving = (), state, False, False, False
         self._plan_soon(now + self.settings.settle_s)
@@ -327,10 +320,9 @@ class Controller:
 
     def _plan(self, now: float) -> list[Command]:
         self._plan_at = None
-        usable = self._usable
-        candidates = self._candidates(usable, now, imagined=False)
+        candidates = self._candidates(self._usable, now, imagined=False)
         granted = {c.job for c in candidates if c.must_run}
-        plan = self._planner(candidates, usable, self.settings.planning)
+        plan = self._planner(candidates, self._usable, self.settings.planning)
         self.last_plan, self.plans = plan, self.plans + 1
         shrinking: list[Command] = []
         growing: list[Command] = []
@@ -383,18 +375,15 @@ class Controller:
         if not due and not self._leases_due:
             return []
         self._leases_due = False
-        offers, coming, usable = self._gaps.open(self.nodes, now), self._gaps.coming(self.nodes), self._usable
+        offers, coming = self._gaps.open(self.nodes, now), self._gaps.coming(self.nodes)
         if not due and not offers:
             return []
-        everything = {**usable, **coming, **offers}
-        favoured = {info.node_class for info in (*usable.values(), *coming.values())}
+        everything = {**self._usable, **coming, **offers}
+        favoured = {*+self._usable_by_class, *(info.node_class for info in coming.values())}
         imagined = self._planner(self._candidates(everything, now, imagined=True), everything, self.settings.planning, favoured)
         used = Counter(everything[n].node_class for nodes in imagined.nodes.values() for n in nodes)
-        spare = Counter(info.node_class for info in usable.values())
-        wanted = Counter(used)
-        wanted.subtract(spare)
-        wanted.subtract(Counter(info.node_class for info in coming.values()))
-        spare.subtract(used)
+        spare = self._usable_by_class - used
+        wanted = used - self._usable_by_class - Counter(info.node_class for info in coming.values())
         back = []
         for name in due:
             node_class = self.nodes[name].info.node_class

@@ -63,6 +63,8 @@ class Controller:
         self.last_plan: Plan | None = None
         self.plans = 0
         self._unfinished: dict[str, JobRecord] = {}
+        self._at_work: dict[str, JobRecord] = {}
+        self._in_turn: dict[int, list[JobRecord]] = {}
         self._gaps = Gaps(self.settings.min_horizon_s, self.settings.lease_wait_s, self.settings.unfit_s)
         self._idle: set[str] = set()
         self._usable: dict[str, NodeInfo] = {}
@@ -202,7 +204,8 @@ class Controller:
         job = JobRecord(event, len(self.jobs), event.state, tries=event.tries, last_broke=event.last_broke, curve=event.curve)
         self.jobs[event.job] = job
         if not job.state.ended:
-            self._unfinished[event.job] = job
+            self._unfinished[event.job] = self._at_work[event.job] = job
+            self._in_turn.clear()
             self._plan_soon(now + self.settings.settle_s)
             self._leases_due = True
         return ()
@@ -247,6 +250,8 @@ class Controller:
         job = self.jobs[name]
         if self._unfinished.pop(name, None) is None:
             return []  # late news
+        self._at_work.pop(name, None)
+        self._in_turn.clear()
         self._free(job.nodes, now)
         job.nodes, job.state, job.rescaling, job.broken, job.starving = (), state, False, False, False
         self._plan_soon(now + self.settings.settle_s)
@@ -261,8 +266,10 @@ class Controller:
     def _admitted(self, by_class: Mapping[str, int]) -> list[JobRecord]:
         """The first unfinished jobs, as many as may run at once, that could run if all these nodes were theirs."""
         largest = max(by_class.values(), default=0)
-        fitting = (job for job in self._unfinished.values() if job.smallest <= largest)
-        return list(islice(fitting, self.settings.planning.max_running))
+        if largest not in self._in_turn:
+            fitting = (job for job in self._unfinished.values() if job.smallest <= largest)
+            self._in_turn[largest] = list(islice(fitting, self.settings.planning.max_running))
+        return self._in_turn[largest]
 
     def _reach(self) -> Mapping[str, int]:
         """How many nodes of each class there are, or could be at once."""
@@ -283,7 +290,7 @@ class Controller:
 
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
         """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use."""
-        free = Counter(info.node_class for info in nodes.values())
+        free = Counter(info.node_class for info in nodes.values()) if imagined else +self._usable_by_class
         candidates: dict[str, Candidate] = {}
         for job in self._admitted(free):
             spec = job.submitted
@@ -326,17 +333,16 @@ class Controller:
         self.last_plan, self.plans = plan, self.plans + 1
         shrinking: list[Command] = []
         growing: list[Command] = []
-        for name, job in self._unfinished.items():
-            if name not in plan.nodes and not job.nodes and job.state is not JobState.RUNNING and job.state is not JobState.PROFILING:
-                continue
+        self._at_work.update((name, self._unfinished[name]) for name, new in plan.nodes.items() if new)
+        for name, job in sorted(self._at_work.items(), key=lambda item: item[1].order):
             old, new = job.nodes, plan.nodes.get(name, ())
+            if new and job.starving:
+                job.starving, job.turn_until = False, now + self.settings.starvation_s if name in granted else 0.0
+            if new and new == old and not job.broken:
+                continue
             within = self._deadline(old, now)
-            self._free([n for n in old if n not in new], now)
+            self._free(set(old).difference(new), now)
             if new:
-                if job.starving:
-                    job.starving, job.turn_until = False, now + self.settings.starvation_s if name in granted else 0.0
-                if new == old and not job.broken:
-                    continue
                 if not old:
                     growing.append(Start(name, new))
                 else:
@@ -347,6 +353,8 @@ class Controller:
                 shrinking.append(Suspend(name, within))
                 job.nodes, job.state, job.rescaling, job.broken = (), JobState.SUSPENDED, False, False
                 job.idle_since, job.turn_until = now, 0.0
+            if not new:
+                del self._at_work[name]
         for name, new in plan.nodes.items():
             for node in new:
                 self.nodes[node].job = name

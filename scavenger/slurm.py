@@ -7,6 +7,7 @@ lease is asked for :mod:`scavenger.slurm_job`'s; this module brings them togethe
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -97,9 +98,12 @@ class SlurmScavenger:
         memory: GapMemory | None = None,
         clock: Callable[[], float] = time.time,
         api: Api = "commands",
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self.settings = settings
-        self.commands = commands or Commands(environment=asking_environment())
+        self.environment = environment
+        """What leases inherit, less what would change sbatch's mind."""
+        self.commands = commands or Commands(environment=asking_environment(environment))
         self.api = api
         self.source = source or CommandSource(self.commands)
         """How Slurm is read; settled when its version is known."""
@@ -296,7 +300,7 @@ class SlurmScavenger:
     def _submit(self, argv: list[str], script: bytes, request: LeaseRequest) -> str:
         """The job id. Raises SchedulerError; a job that may be there all the same is cancelled when it is seen."""
         try:
-            result = self.commands.run(argv, stdin=script, environment=submitting_environment())
+            result = self.commands.run(argv, stdin=script, environment=submitting_environment(self.environment))
         except CommandError as error:
             self._given_up[request.id] = (self.clock(), str(error))
             raise

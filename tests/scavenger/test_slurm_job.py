@@ -1,0 +1,91 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scavenger.interface import SchedulerError
+from scavenger.slurm_job import PLACE, LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
+
+TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
+PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
+TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
+
+
+def submit(**changes):
+    given = {"name": "malletrain-t-l1", "node": "n1", "lease": "l1", "limit_s": 3600.0, "start_within_s": 60.0, "grace_s": 9.5}
+    options = LeaseOptions(**changes.pop("options", {}))
+    return sbatch(options, **{**given, "step": False, "log": False, **changes})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(TEXT, max_size=5), TEXT)
+def test_any_arguments_and_variables_arrive_unchanged(words, value):
+    script = batch_script(TEMPLATE, [sys.executable, "-c", PRINT, *words], {"A": value}, step=False)
+    assert b"\r\n" not in script, "sbatch refuses such a script"
+    said = subprocess.run(["/bin/sh", "-s"], input=script, capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
+    assert said.stdout.decode().strip() == ascii([words, value])
+
+
+def test_what_cannot_be_passed_on_is_refused():
+    with pytest.raises(SchedulerError, match="NUL"):
+        batch_script(TEMPLATE, ["a\0"], {}, False)
+    with pytest.raises(SchedulerError, match="no name of an environment variable"):
+        batch_script(TEMPLATE, ["a"], {"A B": "x"}, False)
+    with pytest.raises(SchedulerError, match=f"no line {PLACE}"):
+        batch_script("#!/bin/sh\nexec true\n", ["a"], {}, False)
+
+
+def test_directives_in_an_argument_stay_an_argument():
+    script = batch_script(TEMPLATE, ["x", "\n#SBATCH --partition=other\n"], {}, False).decode()
+    before, _, _ = script.partition("#SBATCH")
+    assert "\nset -- " in before, "sbatch reads directives up to the first command only"
+
+
+def test_the_words_of_sbatch():
+    named = {"partition": "low", "qos": "scavenger", "account": "a1", "constraint": "a100&ib"}
+    words = submit(options={**named, "nice": 100, "options": ("--licenses=x",)})
+    assert words[0] == "sbatch"
+    for word in (
+        "--parsable", "--nodelist=n1", "--nodes=1", "--no-requeue", "--output=/dev/null", "--time=60", "--signal=B:TERM@10", "--exclusive",
+        "--mem=0", "--nice=100", "--partition=low", "--qos=scavenger", "--account=a1", "--constraint=a100&ib", "--deadline=now+3720seconds",
+    ):  # fmt: skip
+        assert word in words
+    assert words[-1] == "--licenses=x"
+    assert not [word for word in words if word.startswith(("--gres", "--time-min"))]
+
+
+def test_by_gres_as_a_step_and_with_a_shortest_time():
+    options = {"exclusive": False, "gres": "gpu:2", "time_min_s": 300.0, "output_dir": Path("/s 100%/leases")}
+    words = submit(options=options, step=True, log=True)
+    assert "--gres=gpu:2" in words
+    assert "--exclusive" not in words
+    assert "--time-min=5" in words
+    assert "--signal=TERM@10" in words, "to the step, in which the agent is"
+    assert "--output=/s 100%%/leases/l1.out" in words
+
+
+def test_time_limits():
+    options = LeaseOptions(time_limit_s=7200.0, time_min_s=300.0)
+    assert limit_of(options, None, 30.0) == 7200.0
+    assert limit_of(options, 100_000.0, 30.0) == 7200.0
+    assert limit_of(options, 1000.0, 30.0) == 960.0, "whole minutes, and the spare time left"
+    assert limit_of(options, 329.0, 30.0) is None
+    assert limit_of(LeaseOptions(), 89.0, 30.0) is None
+    assert limit_of(LeaseOptions(), 90.0, 30.0) == 60.0
+
+
+def test_another_owner():
+    options = LeaseOptions(submit_as=("sudo", "-n", "-u", "{owner}", "--"))
+    assert owner_prefix(options, "ann") == ["sudo", "-n", "-u", "ann", "--"]
+    assert owner_prefix(options, None) == []
+
+
+def test_job_ids():
+    assert job_id("123\n") == "123"
+    assert job_id("a filter says hello\n123;cluster\n") == "123"
+    for text in ("", "Submitted batch job", "12x"):
+        with pytest.raises(SchedulerError, match="is no job id"):
+            job_id(text)

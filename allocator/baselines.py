@@ -17,8 +17,8 @@ from allocator.bids import Bid, check
 def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     """As equal sizes as the jobs' limits allow, ignoring curves.
 
-    Each job belongs to the class where it finds most nodes a job (in the order given). Jobs are admitted in order while their smallest sizes fit; then
-    nodes go one size step at a time to the job that has the fewest, the earlier one first.
+    Jobs are admitted in order while their smallest sizes fit, each on the class with most nodes a job so far. Then sizes grow, one
+    step at a time, always that of the job with the fewest nodes (the earlier one of equals).
     """
     began = time.perf_counter()
     check(bids, capacity)

@@ -67,6 +67,9 @@ class Options:
             self._hash = hash((len(self.sizes), self.values.tobytes()))
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Options], tuple[Sizes, Values]]:
+        return (Options, (self.sizes, self.values))  # without the hash, which is of this process only
+
     def value(self, size: int) -> float | None:
         """The value of ``size``, or None where it is not offered."""
         at = int(np.searchsorted(self.sizes, size))

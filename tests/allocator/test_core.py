@@ -1,0 +1,89 @@
+"""The two ways to decide a core agree, and both keep to their ceiling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from allocator import Bid, core, prices, table
+from allocator.moves import fill, repair
+from tests.allocator.oracle import best
+from tests.allocator.strategies import bid_lists
+
+SOME = settings(max_examples=150, deadline=None)
+
+
+@given(bid_lists(forced=False))
+@SOME
+def test_counting_and_highs_find_the_least_waste(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    made = table.build(bids, capacity)
+    if not len(made.size) or not len(made.capacity):
+        return
+    dual = prices.minimise(made)
+    idle = table.rows_for(made, [bid.job for bid in bids], {})
+    assert idle is not None
+    waste = dual.waste(made, idle)
+    if waste <= dual.noise:
+        return
+    everything = core.open_rows(made, dual, np.ones(len(made.size), np.bool_))
+    least = dual.bound - best(bids, capacity)[1]
+    slack = 1e-8 * waste + 10 * dual.noise
+    counted = core.by_counting(made, dual, everything, waste * (1 + 1e-9), 1e9)
+    solved = core.by_milp(made, dual, everything, waste, time_limit_s=30.0, accept=0.0, start=idle)
+    for outcome in (counted, solved):
+        assert outcome is not None
+        assert outcome.plan is not None
+        assert outcome.complete
+        assert made.fits(outcome.plan)
+        assert dual.waste(made, outcome.plan) == pytest.approx(least, abs=slack)
+    if least > slack:
+        nothing = core.by_counting(made, dual, everything, least - slack, 1e9)
+        assert nothing == core.Outcome(None, True), "nothing wastes less than the least"
+
+
+def test_counting_gives_up_when_there_is_too_much_to_count() -> None:
+    bids = [Bid(f"j{j}", {"default": _options(j)}) for j in range(20)]
+    made = table.build(bids, {"default": 200})
+    dual = prices.minimise(made)
+    everything = core.open_rows(made, dual, np.ones(len(made.size), np.bool_))
+    assert core.by_counting(made, dual, everything, 1e9, 100.0) is None
+
+
+def _options(seed: int) -> table.Options:
+    rng = np.random.default_rng(seed)
+    return table.Options(np.arange(1, 40), rng.random(39) * np.arange(1, 40))
+
+
+@given(bid_lists(classes=("x", "y"), forced=False))
+@SOME
+def test_fill_only_gains_and_repair_makes_feasible(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    made = table.build(bids, capacity)
+    if not len(made.size) or not len(made.capacity):
+        return
+    dual = prices.minimise(made)
+    idle = table.rows_for(made, [bid.job for bid in bids], {})
+    assert idle is not None
+    rows = np.arange(len(made.size))
+    filled = fill(made, dual, idle, rows)
+    assert made.fits(filled)
+    assert dual.waste(made, filled) <= dual.waste(made, idle) + dual.noise
+    greedy = prices.choices(made, np.zeros(len(made.capacity)))
+    repaired = repair(made, dual, greedy, rows)
+    assert repaired is not None, "letting jobs go always makes room"
+    assert made.fits(repaired)
+
+
+@given(bid_lists(classes=("x", "y"), forced=False))
+@SOME
+def test_without_dominated_rows_the_best_plan_is_worth_as_much(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    made = table.build(bids, capacity)
+    if not len(made.size):
+        return
+    keep = table.undominated(made, np.ones(len(made.size), np.bool_))
+    for row in np.flatnonzero(~keep):
+        alike = keep & (made.group == made.group[row]) & (made.resource == made.resource[row])
+        assert (alike & (made.size <= made.size[row]) & (made.value >= made.value[row])).any()

@@ -1,0 +1,96 @@
+"""The bound holds at any price, is least where it should be, and wastes add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator import Bid, Options, dp, prices, relax, table
+from allocator.allocation import worth
+from tests.allocator.oracle import best
+from tests.allocator.strategies import bid_lists
+
+SOME = settings(max_examples=120, deadline=None)
+
+
+def built(bids: list[Bid], capacity: dict[str, int]) -> table.Table | None:
+    made = table.build(bids, capacity)
+    return made if len(made.size) and len(made.capacity) else None
+
+
+def scale(made: table.Table) -> float:
+    return 1e-9 * max(1e-300, float(np.abs(made.value).max()) * len(made.members) * 10)
+
+
+@given(bid_lists(classes=("x", "y"), forced=False), st.lists(st.floats(0, 100), min_size=2, max_size=2))
+@SOME
+def test_at_any_price_no_plan_is_worth_more_than_the_bound(problem: tuple[list[Bid], dict[str, int]], at: list[float]) -> None:
+    bids, capacity = problem
+    made = built(bids, capacity)
+    if made is None:
+        return
+    unit = float(np.abs(made.value).max()) / 100
+    dual = prices.at(made, unit * np.array(at[: len(made.capacity)]))
+    assert dual.bound >= best(bids, capacity)[1] - scale(made)
+    assert (dual.loss >= 0).all()
+    assert (np.minimum.reduceat(dual.loss, made.starts) == 0).all(), "every job has an option that loses nothing"
+
+
+@given(bid_lists(forced=False))
+@SOME
+def test_bound_less_waste_is_what_a_plan_is_worth(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    made = built(bids, capacity)
+    if made is None:
+        return
+    jobs = [bid.job for bid in bids]
+    sizes = dp.solve(bids, capacity).sizes
+    plan = table.rows_for(made, jobs, sizes)
+    assert plan is not None
+    dual = prices.minimise(made)
+    assert dual.bound - dual.waste(made, plan) == pytest.approx(worth(sizes, bids)[0], abs=scale(made))
+
+
+@given(bid_lists(forced=False), st.floats(0.1, 10.0))
+@SOME
+def test_for_one_class_no_price_has_a_smaller_bound(problem: tuple[list[Bid], dict[str, int]], factor: float) -> None:
+    bids, capacity = problem
+    made = built(bids, capacity)
+    if made is None:
+        return
+    least = prices.minimise(made)
+    started = prices.minimise(made, factor * least.prices + 1e-12 * factor * np.abs(made.value).max())
+    assert started.bound == pytest.approx(least.bound, abs=scale(made)), "wherever the search begins"
+    for price in (0.0, *(least.prices[0] * np.array([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]))):
+        assert prices.at(made, np.array([price])).bound >= least.bound - scale(made)
+
+
+@given(bid_lists(classes=("x", "y", "z"), forced=False))
+@SOME
+def test_column_generation_only_improves_the_bound(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    made = built(bids, capacity)
+    if made is None:
+        return
+    dual = prices.minimise(made)
+    seats = table.rows_for(made, [bid.job for bid in bids], {})
+    assert seats is not None
+    better, plan = relax.relax(made, dual, seats, deadline=np.inf)
+    assert better.bound <= dual.bound
+    assert better.bound >= best(bids, capacity)[1] - scale(made)
+    assert plan is not None
+    assert (np.add.reduceat(plan, made.starts) == made.count).all(), "every job takes one option"
+
+
+def test_many_groups_are_priced_from_a_sample_first() -> None:
+    rng = np.random.default_rng(0)
+    bids = []
+    for j in range(150):
+        sizes = np.arange(1, 80)
+        bids.append(Bid(f"j{j}", {"default": Options(sizes, 50 * rng.random() * sizes**0.7 + rng.random(len(sizes)))}))
+    made = table.build(bids, {"default": 700})
+    least = prices.minimise(made)
+    for factor in (0.9, 0.99, 1.01, 1.1):
+        assert prices.at(made, factor * least.prices).bound >= least.bound

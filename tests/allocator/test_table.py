@@ -1,0 +1,63 @@
+"""Bids as arrays and back."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+
+from allocator import Bid, Options, solve, table
+from tests.allocator.strategies import bid_lists
+
+
+@given(bid_lists(classes=("x", "y")))
+@settings(max_examples=200, deadline=None)
+def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str, int]]) -> None:
+    bids, capacity = problem
+    found = solve(bids, capacity, time_limit_s=30.0)
+    made = table.build(bids, capacity, drops=len(found.dropped))
+    jobs = [bid.job for bid in bids]
+    plan = table.rows_for(made, jobs, found.sizes)
+    assert plan is not None
+    assert table.assign(made, plan, jobs, found.sizes) == found.sizes
+    if len(made.capacity):
+        use = dict(zip(made.classes, made.use(plan), strict=False))
+        for name, nodes in use.items():
+            assert nodes == sum(size for c, size in found.sizes.values() if c == name)
+
+
+def test_alike_bids_are_one_group_whatever_object_they_are() -> None:
+    bids = [Bid(f"j{i}", {"default": Options([1, 2], [1.0, 2.0])}) for i in range(5)]
+    bids.append(Bid("other", {"default": Options([1, 2], [1.0, 2.5])}))
+    bids.append(Bid("idle", {"default": Options([1, 2], [1.0, 2.0])}, idle_value=-1.0))
+    made = table.build(bids, {"default": 4})
+    assert made.members == ((0, 1, 2, 3, 4), (5,), (6,))
+    assert made.count.tolist() == [5.0, 1.0, 1.0]
+    assert made.size.tolist() == [0, 1, 2] * 3
+
+
+def test_what_cannot_be_used_is_left_out() -> None:
+    options = {"x": Options([1, 5, 9], [1.0, 2.0, 3.0]), "y": Options([2], [9.0]), "gone": Options([1], [5.0])}
+    made = table.build([Bid("a", options)], {"x": 5, "y": 0})
+    assert made.classes == ("x",)
+    assert made.size.tolist() == [0, 1, 5]
+    assert made.resource.tolist() == [table.IDLE, 0, 0]
+
+
+def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
+    bid = Bid("a", {"default": Options([3], [7.0])}, -math.inf)
+    assert table.build([bid], {"default": 5}).size.tolist() == [3]
+    dropping = table.build([bid], {"default": 5}, drops=1)
+    assert dropping.size.tolist() == [1, 3]
+    assert dropping.resource.tolist() == [1, 0]
+    assert dropping.capacity.tolist() == [5.0, 1.0]
+    assert table.build([bid], {"default": 2}).size.tolist() == [0], "one that fits nowhere is idle for nothing"
+    assert table.rows_for(table.build([bid], {"default": 5}), ["a"], {}) is None
+
+
+def test_fits_counts_members_and_nodes() -> None:
+    made = table.build([Bid(n, {"default": Options([2], [1.0])}) for n in "ab"], {"default": 3})
+    assert made.fits(np.array([1, 1]))
+    assert not made.fits(np.array([0, 2])), "4 of 3 nodes"
+    assert not made.fits(np.array([1, 0])), "one job is nowhere"

@@ -140,8 +140,8 @@ class JobRounds:
         self.generation = max([generation, *(a.generation for a in phases.values())])
         self.members, self.phases, self._assigned = tuple(members), dict(phases), set(phases)
         self.target = (*(n for n in self.members if n in phases), *(n for n in sorted(phases) if n not in self.members))
-        self.lost_member = any(n not in phases for n in self.members)
-        if not self.members or not all(self._in_round(n) for n in self.members):
+        self.lost_member = self.generation != generation or any(n not in phases for n in self.members)
+        if not self.members or self.lost_member or not all(self._in_round(n) for n in self.members):
             return []
         self.stage = Stage.RUNNING
         return self._finished() or self._judge(now) or (self._await_joiners(now) if len(self.target) > len(self.members) else [])
@@ -389,8 +389,9 @@ class JobRounds:
         if failures and secondary(failures[0]) and now < patience:
             self._verdict_at = patience
             return []
-        ended = f"The launcher ended on {', '.join(bad)}; see `malletrain logs --launcher`."
-        return self._break(failures, describe(failures) if failures else ended)
+        what = "launcher ended" if all(self._is(n, "exited") for n in bad) else "workers failed"
+        sentence = f"The {what} on {', '.join(bad)}; see `malletrain logs --launcher`."
+        return self._break(failures, describe(failures) if failures else sentence)
 
     def _break(self, failures: tuple[Failure, ...], sentence: str) -> list[Action]:
         self.stage, self.deadline, self._verdict_at, self._blamed = Stage.IDLE, None, None, self.generation

@@ -116,8 +116,9 @@ class FakeAgent:
         self.drain = None
 
     def is_free(self):
-        again = self.assign_next
-        self.__init__(self.world, self.node)  # type: ignore[misc]
+        again, up, down = self.assign_next, self.up, self.down
+        self.__init__(self.world, self.node)
+        self.up, self.down = up, down
         self.up.append(("released", None))
         if again:
             self.start()

@@ -22,8 +22,8 @@ class Allocation:
         objective: sum of the values of all bids at these sizes, idle values included (that of a dropped job counts as 0).
         bound: no plan that drops as few must-run jobs is worth more than this, as far as was proven.
         gap: ``(bound - objective) / max(1, |objective|)``, 0 when proven optimal.
-        status: ``optimal`` (proven within the gap asked for), ``time_limit`` (the best plan found when time was up), or
-            ``heuristic`` (of a policy that proves nothing).
+        status: ``optimal`` (proven within the gap asked for), ``time_limit`` (the best plan found when time was up, or when
+            too little was left for what remained), or ``heuristic`` (of a policy that proves nothing).
         solve_s: wall time, seconds.
         dropped: must-run jobs for which there was no room.
         prices: node class -> Lagrange price of one node, in values per node; a start for the next solve.

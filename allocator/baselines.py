@@ -5,6 +5,7 @@ Decides sizes without looking at what they are worth, from the same bids and wit
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping, Sequence
 
@@ -27,9 +28,7 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     ladder: dict[str, tuple[int, ...]] = {}
     crowd = dict.fromkeys(left, 0)
     for bid in bids:
-        homes = [
-            name for name, options in bid.options.items() if name in left and len(options.sizes) and options.sizes[0] <= left[name]
-        ]
+        homes = [name for name, options in bid.options.items() if name in left and len(options.sizes) and options.sizes[0] <= left[name]]
         if homes:
             home = max(homes, key=lambda name: capacity[name] / (crowd[name] + 1))
             steps = tuple(bid.options[home].sizes.tolist())
@@ -37,8 +36,6 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
             sizes[bid.job] = (home, steps[0])
             left[home] -= steps[0]
             crowd[home] += 1
-    import heapq
-
     rung = dict.fromkeys(sizes, 0)
     heap = [(sizes[job][1], order, job) for order, job in enumerate(sizes)]
     heapq.heapify(heap)

@@ -13,13 +13,16 @@ Decides which rows stay open is :mod:`allocator.search`'s work.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.highs import Model, maximise
+from allocator.highs import Model, SolverError, maximise
 from allocator.prices import Dual
 from allocator.table import IDLE, Floats, Ints, Mask, Table
+
+log = logging.getLogger(__name__)
 
 _MOST_STATES = 20_000_000
 """States kept for reading the plan back (8 bytes each)."""
@@ -143,9 +146,7 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
     return Outcome(plan, True)
 
 
-def by_milp(
-    table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_s: float, accept: float, start: Ints | None
-) -> Outcome:
+def by_milp(table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_s: float, accept: float, start: Ints | None) -> Outcome:
     """The least wasteful plan of a core, in HiGHS, with the best one found when time is up.
 
     Minimise ``(loss·n + prices·unused) / ceiling`` over members by row n and unused nodes, so that the waste of the best known
@@ -182,7 +183,11 @@ def by_milp(
     guess = None
     if start is not None:
         guess = np.concatenate([start[core.rows].astype(np.float64), table.capacity - table.use(start)])
-    answer = maximise(model, time_limit_s=time_limit_s, absolute_gap=accept / ceiling, start=guess)
+    try:
+        answer = maximise(model, time_limit_s=time_limit_s, absolute_gap=accept / ceiling, start=guess)
+    except SolverError as error:  # costs the proof, not the plan
+        log.warning("The allocation goes on without an optimality proof. %s", error)
+        return Outcome(None, False)
     floor = max(0.0, core.sunk - answer.bound * ceiling) if np.isfinite(answer.bound) else 0.0
     plan = None
     if answer.x is not None:

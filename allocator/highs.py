@@ -52,9 +52,7 @@ class Answer:
     duals: Floats | None = None
 
 
-def maximise(
-    model: Model, *, time_limit_s: float, gap: float = 0.0, absolute_gap: float = 0.0, start: Floats | None = None
-) -> Answer:
+def maximise(model: Model, *, time_limit_s: float, gap: float = 0.0, absolute_gap: float = 0.0, start: Floats | None = None) -> Answer:
     """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
 
     Raises:

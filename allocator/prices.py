@@ -149,7 +149,7 @@ class View:
         return high.price
 
     def _bracket(self, guess: float) -> tuple[_Probe, _Probe | None]:
-        """A price at which too many nodes are wanted, and one at which they suffice (None: they suffice for nothing)."""
+        """A price at which too many nodes are wanted, and one at which they suffice (None: there is no such pair)."""
         price = guess if guess > 0 else 0.0
         probe = _Probe(price, *self.probe(price))
         step = 1.02
@@ -167,14 +167,13 @@ class View:
             price, step = float(np.ptp(self.value)) / max(1.0, self.limit) or 1.0, 4.0
         else:
             price *= step
-        low = probe
-        while True:
-            probe = _Probe(price, *self.probe(price))
+        for _ in range(_PROBES):
+            low, probe = probe, _Probe(price, *self.probe(price))
             if probe.used <= self.limit:
                 return low, probe
-            low = probe
             price *= step
             step = min(step * step, 1e3)
+        return probe, None  # a sample of must-run jobs can be too large for its share of the limit at any price
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,3 @@ def _view(table: Table, prices: Floats, c: int) -> View:
     value = np.concatenate([other[has_other], table.value[rows]])[order]
     starts = np.searchsorted(group, np.arange(len(table.starts)))
     return View(size, value, group, starts, table.count, float(table.capacity[c]))
-
-
-

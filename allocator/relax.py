@@ -8,13 +8,16 @@ a whole size in it.
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
 
-from allocator.highs import Model, maximise
+from allocator.highs import Model, SolverError, maximise
 from allocator.prices import Dual, at
 from allocator.table import IDLE, Floats, Ints, Table
+
+log = logging.getLogger(__name__)
 
 _ROUNDS = 12
 _CLOSE = 1e-9
@@ -90,7 +93,11 @@ def _lp(table: Table, dual: Dual, rows: Ints, time_limit_s: float) -> tuple[floa
         row_lower=np.concatenate([table.count, table.capacity]),
         row_upper=np.concatenate([table.count, table.capacity]),
     )
-    answer = maximise(model, time_limit_s=time_limit_s)
+    try:
+        answer = maximise(model, time_limit_s=time_limit_s)
+    except SolverError as error:  # costs a good bound, not the plan
+        log.warning("The allocation goes on with a weaker bound. %s", error)
+        return None
     if answer.x is None or answer.duals is None:
         return None
     prices = np.maximum(0.0, dual.prices + answer.duals[groups:] * scale)

@@ -26,6 +26,7 @@ _CHEAP_WORK = 4e6
 _PATIENT_WORK = 4e8
 """The same for a core that HiGHS would take long for."""
 _LARGE_CORE = 3000
+_WORK_A_SECOND = 3e8
 _MOST_ROWS, _ROWS_A_SECOND = 20_000, 10_000
 """Largest core given to HiGHS, whose presolve does not look at the clock often enough on larger ones, and how it shrinks with the time
 left."""
@@ -81,9 +82,7 @@ def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
     return plan
 
 
-def improve(
-    table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool
-) -> Found:
+def improve(table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool) -> Found:
     """The least wasteful plan, or the best one found by ``deadline`` (a value of :func:`time.perf_counter`).
 
     Args:
@@ -120,7 +119,7 @@ def improve(
         shape, ceiling = (len(core.count), len(core.rows)), waste
         outcome = None
         if one_class:
-            work = _PATIENT_WORK if len(core.rows) > _LARGE_CORE else _CHEAP_WORK
+            work = min(_PATIENT_WORK if len(core.rows) > _LARGE_CORE else _CHEAP_WORK, _WORK_A_SECOND * left)
             outcome = cores.by_counting(table, dual, core, waste - dual.noise, work)
             proof = "dp"
         if outcome is None:

@@ -32,7 +32,21 @@ from allocator.nodewise import NodewiseJob
 from allocator.nodewise import solve as nodewise
 from benchmarks.instances import KINDS, Instance, instance, read_curves
 
-LADDER = ((8, 2), (16, 2), (16, 4), (32, 4), (32, 8), (64, 8), (128, 8), (128, 16), (256, 16), (512, 16), (1024, 16))
+LADDER = (
+    (8, 2),
+    (16, 4),
+    (32, 4),
+    (64, 8),
+    (128, 8),
+    (128, 16),
+    (256, 16),
+    (256, 32),
+    (512, 32),
+    (512, 64),
+    (1024, 64),
+    (2048, 128),
+    (4096, 256),
+)
 """(nodes, jobs) of the comparison with the node-by-node model."""
 
 

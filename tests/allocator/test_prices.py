@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, Options, dp, prices, relax, table
+from allocator import Bid, Options, dp, prices, relax, solve, table
 from allocator.allocation import worth
 from tests.allocator.oracle import best
 from tests.allocator.strategies import bid_lists
@@ -94,3 +94,18 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
     least = prices.minimise(made)
     for factor in (0.9, 0.99, 1.01, 1.1):
         assert prices.at(made, factor * least.prices).bound >= least.bound
+
+
+def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
+    # Every eighth job, and only those, needs much; all of them must run and just fit.
+    bids = []
+    for j in range(160):
+        least = 40 if j % 8 == 0 else 1
+        sizes = np.arange(least, least + 3)
+        bids.append(Bid(f"j{j}", {"default": Options(sizes, sizes + j / 1000)}, -np.inf))
+    capacity = {"default": 20 * 40 + 140 + 7}
+    made = table.build(bids, capacity)
+    found = solve(bids, capacity, time_limit_s=30.0)
+    assert not found.dropped
+    assert found.objective == pytest.approx(dp.solve(bids, capacity).objective, rel=1e-12)
+    assert prices.minimise(made).bound >= found.objective

@@ -16,6 +16,7 @@ from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.logs import logs
 from malletrain.cli.nodes import nodes
+from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
@@ -44,5 +45,5 @@ def main() -> None:
     """
 
 
-for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, demo, agent):
+for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, simulate, demo, agent):
     main.add_command(_command)

@@ -4,13 +4,14 @@ Decides when a job processes samples, what it loses and on whose account that go
 start, rescale, suspend; the trace says that a node is gone. Two semantics:
 
 ``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old throughput × its time, a preemption the
-throughput × ``down_s`` once, however many nodes are lost. Both are taken off at once and the job goes on without a pause.
+throughput of what is left × ``down_s``, once however many nodes are lost. Both are taken off at once and the job goes on without a pause.
 
 ``real`` (the product): during a start, a rescale and after a preemption the job processes nothing. Without notice, work since the last
 snapshot is lost (``restart`` mode) or the step under way (``live`` mode, as long as one node survives). With notice the job takes a
 snapshot and loses nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
 
-Losses are in samples, at the throughput the job had before (a start: will have), as in the bids of :mod:`allocator.objectives`.
+Losses are in samples, at the throughput the job had before, as in the bids of :mod:`allocator.objectives` (a start: will have; a
+preemption: has with the nodes that are left).
 """
 
 from __future__ import annotations
@@ -186,22 +187,18 @@ class Run:
     def loses(self, nodes: Sequence[str], now: float) -> None:
         """These nodes are gone."""
         self.accrue(now)
-        before, announced = len(self.nodes), self.leaving > 0
+        announced = self.leaving > 0
         self.nodes.difference_update(nodes)
         self.leaving = max(0, self.leaving - len(nodes))
         self.preemptions += not announced
-        old_rate = self.rate
-        if self.costs.semantics == "freetrain":
-            self.rate = self.rates[len(self.nodes)]
-            self._charge(Cause.PREEMPTION, old_rate, self.costs.down_s, before)
-            self.version += 1
-            if not self.nodes:
-                self._idle()
-            return
-        if self.training:
+        if self.training and self.costs.semantics == "real":
             self._lose_work(now)
-            self.pause_rate = old_rate
-        self._stop(Cause.PREEMPTION)
+        self.rate = self.pause_rate = self.rates[len(self.nodes)]
+        if self.costs.semantics == "freetrain":
+            self._charge(Cause.PREEMPTION, self.rate, self.costs.down_s, len(self.nodes))
+            self.version += 1
+        else:
+            self._stop(Cause.PREEMPTION)
         if not self.nodes:
             self._idle()
 

@@ -47,14 +47,16 @@ from scavenger.trace import Trace
 class SimSettings:
     """What is simulated; times in seconds.
 
-    ``max_running``: jobs at a time. ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller
-    how long gaps are expected to last, learned from those that ended before. ``hours``: stop there (None: where the trace ends).
+    ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its minimum (infinite: for ever).
+    ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to last,
+    learned from those that ended before. ``hours``: stop there (None: where the trace ends).
     """
 
     policy: Policy = POLICIES["malletrain"]
     costs: CostModel = field(default_factory=CostModel)
     max_running: int = 20
     t_fwd_s: float = 120.0
+    starvation_s: float = 600.0
     lease_delay_s: float = 0.0
     horizons: bool = False
     hours: float | None = None
@@ -67,6 +69,8 @@ class SimSettings:
             raise WorkloadError(f"The forward-looking time is {self.t_fwd_s} s; give a number above 0.")
         if not (math.isfinite(self.lease_delay_s) and self.lease_delay_s >= 0):
             raise WorkloadError(f"The delay of a lease is {self.lease_delay_s} s; give 0 or more.")
+        if not self.starvation_s > 0:
+            raise WorkloadError(f"A job cannot starve after {self.starvation_s} s; give a number above 0, or inf.")
         if self.hours is not None and not self.hours > 0:
             raise WorkloadError(f"{self.hours} hours cannot be simulated; give a number above 0.")
 
@@ -96,7 +100,7 @@ class Simulation:
         self.trace = trace
         self.costs = s.policy.world(s.costs)
         self.controller = s.policy.controller(
-            self.costs, max_running=s.max_running, t_fwd_s=s.t_fwd_s, time_limit_s=s.time_limit_s
+            self.costs, max_running=s.max_running, t_fwd_s=s.t_fwd_s, starvation_s=s.starvation_s, time_limit_s=s.time_limit_s
         )
         self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
         self.now = 0.0

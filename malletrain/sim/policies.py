@@ -47,13 +47,15 @@ class Policy:
         """The curve that the controller is given with the job."""
         return job.told if self.told else job.curve
 
-    def controller(self, costs: CostModel, *, max_running: int, t_fwd_s: float, time_limit_s: float = 2.0) -> Controller:
+    def controller(
+        self, costs: CostModel, *, max_running: int, t_fwd_s: float, starvation_s: float, time_limit_s: float = 2.0
+    ) -> Controller:
         """The product's controller under this policy in the world of ``costs`` (see :meth:`world`)."""
         known = costs.known_to_planner()
         if self.published:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
         planning = PlanningSettings(t_fwd_s, known, max_running, time_limit_s)
-        settings = ControllerSettings(planning, min_interval_s=30.0)
+        settings = ControllerSettings(planning, min_interval_s=30.0, starvation_s=starvation_s)
         if costs.semantics == "freetrain":
             settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
@@ -85,7 +87,7 @@ POLICIES = {
     policy.name: policy
     for policy in (
         Policy("malletrain", "the product: exact plans from true curves"),
-        Policy("freetrain", "FreeTrain: exact plans from the curves that owners state, starting taken to be free", told=True, published=True),
+        Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", told=True, published=True),
         Policy("equal", "equal shares, whatever the curves say", solver=_equal),
         Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),
         Policy("ideal", "exact plans, rescaling and preemption free", free=True, published=True),

@@ -12,6 +12,8 @@ import numpy as np
 from malletrain.sim.costs import Cause
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from malletrain.sim.engine import Simulation
 
 
@@ -115,3 +117,33 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         max_decision_ms=float(decisions.max()),
         wall_s=wall_s,
     )
+
+
+def table(result: Result) -> Table:
+    """The result for people."""
+    from rich.table import Table
+
+    r = result
+    lost = [
+        ("starting", r.start_fraction, r.start_loss),
+        ("rescaling", r.rescale_fraction, r.rescale_loss),
+        ("preemption", r.preemption_fraction, r.preemption_loss),
+    ]
+    unused = 1.0 - r.harvested_fraction - sum(fraction for _, fraction, _ in lost)
+    rows = [
+        ("policy", f"{r.policy}, costs {r.costs}, {r.max_running} jobs at a time, T_fwd {r.t_fwd_s:g} s"),
+        ("machine", f"{r.nodes} nodes, {r.equivalent_nodes:.1f} of them idle on average over {r.hours:.1f} h"),
+        ("samples", f"{r.samples:.4g}, {100 * r.fraction_of_ideal:.1f} % of {r.ideal_samples:.4g}, the upper bound"),
+        ("idle node-hours", f"{100 * r.harvested_fraction:.1f} % harvested, {100 * unused:.1f} % not used"),
+        *((f"  lost to {name}", f"{100 * fraction:.1f} % ({samples:.3g} samples)") for name, fraction, samples in lost),
+        ("changes", f"{r.starts} starts, {r.rescales} rescales, {r.preemptions} preemptions"),
+        ("jobs", f"{r.jobs_completed} done of {r.jobs}"),
+    ]
+    if r.mean_job_hours is not None and r.mean_wait_hours is not None:
+        rows.append(("  on average", f"{r.mean_job_hours:.2f} h from start to end, {r.mean_wait_hours:.2f} h in the queue before"))
+    rows.append(("decisions", f"{r.plans} plans; {r.mean_decision_ms:.1f} ms on average, 95 % within {r.p95_decision_ms:.1f} ms"))
+    rows.append(("took", f"{r.wall_s:.1f} s"))
+    found = Table(show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        found.add_row(*row)
+    return found

@@ -7,10 +7,12 @@ or random cells (:mod:`malletrain.sim.nas`). Arrivals and sizes of a real log co
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,32 @@ def hpo(
     return jobs
 
 
+def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) -> list[SimJob]:
+    """The same models, with arrivals, sizes and lengths of a real log: (submission, nodes, run time) of each of its jobs, in seconds.
+
+    A job may grow to as many nodes as its model of a batch job had, and has the work that it would have done on them in that time. Where
+    its curve ends before, it may grow to that end and has work for as many node-seconds. One job of the log is used for each of ``jobs``.
+    """
+    found = []
+    for job, (submit_s, nodes, run_s) in zip(jobs, log, strict=False):
+        most = min(nodes, job.max_nodes)
+        work = job.curve.at(most) * run_s * nodes / most
+        found.append(replace(job, submit_s=submit_s, max_nodes=most, min_nodes=min(job.min_nodes, most), samples=work))
+    return found
+
+
+def misjudged(jobs: Sequence[SimJob], level: float, shape: float, seed: int = 0) -> list[SimJob]:
+    """The same jobs, with owners that are mistaken: what they state is the true curve times ``exp(level·z) · nodes**(shape·y)``, z and y
+    standard normal, drawn once a job."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for job in jobs:
+        z, y = rng.standard_normal(2)
+        points = ((n, rate * math.exp(level * z) * n ** (shape * y)) for n, rate in job.curve.points)
+        found.append(replace(job, told=ScalingCurve.of(points)))
+    return found
+
+
 def read_curves(path: str | Path) -> dict[str, ScalingCurve]:
     """Scaling curves, model → curve, from a CSV with the header ``model,nodes,samples_per_s``.
 
@@ -121,12 +149,13 @@ def read_workload(path: str | Path, curves: Mapping[str, ScalingCurve] | None = 
     """Jobs from a file: CSV with a header, or JSON (a list of objects), with the fields of :class:`SimJob`.
 
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed; ``min_nodes`` (1), ``max_nodes`` (the end of
-    the curve), ``submit_s`` (0), ``weight`` (1), ``goal``, ``sizes``, ``told`` may be left out. A curve is an object ``{"1": 100, "2": 190}``
-    in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``told`` the owner states the true curve; ``"none"``: no curve.
+    the curve), ``submit_s`` (0), ``weight`` (1), ``goal``, ``sizes``, ``told`` may be left out. A curve is an object such as
+    ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``told`` the owner states the true
+    curve; with ``none``, no curve.
 
     Raises WorkloadError with the line or entry of the problem.
     """
-    text = _text(path)
+    text = read_text(path)
     if text.lstrip()[:1] in ("[", "{"):
         try:
             entries = json.loads(text)
@@ -217,11 +246,15 @@ def _curve(points: Iterable[tuple[int, float]], where: str) -> ScalingCurve:
         raise WorkloadError(f"{where}: {error}") from None
 
 
-def _text(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
+    """The text of a file, gzip or not. Raises WorkloadError when there is none."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        raw = Path(path).read_bytes()
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except FileNotFoundError:
         raise WorkloadError(f"{path}: There is no such file.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(f"{path}: The gzip file is damaged ({error}).") from None
     except UnicodeDecodeError:
         raise WorkloadError(f"{path}: This is not a text file.") from None
     except OSError as error:
@@ -230,7 +263,7 @@ def _text(path: str | Path) -> str:
 
 def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     """(line, row) of a CSV whose header has at least the columns ``needed``."""
-    reader = csv.DictReader(_text(path).splitlines())
+    reader = csv.DictReader(read_text(path).splitlines())
     header = [name.strip() for name in reader.fieldnames or ()]
     missing = [name for name in needed if name not in header]
     if missing:

@@ -281,7 +281,7 @@ class Advisor:
             result = Result.UNKNOWN
         elif result is None:
             largest = max(queued.visited, default=0)
-            missing = [k for k in active.plan.rungs if k not in curve.unusable and not known(curve, k, self.config.plan.tolerance)]
+            missing = [k for k in active.plan.rungs if k not in curve.unusable and not known(curve, k, active.plan.config.tolerance)]
             above = [k for k in missing if k > largest and k not in active.failed]
             if above:
                 reason = f"{reason} {above[0]} nodes could not be had: sizes above {largest} are extrapolated."
@@ -332,7 +332,7 @@ class Advisor:
         best = next_step(plan, wanted.curve, wanted.max_nodes)
         if best.size is None:
             return self._nothing(queued, Result.MEASURED, best.reason)
-        least = min(k for k in plan.sizes if not known(wanted.curve, k, config.plan.tolerance))
+        least = min(k for k in plan.sizes if not known(wanted.curve, k, plan.config.tolerance))
         patient = now - queued.since < config.patience_s
         needed = max(least, round(config.worthwhile * best.size)) if patient else least
         offer = self._offer(wanted, best.size, needed, now)

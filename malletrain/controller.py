@@ -21,6 +21,7 @@ from typing import Any
 
 from allocator import NodeInfo
 from malletrain.events import (
+    Believed,
     Command,
     CurveLearned,
     Event,
@@ -36,8 +37,11 @@ from malletrain.events import (
     NodeLeaving,
     NodeLost,
     NodeUnfit,
+    Progressed,
     Rescale,
+    RescaleCosted,
     RescaleFinished,
+    RoundFormed,
     RoundInterrupted,
     Start,
     Stop,
@@ -48,6 +52,7 @@ from malletrain.events import (
 from malletrain.leasing import Gaps
 from malletrain.planning import Candidate, Plan, Planner, make_plan, turns
 from malletrain.records import ControllerSettings, JobRecord, NodeRecord
+from malletrain.staircase import Staircase
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
@@ -72,6 +77,7 @@ class Controller:
         self._plan_at: float | None = None
         self._leases_due = False
         self._held_until = 0.0
+        self._staircase = Staircase(self)
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
             NodeLeaving: self._node_leaving,
@@ -86,6 +92,10 @@ class Controller:
             JobCancelled: lambda event, now: self._end(event.job, JobState.CANCELLED, "cancelled by its owner", now),
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
+            Progressed: self._staircase.progressed,
+            RescaleCosted: self._staircase.costed,
+            RoundFormed: self._staircase.formed,
+            Believed: self._staircase.believed,
             Tick: lambda event, now: (),
         }
 
@@ -106,6 +116,8 @@ class Controller:
             return commands
         if self._plan_at is not None and now >= self._plan_at:
             commands += self._plan(now)
+        elif (due := self._staircase.next_wakeup()) is not None and now >= due:
+            commands += self._review_profiles(now)
         return commands + self._review_leases(now)
 
     def hold(self, until: float) -> None:
@@ -116,6 +128,8 @@ class Controller:
     def next_wakeup(self) -> float | None:
         """When a Tick is due although nothing happens, or ``None``."""
         due = [self._plan_at] if self._plan_at is not None else [self.nodes[name].review_at for name in self._idle]
+        if (profile := self._staircase.next_wakeup()) is not None:
+            due.append(profile)
         times = [max(at, self._held_until) for at in due]
         placed = self._admitted(self._reach())
         starving = any(job.starving for job in placed)
@@ -201,8 +215,11 @@ class Controller:
     def _job_submitted(self, event: JobSubmitted, now: float) -> Iterable[Command]:
         if event.job in self.jobs:
             raise ValueError(f"Job {event.job} was submitted before.")
-        job = JobRecord(event, len(self.jobs), event.state, tries=event.tries, last_broke=event.last_broke, curve=event.curve)
+        # A profile does not outlive the daemon that made it; it is taken up again from what is stored.
+        state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
+        job = JobRecord(event, len(self.jobs), state, tries=event.tries, last_broke=event.last_broke, curve=event.curve)
         self.jobs[event.job] = job
+        self._staircase.submitted(job, event.learned)
         if not job.state.ended:
             self._unfinished[event.job] = self._at_work[event.job] = job
             self._in_turn.clear()
@@ -216,10 +233,14 @@ class Controller:
             return ()
         if job.last_broke is not None and now - job.last_broke > self.settings.retry_window_s:
             job.tries = 0
-        job.tries, job.last_broke = job.tries + 1, now
+        job.last_broke = now
+        if not (self._staircase.holds(job) and self._staircase.worked_elsewhere(job)):
+            job.tries += 1
         if job.tries >= self.settings.max_tries:
             return self._end(event.job, JobState.FAILED, event.reason, now)
-        return self._restart(job, now)
+        restart = self._restart(job, now)
+        profile = self._staircase.crashed(job, now)
+        return restart if profile is None else profile
 
     def _round_interrupted(self, event: RoundInterrupted, now: float) -> Iterable[Command]:
         return self._restart(self.jobs[event.job], now)
@@ -244,19 +265,21 @@ class Controller:
             job.rescaling, job.rescaled_at = False, now
             if job.planned != self.plans:  # a plan was made that had to leave it as it was
                 self._plan_soon(now + max(self.settings.settle_s, self.settings.min_interval_s))
+            return self._staircase.rescaled(job, now)
         return ()
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if self._unfinished.pop(name, None) is None:
             return []  # late news
+        news = self._staircase.ended(job, now)
         self._at_work.pop(name, None)
         self._in_turn.clear()
         self._free(job.nodes, now)
         job.nodes, job.state, job.rescaling, job.broken, job.starving = (), state, False, False, False
         self._plan_soon(now + self.settings.settle_s)
         self._leases_due = True
-        return [Stop(name, state, reason)]
+        return [*news, Stop(name, state, reason)]
 
     # --- planning ---
 
@@ -302,7 +325,7 @@ class Controller:
                 weight=spec.weight,
                 goal=spec.goal,
                 curve=job.curve,
-                sizes=spec.sizes,
+                sizes=job.sizes,
                 cost=job.cost,
                 fixed=not imagined and self._stays(job, now),
                 broken=job.broken,
@@ -320,12 +343,20 @@ class Controller:
         """Whether the job keeps its nodes whatever the plan would like: nothing forces it, and it is rescaling or was a moment ago."""
         if job.broken or not job.accepts(len(job.nodes)) or not all(n in self._usable for n in job.nodes):
             return False
+        if self._staircase.holds(job):
+            return True
         rested = job.rescaled_at + self.settings.min_interval_s
         if not job.rescaling and now < rested:
             self._plan_soon(rested)
         return job.rescaling or now < rested
 
+    def _review_profiles(self, now: float) -> list[Command]:
+        """Let the advisor know how things are, and begin, go on with or give up a profile."""
+        jobs = self._admitted(+self._usable_by_class)
+        return self._staircase.review(jobs, bool(self._gaps.coming(self.nodes)), now)
+
     def _plan(self, now: float) -> list[Command]:
+        profile = self._review_profiles(now)
         self._plan_at = None
         candidates = self._candidates(self._usable, now, imagined=False)
         granted = {c.job for c in candidates if c.must_run}
@@ -360,7 +391,7 @@ class Controller:
                 self.nodes[node].job = name
                 self._idle.discard(node)
         self._leases_due = True
-        return shrinking + growing
+        return profile + shrinking + growing
 
     def _deadline(self, nodes: Iterable[str], now: float) -> float | None:
         """Seconds until the first of ``nodes`` is taken away, ``None`` when none is."""

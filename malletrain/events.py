@@ -6,11 +6,13 @@ Both shells (daemon and simulator) speak this vocabulary. Times are seconds on t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
+from malletrain.learned import Learned
 
 
 class JobState(str, Enum):
@@ -84,7 +86,8 @@ class JobSubmitted:
     """A new malleable job, or after a restart one that the store knows (``state`` says where it stood).
 
     ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and ``last_broke``: how often its workers
-    broke, and when they last did.
+    broke, and when they last did. ``profile``: measure how it scales, at ``profile_sizes`` where the user names them. ``learned``: what is
+    known of its scaling from before a restart or from other jobs.
     """
 
     job: str
@@ -97,6 +100,9 @@ class JobSubmitted:
     state: JobState = JobState.QUEUED
     tries: int = 0
     last_broke: float | None = None
+    profile: bool = False
+    profile_sizes: tuple[int, ...] | None = None
+    learned: Learned | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,42 @@ class CurveLearned:
 
 
 @dataclass(frozen=True)
+class Progressed:
+    """Samples were processed on ``nodes`` nodes: ``samples`` since the round began, up to ``time`` (the workers' own time of the last
+    of them, on the clock of ``now``), in steps of ``batch`` over all ranks."""
+
+    job: str
+    nodes: int
+    time: float
+    samples: float
+    batch: float = 0.0
+
+
+@dataclass(frozen=True)
+class RescaleCosted:
+    """A rescale of ``kind`` (``up``, ``down`` or ``start``) cost the job ``seconds`` without a sample."""
+
+    job: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundFormed:
+    """All workers of the job's newest round have been started; whether they process samples is not known yet."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Believed:
+    """What other jobs suggest of this job's scaling, found out late; it does not take the place of anything measured."""
+
+    job: str
+    learned: Learned
+
+
+@dataclass(frozen=True)
 class RescaleFinished:
     """The job processes samples at its new scale (or its start-up time limit passed)."""
 
@@ -162,6 +204,10 @@ Event = (
     | RoundInterrupted
     | JobCancelled
     | CurveLearned
+    | Progressed
+    | RescaleCosted
+    | RoundFormed
+    | Believed
     | RescaleFinished
     | Tick
 )
@@ -218,4 +264,23 @@ class Stop:
     reason: str = ""
 
 
-Command = TakeLeases | GiveBack | Start | Rescale | Suspend | Stop
+@dataclass(frozen=True)
+class Announce:
+    """Something for the audit trail: ``kind`` is ``profile-started`` | ``profile-point`` | ``profile-finished`` | ``profile-waiting`` |
+    ``job-interrupted`` | ``curve-changed``; ``sentence`` for people, ``data`` for programs."""
+
+    job: str
+    kind: str
+    sentence: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KeepLearned:
+    """Store what is now known of the job's scaling."""
+
+    job: str
+    learned: Learned
+
+
+Command = TakeLeases | GiveBack | Start | Rescale | Suspend | Stop | Announce | KeepLearned

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.events import JobState, JobSubmitted
+from malletrain.learned import Learned
 from malletrain.planning import PlanningSettings, smallest_size
+from malletrain.profiling import ProfilingSettings
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class ControllerSettings:
     than this. ``starvation_s``: an admitted job without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the
     job has failed when its workers broke so many times, each within ``retry_window_s`` of the last. ``give_back_after_s``: a lease nobody
     uses is given back. ``min_horizon_s``: shorter gaps are not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by
-    then is forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long.
+    then is forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long. ``profiling``: how jobs are profiled;
+    None: they are not.
     """
 
     planning: PlanningSettings = field(default_factory=PlanningSettings)
@@ -31,6 +34,7 @@ class ControllerSettings:
     min_horizon_s: float = 0.0
     lease_wait_s: float = 120.0
     unfit_s: float = 300.0
+    profiling: ProfilingSettings | None = None
 
 
 @dataclass
@@ -39,7 +43,8 @@ class JobRecord:
 
     ``idle_since``: since when it has had a place but no nodes (None: never had a place). ``turn_until``: it keeps its minimum until then.
     ``broken``: its workers must be restarted. ``planned``: the number of the plan that its newest round is from. ``rescaling``: that round
-    has not processed a sample yet; ``rescaled_at``: when the last one had.
+    has not processed a sample yet; ``rescaled_at``: when the last one had. ``curve``, ``cost``: what the bids are made from. ``learned``:
+    what was measured; ``interrupted_at``: when it last gave nodes to a profile.
     """
 
     submitted: JobSubmitted
@@ -57,17 +62,28 @@ class JobRecord:
     turn_until: float = 0.0
     curve: ScalingCurve | None = None
     cost: RescaleCost | None = None
+    learned: Learned = field(default_factory=Learned)
+    interrupted_at: float | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The sizes it can use: those it accepts, without those at which its script crashed; None for every one within its limits."""
+        spec, unusable = self.submitted, self.learned.curve.unusable
+        if not unusable:
+            return spec.sizes
+        accepted = spec.sizes or range(spec.min_nodes, spec.max_nodes + 1)
+        return tuple(k for k in accepted if k not in unusable and spec.min_nodes <= k <= spec.max_nodes) or spec.sizes
 
     @property
     def smallest(self) -> float:
         """The fewest nodes it can run on; infinite when its sizes and limits leave none."""
-        found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.submitted.sizes)
+        found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
         return math.inf if found is None else found
 
     def accepts(self, size: int) -> bool:
         """Whether it may run on ``size`` nodes."""
-        spec = self.submitted
-        return spec.min_nodes <= size <= spec.max_nodes and (spec.sizes is None or size in spec.sizes)
+        spec, sizes = self.submitted, self.sizes
+        return spec.min_nodes <= size <= spec.max_nodes and (sizes is None or size in sizes)
 
 
 @dataclass

@@ -388,3 +388,14 @@ def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
         if not disturbed:
             assert done.scale_ups <= 1
         assert all(a > b for a, b in pairwise(done.visited)) or done.scale_ups > 1
+
+
+def test_sizes_the_user_chose_are_measured_although_the_curve_gives_them():
+    curve = MeasuredCurve()
+    for k in (1, 2, 3, 5):
+        curve = curve.with_measurement(k, 100.0 * k, 0.1 * k, 0.0)
+    advisor = Advisor()
+    advisor.handle(NodesChanged({"default": 5}), 0.0)
+    (answer,) = advisor.handle(ProfileWanted("a", 1, 5, chosen=(4, 2), curve=curve), 0.0)
+    assert isinstance(answer, SetSize)
+    assert answer.nodes == 4

@@ -41,6 +41,8 @@ LOOK_EVERY_S = 0.5
 KILL_AT = 0.45
 """With chaos: when the daemon is killed, as a share of the trace's time."""
 DOWN_S = 3.0
+NEWS_S = 3.0
+"""Time in which a restarted daemon has heard of all samples that were processed without it."""
 UNDISTURBED_S = 120.0
 
 
@@ -221,6 +223,7 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
     rounds = story.rounds_of(watcher.events, details, watcher.counts, end)
     sums = account(machine, rounds, story.held_of(watcher.events, end, names))
     nodes = sorted(machine.offered, key=lambda n: (len(n), n))
+    unknown = [(went, back + NEWS_S) for went, back in watcher.outages]
     picture = Timeline(
         nodes=tuple(nodes),
         jobs=tuple(names.values()),
@@ -228,7 +231,7 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
         end=end,
         spans=sums.spans,
         marks=machine.preemptions,
-        series=tuple(story.throughput(job, counts) for job, counts in watcher.counts.items()),
+        series=tuple(story.throughput(job, counts, unknown) for job, counts in watcher.counts.items()),
         outages=tuple(watcher.outages),
         title=f"Three jobs on {len(nodes)} nodes that the main scheduler takes and leaves",
     )

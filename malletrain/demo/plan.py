@@ -103,7 +103,7 @@ autostart = false
 drain_timeout = "4 s"
 join_timeout = "30 s"
 stop_grace = "2 s"
-starvation = "15 s"
+starvation = "40 s"
 
 [allocation]
 t_fwd = "30 s"

@@ -41,23 +41,26 @@ def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -
     return made
 
 
-def throughput(job: str, counts: Sequence[tuple[float, float]], window_s: float = 2.0) -> Series:
-    """Samples/s of one job from its (time, samples) looked at now and then: the slope over the last ``window_s`` seconds.
+def throughput(
+    job: str, counts: Sequence[tuple[float, float]], unknown: Sequence[tuple[float, float]] = (), window_s: float = 2.0
+) -> Series:
+    """Samples/s of one job from its (time, samples) looked at now and then: from each look on, the slope to the next one.
 
-    A look that found fewer samples than one before it is left out: a daemon that was just restarted has not heard of the newest yet.
+    The slope is taken over ``window_s`` seconds at least. Looks within ``unknown`` (begin, end) do not count: a daemon that was just
+    restarted has not heard of the newest samples yet.
     """
-    good: list[tuple[float, float]] = []
-    for look in counts:
-        if not good or look[1] >= good[-1][1]:
-            good.append(look)
-    rates = []
-    start = 0
-    for k, (moment, samples) in enumerate(good):
-        while start < k - 1 and good[start + 1][0] <= moment - window_s:
+    looks: list[tuple[float, float]] = []
+    for moment, samples in counts:
+        if not any(begin <= moment <= end for begin, end in unknown):
+            looks.append((moment, max(samples, looks[-1][1] if looks else 0.0)))
+    rates, start = [], 0
+    for k in range(len(looks) - 1):
+        moment, samples = looks[k + 1]
+        while start < k and looks[start][0] < moment - window_s:
             start += 1
-        elapsed = moment - good[start][0]
-        rates.append((samples - good[start][1]) / elapsed if elapsed > 0 else 0.0)
-    return Series(job, tuple(moment for moment, _ in good), tuple(rates))
+        elapsed = moment - looks[start][0]
+        rates.append((samples - looks[start][1]) / elapsed if elapsed > 0 else 0.0)
+    return Series(job, tuple(moment for moment, _ in looks), (*rates, 0.0) if looks else ())
 
 
 def rounds_of(

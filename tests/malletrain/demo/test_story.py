@@ -73,5 +73,18 @@ def test_first_sample_while_the_daemon_was_away():
 def test_throughput():
     looks = [(0.0, 0.0), (1.0, 100.0), (2.0, 200.0), (3.0, 200.0), (4.0, 200.0), (4.0, 200.0), (5.0, 150.0), (8.0, 600.0)]
     series = throughput("a", looks)
-    assert series.times == (0.0, 1.0, 2.0, 3.0, 4.0, 4.0, 8.0)  # without the look that knew less than the one before
-    assert series.rates == pytest.approx((0.0, 100.0, 100.0, 50.0, 0.0, 0.0, 100.0))
+    assert series.times == tuple(t for t, _ in looks)
+    assert series.rates == pytest.approx((100.0, 100.0, 50.0, 0.0, 0.0, 0.0, 400 / 3, 0.0))  # never below 0
+
+
+def test_throughput_while_the_daemon_is_away():
+    """Training goes on at 100/s; the daemon knows less at first when it is back."""
+    looks = [(0.0, 0.0), (1.0, 100.0), (6.0, 80.0), (6.5, 80.0), (8.0, 800.0), (9.0, 900.0)]
+    series = throughput("a", looks, unknown=[(1.5, 7.0)])
+    assert series.times == (0.0, 1.0, 8.0, 9.0)
+    assert series.rates == pytest.approx((100.0, 100.0, 100.0, 0.0))
+
+
+def test_throughput_of_nothing():
+    assert throughput("a", []).rates == ()
+    assert throughput("a", [(1.0, 5.0)]).rates == (0.0,)

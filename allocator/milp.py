@@ -63,7 +63,7 @@ def solve(
     guess = None
     if warm is not None and warm.prices and drops == 0:
         guess = np.array([warm.prices.get(name, 0.0) for name in options.classes])
-    seats = table.rows_for(options, jobs, seated)
+    seats = table.rows_for(options, jobs, seated) if seated or drops else table.idle(options)
     assert seats is not None, "every must-run job has a seat or may be dropped"
     dual = prices.minimise(options, guess)
     wish = prices.choices(options, dual.prices * (1.0 + 1e-9))
@@ -75,6 +75,7 @@ def solve(
         before = table.rows_for(options, jobs, warm.sizes)
         if before is not None and options.fits(before) and dual.waste(options, before) <= dual.waste(options, plan) + dual.noise:
             plan = before
+    options, dual, plan = search.narrow(options, dual, plan)
     found = search.improve(options, dual, plan, deadline=deadline, gap=gap, counting=counting)
     sizes = table.assign(options, found.plan, jobs, warm.sizes if warm is not None else {})
     objective, dropped = worth(sizes, bids)

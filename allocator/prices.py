@@ -152,12 +152,12 @@ class View:
         """A price at which too many nodes are wanted, and one at which they suffice (None: there is no such pair)."""
         price = guess if guess > 0 else 0.0
         probe = _Probe(price, *self.probe(price))
-        step = 1.02
+        step = 1.03
         if probe.used <= self.limit:
             high = probe
             while price > 0:
                 price = price / step if step < 1e6 else 0.0
-                step *= step
+                step **= 4
                 probe = _Probe(price, *self.probe(price))
                 if probe.used > self.limit:
                     return probe, high
@@ -172,7 +172,7 @@ class View:
             if probe.used <= self.limit:
                 return low, probe
             price *= step
-            step = min(step * step, 1e3)
+            step = min(step**4, 1e3)
         return probe, None  # a sample of must-run jobs can be too large for its share of the limit at any price
 
 

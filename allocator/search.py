@@ -8,7 +8,7 @@ them are solved first: the better plan this gives usually closes most of the oth
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,12 @@ def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
     near = _near(table, dual, seats)
     repaired = repair(table, dual, wish, near)
     return fill(table, dual, seats if repaired is None else repaired, near, 4 * len(table.starts))
+
+
+def narrow(table: Table, dual: Dual, plan: Ints) -> tuple[Table, Dual, Ints]:
+    """All three with only the rows that ``plan`` uses or that a better plan might."""
+    mask = (dual.loss < dual.waste(table, plan) - dual.noise) | (plan > 0)
+    return table.keep(mask), replace(dual, loss=dual.loss[mask]), plan[mask]
 
 
 def _near(table: Table, dual: Dual, seats: Ints) -> Ints:

@@ -8,7 +8,7 @@ out. Which of the others matter is decided in :mod:`allocator.prices` and :mod:`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -64,6 +64,14 @@ class Table:
     def ends(self) -> Ints:
         """One past the last row of each group."""
         return np.append(self.starts[1:], len(self.size))
+
+    def keep(self, mask: Mask) -> Table:
+        """The table with only the rows of ``mask``, of which every group has at least one."""
+        group = self.group[mask]
+        starts = np.searchsorted(group, np.arange(len(self.members)))
+        return replace(
+            self, group=group, resource=self.resource[mask], size=self.size[mask], value=self.value[mask], starts=starts
+        )
 
     def use(self, plan: Ints) -> Floats:
         """Units of each resource that ``plan`` (members on each row) uses."""
@@ -156,6 +164,13 @@ def undominated(table: Table, keep: Mask) -> Mask:
     kept = np.zeros(len(keep), np.bool_)
     kept[rows[~beaten]] = True
     return kept
+
+
+def idle(table: Table) -> Ints:
+    """The plan in which every job takes the first of its rows, which is to have nothing where that is allowed."""
+    plan = np.zeros(len(table.size), np.int64)
+    plan[table.starts] = table.count.astype(np.int64)
+    return plan
 
 
 def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]) -> Ints | None:

@@ -130,9 +130,10 @@ class Transport:
         peer = frames[0].bytes
         who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
         if who is None:
-            # Its key was withdrawn after it had connected (an ended lease).
+            # Its key was withdrawn after it had connected: its lease has ended, yet it is still there (its node lost contact with the main
+            # scheduler). Told only that it may not speak, it would stay for ever.
             self._on_invalid("A message came from a peer whose key is not valid any more.")
-            self.send(peer, wire.Error("Your key is not valid any more: the lease has ended."))
+            self.send(peer, wire.Goodbye("The lease has ended."))
             return
         try:
             message = wire.decode([frame.bytes for frame in frames[1:]])

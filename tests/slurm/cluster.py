@@ -186,9 +186,10 @@ class SlurmCluster:
 
     # --- asking ------------------------------------------------------------------------------------------------------------------------
 
-    def run(self, *argv: str, timeout: float = 30.0, **options: object) -> str:
+    def run(self, *argv: str, timeout: float = 30.0, env_time: str = "standard") -> str:
         """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
-        made = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=self.root, **options)  # type: ignore[call-overload]
+        environment = {**self.environment, "SLURM_TIME_FORMAT": env_time}
+        made = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, cwd=self.root)
         if made.returncode:
             raise subprocess.CalledProcessError(made.returncode, argv, made.stdout, made.stderr)
         return str(made.stdout)

@@ -1,0 +1,47 @@
+"""A real Slurm for each test that asks for one; skipped with the reason where there can be none, failed in CI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster, missing
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        if here in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture
+def root():
+    """A short, public directory: sockets lie in it, and jobs of other users."""
+    path = Path(tempfile.mkdtemp(prefix="mt-slurm-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(root):
+    """Call it to start a Slurm; it is stopped afterwards and must have left nothing."""
+    if reason := missing():
+        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    started: list[SlurmCluster] = []
+
+    def start(nodes: int = 4, **options: object) -> SlurmCluster:
+        started.append(SlurmCluster(root / f"c{len(started)}", nodes, **options))
+        return started[-1].start()
+
+    yield start
+    left = [line for one in started for line in one.stop()]
+    assert not left, f"Processes of jobs were left over: {left}"
+    assert not [path for path in root.glob("c*") if path.exists()]

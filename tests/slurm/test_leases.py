@@ -1,0 +1,161 @@
+"""The scavenger on a real Slurm: leases, their words, their signals, planned nodes, other owners."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scavenger.commands import Commands
+from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.rules import GapRules
+from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm_job import LeaseOptions
+from scavenger.slurm_source import asking_environment
+
+TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()
+NASTY = ["a b", "$(touch hacked)", "`id`", "it's \"q\"", "new\nline", "\r\n#SBATCH --partition=batch\r\n", "", "ü \\ \\n", "-x", "*"]
+TELL = "import json, os, sys, time; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1] + '.new', 'w')); " \
+    "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"  # fmt: skip
+LEAVE = """
+import signal, sys, time
+def leave(number, frame):
+    open(sys.argv[1], "w").write(str(time.time()))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open(sys.argv[1] + ".ready", "w").close()
+while True:
+    time.sleep(0.05)
+"""
+
+
+def scavenger(cluster, **settings):
+    settings.setdefault("lease", LeaseOptions(partition="preemptable"))
+    settings.setdefault("idle_for_s", 0.0)
+    made = SlurmSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), hold_s=0.5, **settings)
+    commands = Commands(environment=asking_environment(cluster.environment))
+    return SlurmScavenger(made, commands, environment=cluster.environment)
+
+
+def gaps(one):
+    return sorted(gap.node for gap in one.poll().gaps)
+
+
+def states(one):
+    return {lease.id: lease.state for lease in one.poll().leases}
+
+
+def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
+    slurm = cluster(4)
+    one = scavenger(slurm)
+    assert all(works for works, _ in one.check()), one.check()
+    assert gaps(one) == ["n1", "n2", "n3", "n4"]
+    out = root / "it's $(out) \"dir\"\n"
+    out.mkdir()
+    requests = [
+        LeaseRequest(f"l{i}", f"n{i}", (sys.executable, "-c", TELL, str(out / f"n{i}"), *NASTY), {"NASTY": "\n".join(NASTY)})
+        for i in (1, 2, 3)
+    ]
+    leases = one.take(requests)
+    assert [lease.state for lease in leases] == [LeaseState.PENDING] * 3
+    assert [one.take([request])[0].scheduler_id for request in requests] == [lease.scheduler_id for lease in leases], "asking twice"
+    slurm.until(lambda: len([p for p in out.iterdir() if not p.suffix]) == 3, "the leases run")
+    assert set(states(one).values()) == {LeaseState.RUNNING}
+    for i in (1, 2, 3):
+        words, environment = json.loads((out / f"n{i}").read_text())
+        assert words == NASTY
+        assert environment["NASTY"] == "\n".join(NASTY)
+        assert environment["MALLETRAIN_NODE"] == f"n{i}"
+        assert environment["MALLETRAIN_LEASE"] == f"l{i}"
+        assert environment["MALLETRAIN_GRACE_S"] == "6"
+    assert gaps(one) == ["n4"]
+    assert not (root / "hacked").exists()
+    # Preempting one lease takes no other along.
+    main = slurm.submit("sleep 1", "--nodelist=n1", "--exclusive")
+    slurm.until(lambda: states(one)["l1"] is LeaseState.ENDED, "the lease on n1 is over")
+    slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
+    assert [states(one)[name] for name in ("l2", "l3")] == [LeaseState.RUNNING] * 2
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "the leases are cancelled")
+    one.give_back(leases)
+    slurm.until(lambda: gaps(one) == ["n1", "n2", "n3", "n4"], "the nodes are gaps again")
+
+
+@pytest.mark.parametrize("controller", ["preempt_send_user_signal", "enable_configless"])
+def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, controller):
+    slurm = cluster(1, controller=controller, grace=30)
+    one = scavenger(slurm)
+    one.poll()
+    told = root / "told"
+    one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", LEAVE, str(told)))])
+    slurm.until(lambda: (root / "told.ready").exists(), "the command waits for its signal")
+    asked = time.time()
+    main = slurm.submit("true", "--exclusive")
+    slurm.until(told.exists, "the command was told")
+    slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
+    assert float(told.read_text() or asked) - asked < 30, "long before the grace time was over"
+
+
+def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(cluster, root):
+    slurm = cluster(3)
+    slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=8")
+    slurm.until(lambda: slurm.states()[0] == "allocated", "the first job runs")
+    waiting = slurm.submit("true", "-N3", "--exclusive", "--time=5")
+    slurm.until(lambda: slurm.states()[1:] == ["planned", "planned"], "the other nodes are planned for the second")
+    careful = scavenger(slurm)
+    assert gaps(careful) == []
+    [why] = [e.rules for e in careful.poll().explanations if e.node == "n2"]
+    [sentence] = [sentence for rule, passed, sentence in why if not passed]
+    assert sentence.startswith("it is held for a waiting job, which is expected to start in")
+    for name, options in (("backfill", {"backfill": True}), ("allowed", {"rules": GapRules(use_planned=True)})):
+        one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", time_min_s=60.0), **options)
+        assert gaps(one) == ["n2", "n3"]
+        [lease] = one.take([LeaseRequest(name, "n2", ("sleep", "600"))])
+        slurm.until(lambda one=one, name=name: states(one)[name] is LeaseState.RUNNING, "the lease runs on a planned node")
+        asked = ((lease.scheduler_id, "%e"), (waiting, "%S"))
+        ends, starts = (float(slurm.run("squeue", "-h", "-j", job, "-o", field, env_time="%s")) for job, field in asked)
+        assert time.time() + 60 < ends <= starts, "it ends before the waiting job starts"
+        one.give_back([lease])
+        slurm.until(lambda: not slurm.leases(), "the lease is over")
+
+
+def test_nodes_in_maintenance_drained_or_reserved_are_no_gaps(cluster, root):
+    slurm = cluster(4)
+    one = scavenger(slurm)
+    reserve = ("scontrol", "create", "reservation", "Duration=60", "Users=root")
+    slurm.run(*reserve, "ReservationName=m", "StartTime=now", "Nodes=n1", "Flags=MAINT")
+    slurm.run(*reserve, "ReservationName=s", "StartTime=now+30minutes", "Nodes=n2")
+    slurm.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=a fan | is\nbroken")
+    slurm.until(lambda: gaps(one) == ["n2", "n4"], "two nodes are gaps")
+    snapshot = one.poll()
+    horizons = {gap.node: gap.horizon_s for gap in snapshot.gaps}
+    assert horizons["n2"] <= 1800
+    failed = {e.node: [rule for rule, passed, _ in e.rules if not passed] for e in snapshot.explanations}
+    assert "reservation" in failed["n1"]
+    assert "usable" in failed["n3"]
+    [lease] = one.take([LeaseRequest("l2", "n2", ("sleep", "600"))])
+    limit = slurm.run("squeue", "-h", "-j", lease.scheduler_id, "-o", "%l").strip()
+    assert limit in ("28:00", "29:00"), "it ends before the reservation begins"
+    one.give_back([lease])
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runuser") is None, reason="only root may submit as somebody else")
+def test_a_lease_as_another_owner(cluster, root):
+    slurm = cluster(1)
+    one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", submit_as=("runuser", "-u", "{owner}", "--")))
+    public = root / "public"
+    public.mkdir()
+    public.chmod(0o777)
+    one.poll()
+    [lease] = one.take([LeaseRequest("l1", "n1", ("sh", "-c", 'id -un >"$1"; sleep 600', "sh", str(public / "who")), owner="nobody")])
+    assert lease.state is LeaseState.PENDING, lease.reason
+    slurm.until(lambda: (public / "who").exists() and (public / "who").read_text() == "nobody\n", "the lease runs as its owner")
+    assert states(one)["l1"] is LeaseState.RUNNING
+    one.give_back([lease])
+    slurm.until(lambda: not slurm.leases(), "the lease is cancelled")

@@ -1,0 +1,117 @@
+"""MalleTrain on a real Slurm, end to end: malleable jobs on the nodes that a main workload leaves, and what goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from tests.integration.test_main_job import STEADY
+from tests.slurm.site import slurm_site
+from tests.slurm.workload import MainJob, replay
+
+pytestmark = pytest.mark.timeout(300)
+
+GRACE_S = 6
+KILL_WAIT_S = 2
+SLACK_S = 6.0
+"""What Slurm's own cycles and a machine under load add to the grace and kill times."""
+
+NODES = (1, 2, 4, 1, 3, 6, 1, 2, 5, 1, 1, 3, 2, 6, 1, 4, 1, 2, 3, 5)
+MAIN = tuple(MainJob(1.5 * i, nodes, 0.8) for i, nodes in enumerate(NODES))
+"""Twenty jobs of one to six nodes that would all start at once on eight nodes of their own."""
+
+TELLING = """
+import json, os, sys
+with open(f"told-{os.environ['RANK']}-{os.getpid()}", "w") as f:
+    json.dump([sys.argv[1:], os.environ.get("NASTY"), os.getcwd()], f)
+""" + STEADY
+
+
+def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
+    slurm = cluster(8, grace=GRACE_S, kill_wait=KILL_WAIT_S)
+    alone = replay(slurm, MAIN[:6], root / "alone")
+    with slurm_site(root / "site", slurm) as site:
+        script = site.script("it's a $(script) \"of\"\nmine.py", TELLING)
+        words = ["a b", "$(id)", "it's", 'a "word"', "new\nline", ""]
+        jobs = [site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
+                for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ("three", (1, 8)))]  # fmt: skip
+        site.until(lambda: len(site.agents()) == 8, "MalleTrain holds all nodes")
+        for job in jobs:
+            site.until_samples(job, 10)
+        waits = replay(slurm, MAIN, root / "shared")
+        preempted = site.events("node-leaving")
+        (site.work / "stop").touch()
+        for job in jobs:
+            done = site.until_state(job, "completed", "failed")
+            assert done.state == "completed", site.show(job).failure
+            assert done.tries == 0
+        told = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
+        assert all(said == [words, "\n".join(words), str(site.work)] for said in told)
+        assert len(told) > 3
+        assert len(preempted) >= 10, "too few preemptions to show anything"
+        site.until(lambda: not slurm.leases(), "every lease is given back")
+    assert not slurm.jobs_processes()
+    added = [wait - statistics.median(alone) for wait in waits]
+    assert max(added) <= GRACE_S + KILL_WAIT_S + SLACK_S, sorted(added)
+    assert statistics.median(added) < 3.0, sorted(added)
+
+
+def test_troubles_of_the_machine_lose_no_job(cluster, root):
+    slurm = cluster(5, grace=GRACE_S, slurmd_timeout=5)
+    with slurm_site(root / "site", slurm) as site:
+        script = site.script("steady.py", STEADY)
+        job = site.submit(script, nodes=(1, 3))
+        site.until(lambda: len(site.job(job).nodes) == 3, "the job runs on 3 nodes")
+        site.until_samples(job, 50)
+
+        def trains_on(what, nodes=3):
+            site.until(lambda: len(site.job(job).nodes) == nodes, f"the job has {nodes} nodes {what}")
+            site.until_samples(job, site.job(job).samples + 50)
+
+        # slurmctld away for a while, and back: the job does not notice.
+        rounds = len(site.events("round-formed", job))
+        slurm.end("slurmctld")
+        site.until(lambda: "poll failed" in site.daemon_log(), "the daemon notices")
+        site.until_samples(job, site.job(job).samples + 200)
+        slurm.start_controller()
+        slurm.until(lambda: len(slurm.leases()) == 3, "Slurm knows the leases again")
+        site.until(lambda: site.malletrain("status", "--json").returncode == 0, "the daemon answers")
+        assert len(site.events("round-formed", job)) == rounds
+        # The daemon restarted with leases running: everything is adopted.
+        leases = set(slurm.leases())
+        site.kill_daemon(9)
+        site.start_daemon()
+        site.until(lambda: site.events("job-adopted", job), "the job is adopted")
+        trains_on("after the restart")
+        assert set(slurm.leases()) == leases
+        assert len(site.events("round-formed", job)) == rounds
+        # A lease cancelled by an operator.
+        victim, (_, node, _) = next(iter(slurm.leases().items()))
+        slurm.run("scancel", victim)
+        site.until(lambda: victim not in slurm.leases(), "the lease is over")
+        trains_on("after scancel")
+        # A node drained while it is leased: it is used until the lease ends, and no gap afterwards.
+        node = site.job(job).nodes[0]
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fan")
+        slurm.run("scancel", next(i for i, (_, where, _) in slurm.leases().items() if where == node))
+        site.until(lambda: len(site.job(job).nodes) == 3 and node not in site.job(job).nodes, "the job has another node instead")
+        assert "drain" in slurm.states()[slurm.nodes.index(node)]
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        # slurmd of a leased node killed: its lease ends when Slurm gives the node up, and no process of it stays.
+        node = site.job(job).nodes[0]
+        slurm.end(node, 9)
+        site.until(lambda: node not in site.job(job).nodes and len(site.job(job).nodes) == 3, "the job does without the node")
+        site.until(lambda: node not in site.agents(), "the agent there is gone")
+        slurm.start_node(node)
+        slurm.until(lambda: "idle" in slurm.states()[slurm.nodes.index(node)], "the node is back")
+        # A lease asked for on a node that is taken at the same moment.
+        trains_on("before it grows")
+        main = slurm.submit("sleep 1", "--nodes=5", "--exclusive", "--time=1")
+        site.until(lambda: slurm.jobs()[main][0] == "COMPLETED", "the main job runs on all nodes and completes")
+        trains_on("after all nodes were taken")
+        (site.work / "stop").touch()
+        done = site.until_state(job, "completed", "failed")
+        assert done.state == "completed"
+        assert done.tries == 0

@@ -18,7 +18,7 @@ from malletrain.cli.common import Refused
     help="Replay this trace (CSV time_s,node,event; also .gz). Default: one made from the statistics of Summit.",
 )
 @click.option(
-    "--duration", type=click.FloatRange(min=30, max=3600), default=105.0, show_default=True, metavar="S",
+    "--duration", type=click.FloatRange(min=30, max=3600), default=100.0, show_default=True, metavar="S",
     help="Seconds in which nodes come and go; then all are idle until the jobs are done.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trace, the preemptions and the jobs.")

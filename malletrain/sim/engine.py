@@ -48,8 +48,8 @@ class SimSettings:
     """What is simulated; times in seconds.
 
     ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its minimum (infinite: for ever).
-    ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to last,
-    learned from those that ended before. ``hours``: stop there (None: where the trace ends).
+    ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to
+    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends).
     """
 
     policy: Policy = POLICIES["malletrain"]
@@ -351,7 +351,8 @@ class Simulation:
 
     def _release(self, run: Run) -> None:
         for name in run.nodes:
-            del self._holder[name]
+            if self._holder.get(name) is run:  # else a command before this one gave the node away
+                del self._holder[name]
 
 
 def _smallest(job: SimJob) -> int:

@@ -1,0 +1,223 @@
+"""The virtual world: small scenes by hand, and what must hold in any."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from allocator import ScalingCurve
+from malletrain.sim.costs import CostModel
+from malletrain.sim.engine import SimSettings, Simulation, simulate
+from malletrain.sim.policies import POLICIES
+from malletrain.sim.workloads import SimJob, WorkloadError, hpo, read_curves
+from scavenger import synth
+from scavenger.trace import Trace, read, read_names
+from tests.malletrain.sim.conftest import job, shared, trace_of
+
+FOUR = {f"n{k}": [(0.0, 1000.0)] for k in range(4)}
+
+
+def play(gaps, jobs, duration=1000.0, policy="malletrain", semantics="real", **more):
+    costs = CostModel(semantics, **{k: more.pop(k) for k in list(more) if k in CostModel.__dataclass_fields__})
+    return simulate(trace_of(gaps, duration), jobs, SimSettings(POLICIES[policy], costs, **more))
+
+
+class TestScenes:
+    def test_one_job_on_four_nodes_that_stay(self):
+        """Nodes are there at 0, the plan is made one settle time later, and the job trains when it has started."""
+        r = play(FOUR, [job()], start_s=20.0)
+        assert r.samples == pytest.approx((1000 - 1 - 20) * 40)
+        assert r.start_loss == pytest.approx(20 * 40)
+        assert r.ideal_samples == pytest.approx(1000 * 40)
+        assert (r.starts, r.rescales, r.preemptions, r.equivalent_nodes) == (1, 0, 0, 4.0)
+        assert r.harvested_fraction == pytest.approx(0.979)
+        assert r.start_fraction == pytest.approx(0.02)
+
+    def test_starting_is_free_in_freetrains_world(self):
+        assert play(FOUR, [job()], semantics="freetrain").samples == pytest.approx(40000, abs=1)
+
+    def test_a_node_lost_without_notice(self):
+        """At 500 one of four nodes is taken: work since the snapshot at 481 (20 + 1 + 60k) is lost, and the pause is 12 + 1 s."""
+        gaps = {**FOUR, "n3": [(0.0, 500.0)]}
+        r = play(gaps, [job()], start_s=20.0, snapshot_every_s=60.0, down_s=12.0)
+        trained = (500 - 21) - (500 - 21) % 60
+        assert r.samples == pytest.approx(trained * 40 + (500 - 13) * 30)
+        assert r.preemption_loss == pytest.approx(((500 - 21) % 60) * 40 + 13 * 30)
+        assert (r.preemptions, r.rescales) == (1, 0)
+
+    def test_a_node_lost_with_notice(self):
+        gaps = {**FOUR, "n3": [(0.0, 500.0)]}
+        r = play(gaps, [job()], start_s=20.0, notice_s=30.0, down_s=12.0)
+        assert r.samples == pytest.approx((501 - 21) * 40 + (500 - 13) * 30)
+        assert r.preemption_loss == pytest.approx(12 * 40)
+        assert r.harvested_fraction * r.equivalent_nodes * 1000 == pytest.approx((500 - 21) * 4 + 1 * 3 + (500 - 13) * 3)
+
+    def test_live_mode_loses_a_step(self):
+        gaps = {**FOUR, "n3": [(0.0, 500.0)]}
+        r = play(gaps, [job()], start_s=20.0, mode="live", step_s=0.5, down_s=2.0)
+        assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - 3) * 30)
+
+    def test_a_node_that_comes_back_before_it_has_left(self):
+        """Taken at 500 with 30 s of notice and idle again at 510: it is a gap again when it has left, at 530."""
+        gaps = {"n0": [(0.0, 500.0), (510.0, 1000.0)]}
+        r = play(gaps, [job()], start_s=0.0, notice_s=30.0)
+        assert r.preemptions == 1
+        assert r.starts == 2
+        assert r.samples == pytest.approx((501 - 1) * 10 + (1000 - 531) * 10)
+
+    def test_a_lease_takes_its_time(self):
+        r = play(FOUR, [job()], start_s=0.0, lease_delay_s=100.0)
+        assert r.samples == pytest.approx((1000 - 101) * 40)
+
+    def test_a_gap_that_is_over_before_the_lease_is_there(self):
+        r = play({"n0": [(0.0, 50.0), (300.0, 1000.0)]}, [job()], start_s=0.0, lease_delay_s=100.0)
+        assert r.samples == pytest.approx((1000 - 401) * 10)
+
+    def test_jobs_come_when_they_are_submitted_and_end_when_they_are_done(self):
+        jobs = [job("a", samples=4000.0), job("b", samples=4000.0, submit_s=300.0)]
+        r = play(FOUR, jobs, start_s=0.0)
+        assert (r.jobs_completed, r.samples) == (2, 8000.0)
+        assert r.hours * 3600 == pytest.approx(300 + 1 + 100)
+        assert r.mean_job_hours * 3600 == pytest.approx(100.0)
+        assert r.mean_wait_hours * 3600 == pytest.approx(1.0)
+
+    def test_no_more_jobs_at_a_time_than_allowed(self):
+        jobs = [job(k, samples=4000.0, most=1) for k in "abcd"]
+        assert play(FOUR, jobs, start_s=0.0, max_running=2).hours * 3600 == pytest.approx(2 * (400 + 1))
+
+    def test_equal_shares_ignore_curves(self):
+        flat = SimJob("flat", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 10.0}))
+        steep = SimJob("steep", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 40.0}))
+        fair = play(FOUR, [flat, steep], policy="equal", semantics="freetrain").samples
+        best = play(FOUR, [flat, steep], semantics="freetrain").samples
+        first = play(FOUR, [flat, steep], policy="fcfs", semantics="freetrain").samples
+        assert [fair, best, first] == pytest.approx([30000, 40000, 10000], abs=1)
+
+    def test_freetrain_believes_what_owners_say(self):
+        lied = SimJob("lied", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 10.0}), told=ScalingCurve.of({1: 10.0, 4: 400.0}))
+        honest = job("honest", most=4)
+        deceived = play(FOUR, [lied, honest], policy="freetrain", semantics="freetrain").samples
+        assert deceived == pytest.approx(10000, abs=1)
+        assert play(FOUR, [lied, honest], semantics="freetrain").samples == pytest.approx(40000, abs=1)
+
+    def test_a_starving_job_gets_its_minimum(self):
+        slow = SimJob("slow", 1, 1, 1e9, ScalingCurve.of({1: 1.0, 2: 1.0}))
+        crowd = [slow, *(job(f"fast{k}", most=4) for k in range(1))]
+        waits = play(FOUR, crowd, starvation_s=math.inf, semantics="freetrain")
+        gets = play(FOUR, crowd, starvation_s=300.0, semantics="freetrain")
+        assert waits.starts == 1
+        assert gets.starts == 2
+        assert gets.samples < waits.samples
+
+    def test_a_job_that_never_fits_waits(self):
+        big = job("big", min_nodes=5)
+        r = play({**FOUR, "n9": []}, [big, job("small")], semantics="freetrain")
+        assert r.samples == pytest.approx(40000, abs=1)
+        assert r.jobs_completed == 0
+        assert r.ideal_samples == pytest.approx(40000)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"jobs": []}, "no job to simulate"),
+        ({"jobs": [job("x"), job("x")]}, "same name"),
+        ({"jobs": [job("x", most=9, min_nodes=9)]}, "more than the 4 nodes"),
+        ({"trace": trace_of({"n0": []}, 10.0)}, "never idle|ever idle"),
+        ({"trace": Trace.validated([], [], [], [], 0.0)}, "ever idle"),
+    ],
+)
+def test_nothing_to_simulate_is_said(change, says):
+    with pytest.raises(WorkloadError, match=says):
+        simulate(change.get("trace", trace_of(FOUR, 1000.0)), change.get("jobs", [job()]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_running": 0}, {"t_fwd_s": 0.0}, {"t_fwd_s": math.nan}, {"lease_delay_s": -1.0}, {"hours": 0.0}, {"starvation_s": 0.0}],
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(WorkloadError):
+        SimSettings(**wrong)
+
+
+class Checked(Simulation):
+    """A simulation that compares the controller's books with its own after every step."""
+
+    def _tell(self, events):
+        super()._tell(events)
+        leased = self._leased - self._leaving
+        assert set(self.controller.nodes) - set(self._leaving) == leased
+        held = Counter(name for run in self.runs.values() for name in run.nodes)
+        assert all(number == 1 for number in held.values()), "a node runs two jobs"
+        assert set(held) == set(self._holder)
+        assert set(held) <= self._leased
+        assert all(name in self._idle_since or name in self._leaving for name in held), "a node that is not idle trains"
+        assert not (set(self._gaps) & self._leased)
+        for name, run in self.unfinished.items():
+            record = self.controller.jobs[name]
+            assert set(record.nodes) == run.nodes
+            assert len(run.nodes) <= run.job.max_nodes
+            assert run.rate == (run.rates[len(run.nodes)])
+
+
+WORLDS = [
+    {"policy": "malletrain"},
+    {"policy": "malletrain", "notice": 30.0},
+    {"policy": "malletrain", "notice": 30.0, "lease_delay": 40.0, "horizons": True},
+    {"policy": "malletrain", "mode": "live", "lease_delay": 7.0},
+    {"policy": "malletrain", "semantics": "freetrain"},
+    {"policy": "freetrain"},
+    {"policy": "freetrain", "semantics": "freetrain"},
+    {"policy": "equal"},
+    {"policy": "fcfs", "notice": 5.0},
+    {"policy": "ideal"},
+]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda w: " ".join(map(str, w.values())))
+def test_what_must_hold_in_any_world(world):
+    model = synth.Model(0.4, synth.lognormal(200.0, 500.0), batch_median=2.0, batch_mean=5.0, block_mean=3.0, swing=1.0)
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        trace = synth.synthesise(model, 24, 8000.0, seed=seed)
+        jobs = []
+        for k in range(12):
+            curve = ScalingCurve.of({1: float(rng.uniform(1, 20)), 4: float(rng.uniform(1, 80)), 12: float(rng.uniform(1, 200))})
+            low = int(rng.integers(1, 4))
+            sizes = (2, 4, 8) if rng.random() < 0.3 else None
+            work = float(rng.uniform(1e3, 2e5))
+            jobs.append(SimJob(f"j{k}", low, 12, work, curve, told=curve, submit_s=float(rng.uniform(0, 4000)), sizes=sizes))
+        costs = CostModel(world.get("semantics", "real"), notice_s=world.get("notice", 0.0), mode=world.get("mode", "restart"))
+        policy = POLICIES[world["policy"]]
+        settings = SimSettings(
+            policy, costs, max_running=5, lease_delay_s=world.get("lease_delay", 0.0), horizons=world.get("horizons", False)
+        )
+        sim = Checked(trace, jobs, settings)
+        r = sim.run()
+        books = r.harvested_fraction + r.start_fraction + r.rescale_fraction + r.preemption_fraction
+        assert 0 < books <= 1 + 1e-9
+        # With notice a job goes on for a moment on nodes that are not idle any more.
+        assert r.samples <= r.ideal_samples * (1 + 1e-9) + (r.preemptions * 200 if world.get("notice") else 0)
+        assert r.jobs_completed == sum(run.ended_at is not None for run in sim.runs.values())
+        assert all(run.done <= run.job.samples * (1 + 1e-9) for run in sim.runs.values())
+        again = simulate(trace, jobs, settings).to_dict()
+        same = {k: v for k, v in r.to_dict().items() if not k.endswith(("_ms", "wall_s"))}
+        assert {k: again[k] for k in same} == same
+        if world["policy"] == "ideal":
+            assert r.fraction_of_ideal > 0.97
+        assert r.starts > 0
+
+
+@pytest.mark.parametrize(("policy", "published"), [("freetrain", 0.979), ("equal", 0.879)])
+def test_agreement_with_an_independent_replay(policy, published):
+    """A week of a real machine, 1,024 of its nodes, ten jobs at a time of one measured curve, FreeTrain's costs (see the data's README)."""
+    trace = read(shared("summit_idle_week1.csv.gz"), names=read_names(shared("summit_nodes.txt"))).sample(1024, 1)
+    curves = read_curves(shared("dnn_scaling_summit.csv"))
+    costs = CostModel("freetrain", up_s=18.0, down_s=12.0)
+    r = simulate(trace, hpo({"shufflenet": curves["shufflenet"]}, 1200), SimSettings(POLICIES[policy], costs, max_running=10))
+    assert r.fraction_of_ideal == pytest.approx(published, abs=0.01)
+    assert r.equivalent_nodes == pytest.approx(75.9, rel=0.06)

@@ -1,0 +1,173 @@
+"""Workloads: what is drawn, what is read, and what is refused with which sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+
+from allocator import ScalingCurve
+from malletrain.sim.throughput import NODE, Cluster, amdahl, built_in
+from malletrain.sim.workloads import SimJob, WorkloadError, arriving, hpo, misjudged, read_curves, read_workload
+from tests.malletrain.sim.conftest import job, linear
+
+CURVES = {"a": linear(4), "b": linear(16)}
+
+
+def test_a_search_draws_every_model_and_the_same_for_the_same_seed():
+    jobs = hpo(CURVES, 50, seed=3)
+    assert jobs == hpo(CURVES, 50, seed=3) != hpo(CURVES, 50, seed=4)
+    assert {j.model for j in jobs} == {"a", "b"}
+    assert {(j.model, j.max_nodes) for j in jobs} == {("a", 4), ("b", 16)}
+    assert len({j.name for j in jobs}) == 50
+    assert {j.max_nodes for j in hpo(CURVES, 50, max_nodes=8)} == {4, 8}
+
+
+def test_rates_are_the_curve_at_every_size():
+    one = SimJob("j", 1, 4, 1.0, ScalingCurve.of({1: 10.0, 2: 18.0, 4: 30.0}))
+    assert one.rates() == [0.0, 10.0, 18.0, 24.0, 30.0]
+
+
+def test_a_real_log_gives_arrivals_sizes_and_work():
+    jobs = [job("a", most=8), job("b", most=8), job("c", most=8)]
+    first, second = arriving(jobs, [(5.0, 4, 100.0), (9.0, 16, 10.0)])
+    assert (first.submit_s, first.max_nodes, first.samples) == (5.0, 4, 4000.0)
+    assert (second.max_nodes, second.samples) == (8, 80.0 * 20), "as many node-seconds, on the nodes its curve knows"
+
+
+def test_mistaken_owners_state_another_curve_and_the_truth_stays():
+    jobs = [job(str(k)) for k in range(200)]
+    wrong = misjudged(jobs, 0.5, 0.1, seed=1)
+    assert [j.curve for j in wrong] == [j.curve for j in jobs]
+    levels = np.log([j.told.at(1) / j.curve.at(1) for j in wrong])
+    assert levels.std() == pytest.approx(0.5, rel=0.15)
+    assert misjudged(jobs, 0.5, 0.1, seed=1) == wrong
+    assert misjudged(jobs, 0.0, 0.0)[0].told.at(8) == pytest.approx(jobs[0].curve.at(8))
+
+
+def test_curves_from_a_file(tmp_path):
+    path = tmp_path / "curves.csv.gz"
+    path.write_bytes(gzip.compress(b"model,nodes,samples_per_s\nx,1,10\nx,4,30\ny,2,5\ny,1,3\n"))
+    assert read_curves(path) == {"x": ScalingCurve.of({1: 10, 4: 30}), "y": ScalingCurve.of({1: 3, 2: 5})}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("x,1,nan\nx,2,3", "line 2: samples_per_s must be a finite number"),
+        ("x,1,-3\nx,2,3", "line 2: samples_per_s must be a finite number"),
+        ("x,1,ten\nx,2,3", "line 2: samples_per_s must be a number; got 'ten'"),
+        ("x,1.5,3\nx,2,3", "line 2: nodes must be a whole number"),
+        ("x,1,3\nx,1,4", "line 3: Model x has 1 nodes twice"),
+        ("x,1,3", "single point"),
+        ("x,0,3\nx,1,3", "sizes start at 1"),
+        (",1,3\nx,1,3", "line 2: The model has no name"),
+        ("x,1\nx,2,3", "line 2: The row does not have the 3 columns"),
+        ("", "no curve below"),
+    ],
+)
+def test_bad_curves_are_refused_with_their_line(tmp_path, rows, says):
+    path = tmp_path / "curves.csv"
+    path.write_text("model,nodes,samples_per_s\n" + rows)
+    with pytest.raises(WorkloadError, match=says):
+        read_curves(path)
+
+
+def test_a_file_that_is_no_file_of_curves(tmp_path):
+    with pytest.raises(WorkloadError, match="no such file"):
+        read_curves(tmp_path / "none.csv")
+    (tmp_path / "bad").write_text("a,b\n1,2\n")
+    with pytest.raises(WorkloadError, match="it has no model, nodes, samples_per_s"):
+        read_curves(tmp_path / "bad")
+    (tmp_path / "gz").write_bytes(gzip.compress(bytes(range(256)))[:60])
+    with pytest.raises(WorkloadError, match="gzip file is damaged"):
+        read_curves(tmp_path / "gz")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(WorkloadError, match="not a text file"):
+        read_curves(tmp_path / "binary")
+
+
+def test_jobs_from_csv_and_json_are_the_same(tmp_path):
+    table = tmp_path / "jobs.csv"
+    table.write_text("name,samples,model,curve,told,max_nodes,sizes\none,1e6,a,,,,\ntwo,2e6,,1:10 8:60,none,6,1 2 4\n")
+    entries = tmp_path / "jobs.json"
+    second = {"name": "two", "samples": 2e6, "curve": {"1": 10, "8": 60}, "told": "none", "max_nodes": 6, "sizes": [1, 2, 4]}
+    entries.write_text(json.dumps([{"name": "one", "samples": 1e6, "model": "a"}, second]))
+    found = read_workload(table, CURVES)
+    assert found == read_workload(entries, CURVES)
+    assert found[0].curve == found[0].told == CURVES["a"]
+    assert (found[1].max_nodes, found[1].told, found[1].sizes) == (6, None, (1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"samples": 1}, "entry 1: The job has no name"),
+        ({"name": "x"}, "entry 1: The job has no samples"),
+        ({"name": "x", "samples": 1, "model": "z"}, "its model 'z' is not known; known are a, b"),
+        ({"name": "x", "samples": 0, "model": "a"}, "entry 1: Job x has 0.0 samples"),
+        ({"name": "x", "samples": 1, "model": "a", "max_nodes": 5}, "its curve ends at 4; the simulator does not extrapolate"),
+        ({"name": "x", "samples": 1, "model": "a", "min_nodes": 3, "max_nodes": 2}, "1 <= min <= max"),
+        ({"name": "x", "samples": 1, "model": "a", "nodes": 3}, "has no field nodes"),
+        ({"name": "x", "samples": 1, "model": "a", "goal": "fame"}, "known are throughput, efficiency"),
+        ({"name": "x", "samples": 1, "model": "a", "sizes": [8]}, "accepts no size within 1:4"),
+        ({"name": "x", "samples": 1, "model": "a", "submit_s": -1}, "submit_s must be a finite number"),
+        ({"name": "x", "samples": 1, "curve": "1-2"}, "A curve is written as"),
+        ({"name": "x", "samples": 1, "curve": {"1": 5}}, "single point"),
+        ({"name": "x", "samples": 1, "curve": 5}, "A curve is an object"),
+    ],
+)
+def test_bad_jobs_are_refused_with_their_entry(tmp_path, entry, says):
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps([entry]))
+    with pytest.raises(WorkloadError, match=says):
+        read_workload(path, CURVES)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("[", "not JSON"), ("[1]", "list of objects"), ("[]", "has no job"), ("name,samples\n", "has no job")]
+)
+def test_files_without_jobs(tmp_path, text, says):
+    path = tmp_path / "jobs"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=says):
+        read_workload(path)
+
+
+def test_names_are_unique(tmp_path):
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps([{"name": "x", "samples": 1, "model": "a"}] * 2))
+    with pytest.raises(WorkloadError, match="entry 2: There are two jobs named x"):
+        read_workload(path, CURVES)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_jobs_are_no_workload(count):
+    with pytest.raises(WorkloadError, match="1 or more"):
+        hpo(CURVES, count)
+    with pytest.raises(WorkloadError, match="no scaling curve"):
+        hpo({}, 1)
+
+
+def test_the_built_in_family_slows_down_with_scale():
+    curves = built_in(64)
+    assert len(curves) == 7
+    for curve in curves.values():
+        per_node = [rate / nodes for nodes, rate in curve.points]
+        assert per_node == sorted(per_node, reverse=True)
+        assert 0.3 < per_node[-1] / per_node[0] < 1
+    assert built_in(48)["vgg16"].largest == 48
+
+
+def test_the_laws_by_hand():
+    plain = Cluster(flops=1e12, alpha_s=1e-3, beta=1e9, overlap=0.0, batch=100, jitter=0.0)
+    assert plain.rate(1e9, 1e6, 1) == pytest.approx(1000.0)
+    assert plain.rate(1e9, 1e6, 2) == pytest.approx(200 / (0.1 + 2e-3 + 4e6 / 1e9))
+    assert Cluster(flops=1e12, jitter=0.1, batch=100, alpha_s=0, overlap=1).rate(1e9, 0, 8) == pytest.approx(
+        800 / (0.1 * (1 + 0.1 * math.sqrt(2 * math.log(8))))
+    )
+    assert amdahl(10.0, 0.1, 11) == pytest.approx(55.0)
+    assert NODE.curve(1e12, 1e6, [1, 8], serial=0.5).at(8) == pytest.approx(amdahl(NODE.rate(1e12, 1e6, 1), 0.5, 8))

@@ -19,7 +19,7 @@ from allocator.table import IDLE, Floats, Ints, Table
 
 log = logging.getLogger(__name__)
 
-_ROUNDS = 12
+_ROUNDS = 40
 _CLOSE = 1e-9
 
 
@@ -30,30 +30,27 @@ def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Du
         seats: a feasible plan; its rows keep the LP feasible.
     """
     best, plan = dual, None
-    groups = len(table.starts)
+    budget = min(len(table.size), 4 * len(table.starts) + 64)
     pool = seats > 0
-    budget = min(len(table.size), 6 * groups + 64)
-    current = dual
+    pool[np.argpartition(dual.loss, budget - 1)[:budget]] = True
+    pool[dual.loss <= dual.noise] = True
     for _ in range(_ROUNDS):
         left = deadline - time.perf_counter()
         if left <= 0:
             break
-        near = np.argpartition(current.loss, budget - 1)[:budget]
-        pool[near] = True
-        pool[current.loss <= current.noise] = True
         rows = np.flatnonzero(pool)
         solved = _lp(table, dual, rows, left)
         if solved is None:
             break
         worth, share, prices = solved
         plan = _whole(table, rows, share)
-        current = at(table, prices)
-        if current.bound < best.bound:
-            best = current
+        # Duals of a small LP swing widely, so prices halfway to the best ones are asked as well.
+        for current in (at(table, prices), at(table, 0.5 * (prices + best.prices))):
+            pool[current.loss <= current.noise] = True
+            if current.bound < best.bound:
+                best = current
         if best.bound - worth <= _CLOSE * abs(worth):
             break
-        pool[rows] = current.loss[rows] <= 10 * max(current.noise, float(np.median(current.loss[near])))
-        pool |= seats > 0
     return best, plan
 
 

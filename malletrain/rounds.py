@@ -94,7 +94,6 @@ class JobRounds:
     _assigned: set[str] = field(default_factory=set)
     _releasing: set[str] = field(default_factory=set)
     _hurry_s: float | None = None
-    _standing: bool = False
     _failed_at: float | None = None
     _verdict_at: float | None = None
     _blamed: int = 0
@@ -143,8 +142,12 @@ class JobRounds:
         self.lost_member = self.generation != generation or any(n not in phases for n in self.members)
         if not self.members or self.lost_member or not all(self._in_round(n) for n in self.members):
             return []
-        self.stage = Stage.RUNNING
-        return self._finished() or self._judge(now) or (self._await_joiners(now) if len(self.target) > len(self.members) else [])
+        self.stage, self.drains = Stage.RUNNING, int(now)
+        if done := self._finished():
+            return done
+        # A drain that was under way is taken back, and its number is not used again.
+        onwards: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
+        return [*onwards, *self._judge(now), *(self._await_joiners(now) if len(self.target) > len(self.members) else [])]
 
     # --- what the agents say ---
 
@@ -154,14 +157,11 @@ class JobRounds:
             return []
         if node not in (*self.target, *self.members, *self._assigned):
             return self._release([node])
-        trained = self._whole()
         self._assigned.add(node)
         self.phases[node] = assignment
         if done := self._finished():
             return done
         if self.stage is Stage.WARMING:
-            if trained and not self._whole():
-                self._hasten(now)
             return self._judge(now) or self._warm(now)
         if self.stage is Stage.DRAINING and not self._whole():
             return self._form(now)
@@ -205,8 +205,8 @@ class JobRounds:
         self.target = tuple(n for n in self.target if n != node)
         if node in self.members:
             self.lost_member, self._verdict_at = True, None
-            if self.stage is Stage.WARMING:
-                self._hasten(now)
+            if self.stage is Stage.WARMING and self.deadline is not None and len(self._survivors()) >= self.min_nodes:
+                self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)  # those that are left stand still now
         if self.stage is Stage.DRAINING and not self._whole():
             return self._form(now)
         return self._warm(now) if self.stage is Stage.WARMING else []
@@ -287,14 +287,9 @@ class JobRounds:
         self._releasing.discard(node)
         self.phases.pop(node, None)
 
-    def _hasten(self, now: float) -> None:
-        """Nobody trains any more while the joiners come up."""
-        if self.deadline is not None and len(self._survivors()) >= self.min_nodes:
-            self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)
-
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the launchers of the target to be up: shortly while those that could train stand still, else longer."""
-        idle = (self._standing or not self._whole()) and len(self._survivors()) >= max(1, self.min_nodes)
+        idle = not self._whole() and len(self._survivors()) >= max(1, self.min_nodes)
         wait = self.settings.warmup_broken_s if idle else self.settings.warmup_s
         self.stage, self.deadline = Stage.WARMING, now + (wait if self._hurry_s is None else self._hurry_s)
         return self._warm(now)
@@ -319,7 +314,7 @@ class JobRounds:
         self.deadline = None
         if len(ready) < max(1, self.min_nodes) and self._hurry_s is None:
             return actions  # the controller hears of what is missing; its plan follows
-        if set(ready) == set(self.members) and not coming and self._whole() and not self._standing:
+        if set(ready) == set(self.members) and not coming and self._whole():
             self.stage = Stage.RUNNING
             return [*actions, Formed(self.generation, self.members)]
         return actions + self._drain(now)
@@ -330,9 +325,9 @@ class JobRounds:
 
     def _drain(self, now: float) -> list[Action]:
         """Have rank 0 save what is done so far, where the whole round still runs."""
-        if self._standing or not self._whole():
+        if not self._whole():
             return self._form(now)
-        self.stage, self.deadline, self._standing = Stage.DRAINING, now + self.drain_s, True
+        self.stage, self.deadline = Stage.DRAINING, now + self.drain_s
         if not self._is(self.members[0], "running"):
             return []  # it is done, and the others will be in a moment
         self.drains += 1
@@ -345,7 +340,7 @@ class JobRounds:
         self.deadline = self._verdict_at = self._failed_at = self._hurry_s = None
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
-        self.members, self._store, self.lost_member, self._standing = ready, None, False, False
+        self.members, self._store, self.lost_member = ready, None, False
         if not ready:
             self.stage = Stage.IDLE
             return actions

@@ -37,6 +37,7 @@ class FakeAgent:
         self.rounds = {}
         self.store_of = None
         self.drain = None
+        self.standing_still = False
         self.down = deque()
         self.up = deque()
 
@@ -66,6 +67,8 @@ class FakeAgent:
             elif action.generation > max([self.generation, *self.rounds]):
                 self.rounds[action.generation] = action
                 self.join()
+        elif isinstance(action, SendDrain) and not action.number:
+            self.drain, self.standing_still = None, False
         elif isinstance(action, SendDrain):
             if self.phase == "running" and self.generation == action.generation:
                 self.drain = action.generation
@@ -83,6 +86,7 @@ class FakeAgent:
                 self.store_of = newest
                 self.up.append(("store_up", newest))
             self.phase, self.generation, self.failures, self.drain = "running", newest, (), None
+            self.standing_still = False
             self.report()
 
     # --- what happens on the node ---
@@ -112,6 +116,7 @@ class FakeAgent:
         self.join()
 
     def drains(self):
+        self.standing_still = True
         self.up.append(("drained", self.drain))
         self.drain = None
 
@@ -179,7 +184,7 @@ class RoundsWorld:
                 assert action.node in self.rounds.target
             elif isinstance(action, SendDrain):
                 assert action.node == self.rounds.members[0]
-                self.drained.add(action.generation)
+                self.drained |= {action.generation} if action.number else set()
             elif isinstance(action, Formed):
                 assert action.members == self.saved[-1][1]
                 self.formed.append(action)

@@ -40,14 +40,18 @@ def controller(**changes):
 
 
 def play(c, script):
-    """Feed ``(time, event)`` or ``(time, event, commands that must follow)``; ticks happen where the controller asks for them."""
+    """Feed ``(time, event)`` or ``(time, event, commands)``: exactly these must come, since the line before.
+
+    Ticks happen where the controller asks for them.
+    """
     said = []
     for time, event, *expected in script:
+        commands = []
         while (due := c.next_wakeup()) is not None and due < time:
-            said += c.handle(Tick(), due)
-        commands = c.handle(event, time)
+            commands += c.handle(Tick(), due)
+        commands += c.handle(event, time)
         if expected:
-            assert commands == expected[0], f"at {time}: {commands}"
+            assert commands == expected[0], f"until {time}: {commands}"
         said += commands
     return said
 
@@ -334,6 +338,29 @@ def test_small_jobs_do_not_overtake_a_large_one_in_the_queue_for_a_turn():
     assert runs["wide"] <= 110.0
 
 
+def test_a_starving_job_that_gets_nodes_out_of_turn_gives_them_up_to_the_one_before_it():
+    c = controller(starvation_s=100.0)
+    play(c, [*nodes(*"abcd"), (0.0, job("f1", 2, 2, weight=9.0)), (0.0, job("f2", 2, 2, weight=9.0)), (1.0, Tick())])
+    play(c, [(5.0, RescaleFinished("f1")), (5.0, RescaleFinished("f2")), (50.0, job("first", 2, 2, weight=5.0))])
+    play(c, [(60.0, job("wide", 4, 4, weight=0.1)), (70.0, job("small", 2, 2, weight=4.0))])
+    (_, started) = play(c, [(155.0, Tick())])
+    assert started.job == "first"
+    play(c, [(160.0, RescaleFinished("first")), (200.0, JobCancelled("f1")), (200.0, JobCancelled("f2"))])
+    (started,) = play(c, [(202.0, Tick())])
+    assert started.job == "small"
+    said = play(c, [(205.0, RescaleFinished("small")), (251.0, Tick())])
+    assert [type(x) for x in said] == [Suspend, Suspend, Start]
+    assert said[-1].job == "wide"
+
+
+def test_the_nodes_for_the_next_turn_are_asked_for_while_another_has_its_own():
+    c = controller(starvation_s=100.0)
+    small = [job(f"s{i}", 2, 2, weight=5.0, curve=ScalingCurve.of({2: 50.0})) for i in range(2)]
+    play(c, [(0.0, job("wide", 3, 3, curve=ScalingCurve.of({3: 1.0}))), *((0.0, s) for s in small), *nodes("a", "b"), (1.0, Tick())])
+    holder = next(name for name, record in c.jobs.items() if record.nodes)
+    play(c, [(5.0, RescaleFinished(holder)), (6.0, gaps("c"), []), (101.0, Tick()), (107.0, Tick(), [TakeLeases(("c",))])])
+
+
 def test_waiting_in_the_queue_is_not_starving():
     c = controller(max_running=1, starvation_s=100.0)
     now = running(c)
@@ -378,8 +405,9 @@ def test_leases_are_asked_for_in_one_class_when_a_job_needs_them_together():
 
 def test_a_lease_that_was_refused_is_not_asked_for_before_the_next_poll_and_then_more_and_more_rarely():
     c = controller()
-    play(c, [(0.0, job(high=1)), (2.0, gaps("a"), [TakeLeases(("a",))]), (3.0, LeaseNotTaken("a"), []), (4.0, Tick(), [])])
-    play(c, [(5.0, gaps("a"), [TakeLeases(("a",))]), (5.5, LeaseNotTaken("a"), []), (6.0, gaps("a"), [])])
+    play(c, [(0.0, job(high=1)), (2.0, gaps("a"), [TakeLeases(("a",))]), (3.0, LeaseNotTaken("a"), [])])
+    play(c, [(3.1, job("another")), (4.9, Tick(), []), (5.0, gaps("a"), [TakeLeases(("a",))])])
+    play(c, [(5.5, LeaseNotTaken("a"), []), (6.0, gaps("a"), [])])
     play(c, [(10.0, gaps("a"), [TakeLeases(("a",))]), (10.5, LeaseNotTaken("a"), []), (15.0, gaps("a"), [])])
 
 

@@ -354,6 +354,24 @@ def test_a_crash_is_reported_once_however_late_the_other_ranks_notice():
     assert len(r.tick(142.0)) == 1, "the next round's crash counts again"
 
 
+def test_a_crash_that_was_reported_is_not_reported_again_while_joiners_come_up():
+    r = running("a", "b")
+    fails(r, 110.0, "b", rank=1)
+    assert len(r.tick(112.0)) == 1
+    r.move(("a", "b", "c"), 112.0)
+    assert fails(r, 113.0, "a") == []
+    assert r.tick(126.9) == []
+    assert says(r, 126.9, "ready", "c")[0] == SaveRound(2, ("a", "b", "c"))
+
+
+def test_a_loss_while_joiners_come_up_shortens_the_wait_for_them():
+    r = running("a", "b", "c")
+    r.move(("a", "c", "d"), 110.0)
+    assert r.next_wakeup() == 170.0
+    r.gone("b", 111.0)
+    assert r.next_wakeup() == 126.0
+
+
 def test_a_crash_while_joiners_come_up_counts_too():
     r = running("a")
     r.move(("a", "b"), 110.0)
@@ -659,13 +677,14 @@ def holds(**phases):
 
 def adopt(members, phases, generation=7, low=1):
     r = JobRounds(SETTINGS, min_nodes=low)
-    return r, r.adopt(generation, members, phases, 0.0)
+    return r, r.adopt(generation, members, phases, 1000.0)
 
 
 def test_a_whole_round_is_adopted_and_goes_on():
     r, actions = adopt(("a", "b"), holds(a=("running", 7), b=("running", 7)))
-    assert (actions, r.stage, r.members, r.generation) == ([], Stage.RUNNING, ("a", "b"), 7)
-    r.move(("a",), 10.0)
+    assert actions == [SendDrain("a", 7, 0)], "a drain of before must not leave the workers standing"
+    assert (r.stage, r.members, r.generation) == (Stage.RUNNING, ("a", "b"), 7)
+    assert r.move(("a",), 1010.0) == [SendDrain("a", 7, 1001)], "a number that no drain of before had"
     assert r.drained("a", 7, 11.0)[:2] == [SendRelease("b"), SaveRound(8, ("a",))]
 
 
@@ -676,8 +695,8 @@ def test_a_job_that_ended_while_nobody_watched_is_done():
 
 def test_a_job_that_crashed_while_nobody_watched_broke():
     r, actions = adopt(("a", "b"), holds(a=("running", 7), b=("failed", 7)))
-    assert (actions, r.stage) == ([], Stage.RUNNING)
-    (broke,) = r.tick(2.0)
+    assert (actions, r.stage) == ([SendDrain("a", 7, 0)], Stage.RUNNING)
+    (broke,) = r.tick(1002.0)
     assert "workers failed on b" in broke.sentence
 
 
@@ -695,9 +714,9 @@ def test_a_job_that_crashed_while_nobody_watched_broke():
 def test_what_is_not_whole_waits_for_a_plan_and_then_forms_a_new_round(phases):
     r, actions = adopt(("a", "b"), phases)
     assert (actions, r.stage) == ([], Stage.IDLE)
-    assert r.tick(100.0) == []
-    r.move(tuple(phases), 101.0)
-    says(r, 102.0, "ready", *phases)
+    assert r.tick(1100.0) == []
+    r.move(tuple(phases), 1101.0)
+    says(r, 1102.0, "ready", *phases)
     assert r.stage is Stage.FORMING
     assert r.generation == 8
     assert r.members == tuple(phases)
@@ -705,7 +724,7 @@ def test_what_is_not_whole_waits_for_a_plan_and_then_forms_a_new_round(phases):
 
 def test_a_launcher_beyond_the_round_joins_it():
     r, actions = adopt(("a",), holds(a=("running", 7), b=("ready", 0)))
-    assert actions == [SendDrain("a", 7, 1)]
+    assert actions == [SendDrain("a", 7, 0), SendDrain("a", 7, 1001)]
     assert r.target == ("a", "b")
 
 

@@ -198,7 +198,8 @@ class JobMonitor:
     def rescale_began(self, members: tuple[str, ...], nodes: tuple[str, ...], now: float, *, lost: bool = False) -> None:
         """The job on ``members`` is to go to ``nodes``. ``lost``: because a member is gone."""
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
-        if self._pending is None or self._pending.formed is not None:
+        resumed = not members and self._pending is not None and self._pending.kind != "start"  # what is pending led to a suspension
+        if self._pending is None or self._pending.formed is not None or resumed:
             self._pending = _Pending(now, len(members), kind, self.last_sample)
         elif lost and self._pending.kind != "start":
             self._pending.kind = kind

@@ -415,3 +415,20 @@ def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
     kept = {(g, r.rank): max(x.samples for h, x in records if h == g and x.rank == r.rank) for g, r in records}
     assert m.total == whole == sum(kept.values())
     assert math.isfinite(m.rate(5000.0))
+
+
+def test_the_time_of_a_suspension_is_no_cost_of_the_start_that_ends_it():
+    monitor = JobMonitor()
+    monitor.rescale_began((), ("a",), 0.0)
+    monitor.forming(1, ("a",), 1.0)
+    monitor.formed(1, 2.0)
+    monitor.progress(Progress("j", 1, 0, 7, 10.0, 5, 2.0, 3.0, 5.0))
+    monitor.rescale_began(("a",), (), 6.0)
+    monitor.draining(6.0)
+    monitor.rescale_began((), ("b", "c"), 100.0)
+    monitor.forming(2, ("b", "c"), 101.0)
+    monitor.formed(2, 102.0)
+    monitor.progress(Progress("j", 2, 0, 8, 10.0, 5, 2.0, 103.0, 105.0))
+    start, resumed = monitor.finished_rescales()
+    assert (start.kind, start.cost_s) == ("start", 3.0)
+    assert (resumed.kind, resumed.from_nodes, resumed.to_nodes, resumed.cost_s) == ("start", 0, 2, 3.0)

@@ -173,6 +173,49 @@ class AllocationSection(Section):
     )
 
 
+class ProfilingSection(Section):
+    """How MalleTrain finds out how a job scales: one step up to its largest size, then down, measuring at each size while it trains."""
+
+    enabled: bool = _key(True, description="Profile jobs that can use different numbers of nodes and say nothing else about themselves.")
+    every_size_up_to: int = _key(8, ge=1, description="A job with so many sizes or fewer is measured at each; else at a selection.")
+    max_sizes: int = _key(8, ge=1, le=64, description="Sizes visited at most in one profile of a job with more sizes than that.")
+    precision: float = _key(
+        0.05,
+        gt=0,
+        le=0.5,
+        description="A size is measured when its throughput is known this well: half-width of the 95 % interval as a share of it.",
+    )
+    min_time: Duration = _key("5 s", gt=0, description="Shortest time in which one size is measured.")
+    max_time: Duration = _key("60 s", gt=0, description="Longest time in which one size is measured; then what is known counts.")
+    max_profile: Duration = _key("10 min", gt=0, description="A profile ends after this long, with what was measured.")
+    rescale_timeout: Duration = _key("2 min", gt=0, description="A rescale that takes longer than this ends the visit to its size.")
+    silence: Duration = _key(
+        "60 s", gt=0, description="Workers that have started and report nothing for this long are taken for silent ones."
+    )
+    lease_patience: Duration = _key("5 s", description="How long a profile waits for more nodes when fewer than the job can use are free.")
+    patience: Duration = _key("1 min", description="How long it waits when less than half of them can be had, other jobs' nodes included.")
+    donor_quiet: Duration = _key("1 min", description="A job that gave nodes to a profile is left alone for this long.")
+    kappa: float = _key(
+        0.5,
+        ge=0,
+        le=3,
+        description="Caution: a profiled job's throughput is taken to be this many standard deviations lower than estimated.",
+    )
+    observe_every: Duration = _key("30 s", gt=0, description="Length of the windows in which a running job's curve is kept up to date.")
+
+    @field_validator("max_time")
+    @classmethod
+    def _longer_than_the_shortest(cls, value: float, info: ValidationInfo) -> float:
+        least = info.data.get("min_time")
+        if least is not None and value < least:
+            raise PydanticCustomError(
+                "max_time",
+                "{value} is less than min_time, {least}; accepted is {least} or more",
+                {"value": format_duration(value), "least": format_duration(least)},
+            )
+        return value
+
+
 class Config(Section):
     """A whole configuration."""
 
@@ -181,6 +224,7 @@ class Config(Section):
     gaps: GapsSection = _section(GapsSection)
     jobs: JobsSection = _section(JobsSection)
     allocation: AllocationSection = _section(AllocationSection)
+    profiling: ProfilingSection = _section(ProfilingSection)
 
     @property
     def state_dir(self) -> Path:

@@ -73,10 +73,12 @@ class Learned:
 
 def named(sizes: Iterable[int], measured: Iterable[int]) -> list[int]:
     """At most about MOST_POINTS of ``sizes``, evenly spaced in their logarithm, and those ``measured``."""
-    every = sorted(set(sizes))
+    every = sizes if isinstance(sizes, range) else sorted(set(sizes))
     if len(every) <= MOST_POINTS:
-        return every
+        return list(every)
     low, high = every[0], every[-1]
     marks = {round(low * (high / low) ** (i / (MOST_POINTS - 1))) for i in range(MOST_POINTS)}
+    if isinstance(every, range):
+        return sorted({k for k in (*marks, *measured) if k in every})
     near = {min(every, key=lambda k, m=mark: (abs(math.log(k / m)), k)) for mark in marks}  # type: ignore[misc]
     return sorted(near | (set(measured) & set(every)))

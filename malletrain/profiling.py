@@ -260,11 +260,11 @@ class Profiler:
     def _ask(self, job: Job, node_class: str, now: float) -> list[Answer]:
         spec = job.submitted
         self._told[spec.job] = node_class
-        sizes = job.sizes or tuple(range(spec.min_nodes, spec.max_nodes + 1))
+        sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
         fresh = not job.learned.profiled and job.learned.curve.current.prior is None
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
-            chosen = sizes
+            chosen = tuple(sizes)
         wish = ProfileWanted(
             spec.job, spec.min_nodes, spec.max_nodes, len(job.nodes), job.sizes, chosen, job.learned.curve, node_class
         )

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from malletrain.schema import EventRow, JobRow, LeaseRow, ObservationRow, RescaleRow
+from malletrain.schema import CurveRow, EventRow, JobRow, LeaseRow, ObservationRow, ProfileRow, RescaleRow
 
-Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow)
+Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow, ProfileRow, CurveRow)
 
-_JSON = frozenset({"planned_nodes", "members", "metrics", "notices", "snapshot", "data", "phases"})
-_TUPLES = frozenset({"planned_nodes", "members", "notices"})
+_JSON = frozenset({"planned_nodes", "members", "metrics", "notices", "snapshot", "data", "phases", "learned", "interruptions"})
+_TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions"})
 
 
 def encode(row: Any) -> dict[str, Any]:

@@ -142,6 +142,32 @@ rescales = Table(
     Column("phases", Text, nullable=False),
 )
 
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("key", _Id, nullable=False),
+    Column("node_class", _Name, nullable=False),
+    Column("learned", Text, nullable=False),
+    Column("waits", Text, nullable=False),
+    Column("interruptions", Text, nullable=False),
+    Column("parameters", Float(53)),
+    Column("flops", Float(53)),
+)
+
+curves = Table(
+    "curves",
+    metadata,
+    Column("key", _Id, primary_key=True),
+    Column("node_class", _Name, nullable=False),
+    Column("processes", Integer, nullable=False),
+    Column("learned", Text, nullable=False),
+    Column("parameters", Float(53)),
+    Column("flops", Float(53)),
+    Column("job", _Id, nullable=False),
+    Column("updated", Float(53), nullable=False, index=True),
+)
+
 
 @dataclass(frozen=True)
 class JobRow:
@@ -244,3 +270,35 @@ class RescaleRow:
     ended: float | None = None
     cost_s: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProfileRow:
+    """What is known of one job's scaling. ``key``: its profile key; ``learned``: see :class:`malletrain.learned.Learned`, empty at first.
+
+    ``waits``: why its profile does not begin; ``interruptions``: when it gave nodes to a profile, each ``{"time", "by", "before",
+    "nodes"}``; ``parameters``, ``flops`` (a sample, forward and backward): what its script says of its model.
+    """
+
+    job: str
+    key: str = ""
+    node_class: str = "default"
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    waits: str = ""
+    interruptions: tuple[Mapping[str, Any], ...] = ()
+    parameters: float | None = None
+    flops: float | None = None
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """The newest curve of a kind of job, kept for the next of its kind. ``processes``: on each node; ``job``: which one it is from."""
+
+    key: str
+    node_class: str
+    processes: int
+    learned: Mapping[str, Any]
+    job: str
+    updated: float
+    parameters: float | None = None
+    flops: float | None = None

@@ -23,9 +23,21 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from malletrain import migrations, schema
 from malletrain.database import StoreError, open_engine, schema_version
 from malletrain.rows import Row, decode, encode, encode_values
-from malletrain.schema import HEAD, EventRow, JobRow, LeaseRow, ObservationRow, RescaleRow
+from malletrain.schema import HEAD, CurveRow, EventRow, JobRow, LeaseRow, ObservationRow, ProfileRow, RescaleRow
 
-__all__ = ["Boot", "EventRow", "JobRow", "LeaseRow", "ObservationRow", "RescaleRow", "Store", "StoreError", "Totals"]
+__all__ = [
+    "Boot",
+    "CurveRow",
+    "EventRow",
+    "JobRow",
+    "LeaseRow",
+    "ObservationRow",
+    "ProfileRow",
+    "RescaleRow",
+    "Store",
+    "StoreError",
+    "Totals",
+]
 
 HISTORY_PER_JOB = 500
 """Observations of one job that are kept besides the newest of each scale."""
@@ -297,6 +309,31 @@ class Store:
         """The job's rescales, oldest first."""
         table = schema.rescales
         return self._all(select(table).where(table.c.job == job_id).order_by(table.c.generation), RescaleRow)
+
+    def put_profile(self, row: ProfileRow) -> ProfileRow:
+        """Store what is known of a job's scaling as it is now."""
+        with self.transaction() as connection:
+            _put(connection, schema.profiles, {"job": row.job}, encode(row))
+            return row
+
+    def profile(self, job_id: str) -> ProfileRow | None:
+        """What is known of the job's scaling."""
+        return self._one(select(schema.profiles).where(schema.profiles.c.job == job_id), ProfileRow)
+
+    def put_curve(self, row: CurveRow) -> None:
+        """Keep the newest curve of a kind of job."""
+        with self.transaction() as connection:
+            _put(connection, schema.curves, {"key": row.key}, encode(row))
+
+    def curve(self, key: str) -> CurveRow | None:
+        """The curve of exactly this kind of job."""
+        return self._one(select(schema.curves).where(schema.curves.c.key == key), CurveRow)
+
+    def curves(self, node_class: str, processes: int, limit: int = 200) -> list[CurveRow]:
+        """The newest curves on this class of nodes with so many processes on each, the newest first."""
+        table = schema.curves
+        query = select(table).where(table.c.node_class == node_class, table.c.processes == processes)
+        return self._all(query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow)
 
     def totals(self) -> Totals:
         """Sums over everything stored."""

@@ -25,6 +25,42 @@ class RateView(View, frozen=True):
     seconds: float
 
 
+class CurvePointView(View, frozen=True):
+    """What is believed of one scale: ``rate`` ± ``spread`` (95 %) samples/s; ``measured`` there, or estimated from other scales.
+
+    ``bid``: what the plan takes it for; 0 at a scale at which the script crashes.
+    """
+
+    nodes: int
+    rate: float
+    spread: float
+    measured: bool
+    bid: float
+
+
+class InterruptionView(View, frozen=True):
+    """The job gave nodes to the profile of the job ``by``."""
+
+    time: float
+    by: str
+    before: int
+    nodes: int
+
+
+class ProfileView(View, frozen=True):
+    """How the job's profile stands. ``state``: off | waiting | profiling | measured | partial | unknown | gone | known (from other jobs, or
+    observed); ``sentence`` says more. ``up_s``, ``down_s``, ``start_s``: what a rescale is taken to cost."""
+
+    state: str
+    sentence: str = ""
+    phase: str = ""
+    up_s: float = 0.0
+    down_s: float = 0.0
+    start_s: float = 0.0
+    points: tuple[CurvePointView, ...] = ()
+    interruptions: tuple[InterruptionView, ...] = ()
+
+
 class RescaleView(View, frozen=True):
     """One change of a job's nodes. ``cost_s``: last sample before → first sample after; ``phases``: its parts in seconds; ``ended``: the
     first sample after."""
@@ -69,7 +105,7 @@ class JobDetail(View, frozen=True):
     rescales: tuple[RescaleView, ...] = ()
     notices: tuple[str, ...] = ()
     failure: str = ""
-    curve: dict[str, Any] = {}
+    profile: ProfileView | None = None
 
 
 class NodeView(View, frozen=True):

@@ -28,7 +28,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``curve`` maps nodes (as text) to samples/s where the user knows it;
-    without a ``goal`` the site's objective counts."""
+    without a ``goal`` the site's objective counts. ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one
+    ``profile_key`` are taken to scale alike."""
 
     name: str
     owner: str
@@ -45,6 +46,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     goal: str = ""
     curve: dict[str, float] | None = None
     launcher: str = "builtin"
+    profile: bool = True
+    profile_sizes: tuple[int, ...] | None = None
+    profile_key: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -22,6 +22,7 @@ from malletrain.wire import JobSpec
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
+SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
 MAX_NODES = 1_000_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,6 +46,17 @@ def parse_nodes(text: str) -> tuple[int, int]:
     if high > MAX_NODES:
         raise SpecError(f'"{text}" is more than {MAX_NODES:,} nodes; accepted is {NODES_HELP}.')
     return low, high
+
+
+def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
+    """``--profile-sizes``: ``"8,4,2,1"`` in any order, each within the limits of ``--nodes``."""
+    try:
+        sizes = {int(part) for part in text.split(",")}
+    except ValueError:
+        raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.') from None
+    if outside := sorted(k for k in sizes if not low <= k <= high):
+        raise SpecError(f"{outside[0]} is not a size to profile at: the job asks for {low}:{high} nodes.")
+    return tuple(sorted(sizes, reverse=True))
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
@@ -145,6 +157,9 @@ def build(
     env: Sequence[str] = (),
     workdir: str | None = None,
     launcher: str = "builtin",
+    profile: bool = True,
+    profile_sizes: str | None = None,
+    profile_key: str | None = None,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory and the site's goal."""
     low, high = parse_nodes(nodes)
@@ -178,4 +193,7 @@ def build(
         goal=goal or "",
         curve=read_curve(curve) if curve else None,
         launcher=launcher,
+        profile=profile,
+        profile_sizes=None if profile_sizes is None else parse_sizes(profile_sizes, low, high),
+        profile_key=profile_key or "",
     )

@@ -82,8 +82,8 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
 def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     """Show everything about JOB (id or name).
 
-    Its script and limits, throughput measured at each number of nodes, each rescale with its cost and phases, notices, and for a job that
-    failed the last lines of the log of the rank that failed first.
+    Its script and limits, how it scales as far as is known and how its profile stands, each rescale with its cost and phases, notices, and
+    for a job that failed the last lines of the log of the rank that failed first.
 
     \b
     Example:

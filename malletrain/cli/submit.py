@@ -39,6 +39,15 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
     show_default=True,
     help="What starts the workers: the agent itself, or torchrun with the rendezvous of MalleTrain.",
 )
+@click.option(
+    "--profile/--no-profile",
+    default=True,
+    help="Measure how the job scales while it trains: up to its largest size, then down step by step. Default: yes, but not with --curve.",
+)
+@click.option("--profile-sizes", metavar="N,N,...", help="Measure at these numbers of nodes instead of a selection of MalleTrain's.")
+@click.option(
+    "--profile-key", metavar="TEXT", help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep."
+)
 @state_dir_option
 @json_option
 @click.argument("script")

@@ -14,13 +14,29 @@ import msgspec
 
 from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
+from jpa import new_plan
+from jpa.curve import MeasuredCurve
+from jpa.points import CI95
 from malletrain import __version__, wire
 from malletrain.daemon.core import Core, decode_spec
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.events import JobCancelled, JobState
-from malletrain.schema import JobRow
-from malletrain.views import EventView, JobDetail, JobView, LogView, NodeView, RateView, RescaleView, StatusView
+from malletrain.learned import Learned
+from malletrain.schema import JobRow, ProfileRow
+from malletrain.views import (
+    CurvePointView,
+    EventView,
+    InterruptionView,
+    JobDetail,
+    JobView,
+    LogView,
+    NodeView,
+    ProfileView,
+    RateView,
+    RescaleView,
+    StatusView,
+)
 
 MAX_WAIT_S = 10.0
 
@@ -117,6 +133,25 @@ class Api:
             ),
             row.notices,
             row.failure,
+            self._profile(row, spec),
+        )
+
+    def _profile(self, row: JobRow, spec: wire.JobSpec) -> ProfileView | None:
+        settings = self.core.config.profiling
+        if not settings.enabled:
+            return None
+        kept = self.core.store.profile(row.id) or ProfileRow(row.id)
+        learned = self.core.curves.read(kept)
+        state, sentence = _profile_state(row, spec, kept, learned)
+        if spec.curve is not None:
+            given = sorted((int(k), v) for k, v in spec.curve.items())
+            points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in given)
+        else:
+            points = _points(learned, spec, settings.kappa)
+        cost = learned.cost
+        interruptions = tuple(msgspec.convert(dict(i), InterruptionView) for i in kept.interruptions)
+        return ProfileView(
+            state, sentence, learned.curve.phase, cost.up_s, cost.down_s, cost.start_s, points, interruptions
         )
 
     def _find(self, text: Any) -> JobRow:
@@ -245,7 +280,44 @@ def problem_of(spec: wire.JobSpec) -> str:
             ScalingCurve.of((int(k), v) for k, v in spec.curve.items())
         except (CurveError, ValueError) as e:
             return str(e)
+    if spec.profile_sizes is not None:
+        try:
+            new_plan(spec.min_nodes, spec.max_nodes, MeasuredCurve(), chosen=spec.profile_sizes)
+        except ValueError as e:
+            return str(e)
+    if len(spec.profile_key) > 200:
+        return "A profile key has 200 characters at most."
     return ""
+
+
+def _profile_state(row: JobRow, spec: wire.JobSpec, kept: ProfileRow, learned: Learned) -> tuple[str, str]:
+    """In a word and a sentence, how the profile of a job stands."""
+    if row.state == JobState.PROFILING.value:
+        return "profiling", ""
+    if spec.curve is not None:
+        return "off", "The scaling curve is the owner's."
+    if learned.result and (learned.profiled or JobState(row.state).ended):
+        return learned.result, learned.reason
+    if spec.min_nodes == spec.max_nodes:
+        return "off", "The job can use one number of nodes only."
+    if not spec.profile:
+        return ("known" if learned.known else "off"), "The owner wants no profile; only what is seen in passing is known."
+    if JobState(row.state).ended:
+        return ("known" if learned.known else "off"), "The job ended before it was profiled."
+    return "waiting", kept.waits or learned.reason
+
+
+def _points(learned: Learned, spec: wire.JobSpec, kappa: float) -> tuple[CurvePointView, ...]:
+    """The curve at every size, or at a selection of many; nothing while nothing is known."""
+    bids = learned.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
+    if bids is None:
+        return ()
+    measured = set(learned.curve.measured_sizes)
+    points = []
+    for k, bid in bids.points:
+        rate, std = learned.curve.estimate(k)
+        points.append(CurvePointView(k, rate, CI95 * std, k in measured, bid))
+    return tuple(points)
 
 
 def _natural(name: str) -> tuple[Any, ...]:

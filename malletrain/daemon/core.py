@@ -19,13 +19,18 @@ import msgspec
 import structlog
 
 from allocator import Goal, RescaleCost, ScalingCurve
+from jpa import Result
+from jpa.costs import KINDS, RescaleCosts
 from malletrain import wire
+from malletrain.aligned import AlignedCounts
 from malletrain.clock import Clock
 from malletrain.config import Config
 from malletrain.controller import Controller, ControllerSettings
 from malletrain.daemon.agents import Agents
+from malletrain.daemon.curves import Curves
 from malletrain.daemon.trail import Trail
 from malletrain.events import (
+    Announce,
     Command,
     Event,
     GiveBack,
@@ -33,9 +38,13 @@ from malletrain.events import (
     JobCompleted,
     JobState,
     JobSubmitted,
+    KeepLearned,
     NodeUnfit,
+    Progressed,
     Rescale,
+    RescaleCosted,
     RescaleFinished,
+    RoundFormed,
     Start,
     Stop,
     Suspend,
@@ -45,6 +54,7 @@ from malletrain.events import (
 from malletrain.metrics import Metrics
 from malletrain.monitor import JobMonitor
 from malletrain.planning import PlanningSettings
+from malletrain.profiling import ProfilingSettings, advisor_config
 from malletrain.rounds import (
     Action,
     Broke,
@@ -65,6 +75,14 @@ from malletrain.store import Store
 
 log = structlog.get_logger(__name__)
 
+MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
+"""How often the controller hears of a job's progress: of the one being profiled, and of the others."""
+KEPT_NOTICES = 20
+NO_CURVE = (
+    "How the job scales could not be found out: {why} It is taken to speed up as nodes^{exponent:g}. Call malletrain.report() at the "
+    "end of every step, or give a curve with --curve."
+)
+
 
 @dataclass
 class JobRun:
@@ -79,6 +97,9 @@ class JobRun:
     saved_at: float = 0.0
     launcher_tail: str = ""
     """The last words of a launcher that ended."""
+    counts: AlignedCounts = field(default_factory=AlignedCounts)
+    told_at: float = 0.0
+    """When the controller last heard of its progress."""
 
 
 @dataclass
@@ -100,6 +121,8 @@ class Core:
         self.metrics = metrics
         self.trail = Trail(store, clock)
         self.controller = Controller(controller_settings(config))
+        a = config.allocation
+        self.curves = Curves(store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start))
         self.runs: dict[str, JobRun] = {}
         self.agents = Agents(self._post)
         self.outside: Outside = Outside(lambda nodes: None, lambda nodes: None)
@@ -205,6 +228,7 @@ class Core:
         run = JobRun(row, spec, rounds, JobMonitor(row.samples, row.samples_before, row.generation), saved_at=self.clock.now())
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
+        learned = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
         self.feed(
             JobSubmitted(
                 row.id,
@@ -215,9 +239,24 @@ class Core:
                 curve=curve,
                 state=JobState(row.state),
                 tries=row.tries,
+                profile=spec.profile,
+                profile_sizes=spec.profile_sizes,
+                learned=learned,
             )
         )
         return run
+
+    def progressed(self, run: JobRun, record: wire.Progress) -> None:
+        """Let the controller know of progress, now and then."""
+        if not self.config.profiling.enabled:
+            return
+        run.counts.feed(record)
+        now = self.clock.now()
+        every = MEASURED_EVERY_S if run.row.state == JobState.PROFILING.value else OBSERVED_EVERY_S
+        if now - run.told_at < every or run.counts.generation != run.rounds.generation or not run.counts.advance():
+            return
+        run.told_at = now
+        self.feed(Progressed(run.row.id, len(run.rounds.members), run.counts.time, run.counts.samples, run.monitor.batch))
 
     def save(self, run: JobRun, **changes: Any) -> None:
         """Write fields of the job, and with them how far it has come."""
@@ -249,6 +288,8 @@ class Core:
                     cost_s=r.cost_s,
                     phases=r.phases,
                 )
+                if r.kind in KINDS:
+                    self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
     def suspect(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault until it is back or lost."""
@@ -275,6 +316,11 @@ class Core:
             self.outside.give_back(command.nodes)
         elif isinstance(command, Stop):
             self._stop(self.runs[command.job], command, now)
+        elif isinstance(command, Announce):
+            self._announce(self.runs[command.job], command)
+        elif isinstance(command, KeepLearned):
+            run = self.runs[command.job]
+            self.curves.keep(command.job, run.spec, command.learned)
         elif isinstance(command, Suspend):
             run = self.runs[command.job]
             self.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes")
@@ -282,6 +328,25 @@ class Core:
             self._move(run, (), now, command.within_s)
         else:
             self._change(self.runs[command.job], command, now)
+
+    def _announce(self, run: JobRun, said: Announce) -> None:
+        job = run.row.id
+        self.trail.record(said.kind, said.sentence, job=job, **said.data)
+        if said.kind == "profile-waiting":
+            self.curves.waits(job, said.sentence)
+        elif said.kind == "job-interrupted":
+            self.curves.interrupted(job, dict(said.data))
+        elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
+            self.notice(run, NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent))
+        state = self.controller.jobs[job].state
+        if not state.ended and run.row.state != state.value:
+            self.save(run, state=state.value)
+
+    def notice(self, run: JobRun, sentence: str) -> None:
+        """A sentence for the job's owner; saying it again does nothing."""
+        if sentence not in run.row.notices:
+            self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
+            self.trail.record("job-notice", sentence, job=run.row.id)
 
     def _change(self, run: JobRun, command: Start | Rescale, now: float) -> None:
         old = run.row.planned_nodes
@@ -322,7 +387,8 @@ class Core:
                 if not self.agents.release(action.node, job, self.config.jobs.stop_grace):
                     self.act(run, run.rounds.released(action.node, self.clock.now()))
             elif isinstance(action, SendDrain):
-                run.monitor.draining(self.clock.now())
+                if action.number:
+                    run.monitor.draining(self.clock.now())
                 timeout = run.rounds.drain_s
                 self.agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
             elif isinstance(action, SaveRound):
@@ -341,6 +407,7 @@ class Core:
             elif isinstance(action, Formed):
                 run.monitor.formed(action.generation, self.clock.now())
                 run.starting_until = self.clock.now() + self.config.jobs.warmup_timeout
+                self.feed(RoundFormed(job))
             elif isinstance(action, Finished):
                 self.feed(JobCompleted(job))
             elif isinstance(action, LeftOut):
@@ -382,7 +449,25 @@ def decode_spec(text: str) -> wire.JobSpec:
 
 def controller_settings(config: Config) -> ControllerSettings:
     """What the site's configuration says to the controller."""
-    a, j = config.allocation, config.jobs
+    a, j, p = config.allocation, config.jobs, config.profiling
+    profiling = ProfilingSettings(
+        advisor_config(
+            precision=p.precision,
+            min_time_s=p.min_time,
+            max_time_s=p.max_time,
+            max_profile_s=p.max_profile,
+            rescale_timeout_s=p.rescale_timeout,
+            donor_quiet_s=p.donor_quiet,
+            patience_s=p.patience,
+            max_steps=p.max_sizes,
+        ),
+        kappa=p.kappa,
+        every_size_up_to=p.every_size_up_to,
+        window_s=p.observe_every,
+        lease_patience_s=p.lease_patience,
+        silence_s=p.silence,
+        again_s=p.max_profile,
+    )
     return ControllerSettings(
         PlanningSettings(
             t_fwd_s=a.t_fwd,
@@ -399,6 +484,7 @@ def controller_settings(config: Config) -> ControllerSettings:
         give_back_after_s=a.give_back_after,
         min_horizon_s=a.min_horizon,
         lease_wait_s=a.lease_wait,
+        profiling=profiling if p.enabled else None,
     )
 
 

@@ -15,14 +15,13 @@ from malletrain import wire
 from malletrain.daemon.agents import Agent
 from malletrain.daemon.core import Core, JobRun
 from malletrain.daemon.logsink import LogSink
-from malletrain.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
+from malletrain.events import Believed, NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
 from malletrain.rounds import Stage
 from malletrain.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S = 2.0
-KEPT_NOTICES = 20
 GIVEN_BACK = "given back"
 """The end reason of a lease that MalleTrain itself gave up."""
 
@@ -222,7 +221,8 @@ class Inbox:
     def _drained(self, agent: Agent, run: JobRun, message: wire.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
-                self._keep_notice(run, message.sentence)
+                # Of use to whoever wonders where samples went, not a fault of the job: its workers may just be starting.
+                self.core.trail.record("drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node)
             self.core.act(run, run.rounds.drained(agent.node, message.generation, now))
 
     def _progress(self, agent: Agent, run: JobRun, message: wire.Progress) -> None:
@@ -232,6 +232,7 @@ class Inbox:
         self.core.keep_rescales(run)
         if run.starting_until is not None and message.generation == run.rounds.generation and message.samples > 0:
             self.core.first_sample(run)
+        self.core.progressed(run, message)
         now = self.core.clock.now()
         if now - run.saved_at > SAVE_EVERY_S:
             self.core.checkpoint(run, now)
@@ -243,14 +244,13 @@ class Inbox:
     def _notice(self, agent: Agent, run: JobRun, message: wire.Notice) -> None:
         with self.core.step():
             if message.sentence:
-                self._keep_notice(run, message.sentence)
+                self.core.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
                 self.core.save(run, snapshot=message.data)
-
-    def _keep_notice(self, run: JobRun, sentence: str) -> None:
-        if sentence not in run.row.notices:
-            self.core.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
-            self.core.trail.record("job-notice", sentence, job=run.row.id)
+            elif message.kind == "profile" and self.core.config.profiling.enabled:
+                learned = self.core.curves.described(run.row.id, run.spec, message.data)
+                if learned is not None:
+                    self.core.feed(Believed(run.row.id, learned))
 
     def _warn_of_silence(self, run: JobRun, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
@@ -260,7 +260,7 @@ class Inbox:
                 "Without it MalleTrain cannot know how the job scales."
             )
             with self.core.step():
-                self._keep_notice(run, sentence)
+                self.core.notice(run, sentence)
 
     def _log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
         try:

@@ -13,7 +13,7 @@ from rich.text import Text
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.text import NOTHING, clock, count, date, plain, rate, shorten_nodes, since, span
 from malletrain.units import show_duration
-from malletrain.views import EventView, JobDetail, JobView, NodeView, StatusView
+from malletrain.views import EventView, JobDetail, JobView, NodeView, ProfileView, StatusView
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
@@ -104,9 +104,8 @@ def job(detail: JobDetail, now: float) -> RenderableType:
         for r in detail.rates:
             rates.add_row(str(r.nodes), rate(r.rate), rate(r.spread), count(r.samples), show_duration(r.seconds))
         parts += [Text("\nThroughput measured", "bold"), rates]
-    if detail.curve:
-        points = "  ".join(f"{plain(str(k))}: {_number(v)}" for k, v in detail.curve.items())
-        parts += [Text("\nScaling curve believed", "bold"), Text(points)]
+    if detail.profile is not None:
+        parts += _profile(detail.profile)
     if detail.rescales:
         made = table("ROUND", "AT", "KIND", "NODES", "COST", "PHASES", right=("ROUND", "COST"), wrap=("PHASES",))
         for s in detail.rescales:
@@ -123,8 +122,25 @@ def job(detail: JobDetail, now: float) -> RenderableType:
     return Group(*parts)
 
 
-def _number(value: object) -> str:
-    return f"{value:g}" if isinstance(value, (int, float)) else plain(str(value))
+def _profile(profile: ProfileView) -> list[RenderableType]:
+    """How the job scales as far as is known, and whom it gave nodes."""
+    head = Text("\nScaling: ", "bold")
+    head.append(plain(profile.state), "default")
+    head.append(f". {plain(profile.sentence)}" if profile.sentence else "", "default")
+    parts: list[RenderableType] = [head]
+    if profile.points:
+        made = table("NODES", "RATE", "95 %", "PER NODE", "FROM", "BID", right=("NODES", "RATE", "95 %", "PER NODE", "BID"))
+        for p in profile.points:
+            spread = f"± {rate(p.spread)}" if p.spread > 0 else NOTHING
+            source = "measured" if p.measured else "given" if profile.state == "off" else "estimated"
+            made.add_row(str(p.nodes), rate(p.rate), spread, rate(p.rate / p.nodes), source, rate(p.bid))
+        parts.append(made)
+    if profile.up_s or profile.down_s or profile.start_s:
+        costs = f"{profile.up_s:.1f} s up, {profile.down_s:.1f} s down, {profile.start_s:.1f} s to start"
+        parts.append(Text(f"A rescale is taken to cost {costs}."))
+    for i in profile.interruptions:
+        parts.append(Text(f"Interrupted {clock(i.time)}: {i.before} → {i.nodes} nodes, for the profile of {plain(i.by)}."))
+    return parts
 
 
 def nodes(

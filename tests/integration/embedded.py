@@ -24,7 +24,7 @@ PATIENCE_S = 90.0
 class Site:
     """One embedded cluster and one daemon below ``root``."""
 
-    def __init__(self, root: Path, nodes: int = 3, grace_s: float = 6.0, config: str = "") -> None:
+    def __init__(self, root: Path, nodes: int = 3, grace_s: float = 6.0, config: str = "", profiling: str = "enabled = false") -> None:
         self.root = root
         self.state = root / "state"
         self.work = root / "work"
@@ -52,6 +52,7 @@ class Site:
             min_interval = "0 s"
             """
             + config
+            + f"\n[profiling]\n{profiling}\n"
         )
         self.daemon: subprocess.Popen[bytes] | None = None
 

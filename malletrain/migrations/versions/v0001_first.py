@@ -1,4 +1,4 @@
-"""The first schema: jobs, leases, events, observations, rescales."""
+"""The first schema: jobs, leases, events, observations, rescales, profiles and curves."""
 
 from __future__ import annotations
 
@@ -118,6 +118,32 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job", "generation", name="pk_rescales"),
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name="fk_rescales_job"),
     )
+    op.create_table(
+        "profiles",
+        sa.Column("job", ID, nullable=False),
+        sa.Column("key", ID, nullable=False),
+        sa.Column("node_class", NAME, nullable=False),
+        sa.Column("learned", sa.Text, nullable=False),
+        sa.Column("waits", sa.Text, nullable=False),
+        sa.Column("interruptions", sa.Text, nullable=False),
+        sa.Column("parameters", REAL),
+        sa.Column("flops", REAL),
+        sa.PrimaryKeyConstraint("job", name="pk_profiles"),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name="fk_profiles_job"),
+    )
+    op.create_table(
+        "curves",
+        sa.Column("key", ID, nullable=False),
+        sa.Column("node_class", NAME, nullable=False),
+        sa.Column("processes", sa.Integer, nullable=False),
+        sa.Column("learned", sa.Text, nullable=False),
+        sa.Column("parameters", REAL),
+        sa.Column("flops", REAL),
+        sa.Column("job", ID, nullable=False),
+        sa.Column("updated", REAL, nullable=False),
+        sa.PrimaryKeyConstraint("key", name="pk_curves"),
+    )
+    op.create_index("ix_curves_updated", "curves", ["updated"])
 
 
 def _observed() -> list[sa.Column[float]]:

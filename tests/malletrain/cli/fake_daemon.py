@@ -12,7 +12,19 @@ from zmq.auth.thread import ThreadAuthenticator
 from malletrain import wire
 from malletrain.keys import KeyRing
 from malletrain.statedir import DaemonInfo, remove_daemon_info, write_daemon_info
-from malletrain.views import EventView, JobDetail, JobView, LogView, NodeView, RateView, RescaleView, StatusView
+from malletrain.views import (
+    CurvePointView,
+    EventView,
+    InterruptionView,
+    JobDetail,
+    JobView,
+    LogView,
+    NodeView,
+    ProfileView,
+    RateView,
+    RescaleView,
+    StatusView,
+)
 
 
 class Refuse(Exception):
@@ -120,7 +132,16 @@ def detail(**changes):
         ),
         notices=("The snapshot could not be written: no space left.",),
         failure="",
-        curve={"1": 70.0, "2": 123.4},
+        profile=ProfileView(
+            "measured",
+            "Every size has been visited.",
+            "default",
+            2.0,
+            1.0,
+            3.0,
+            (CurvePointView(1, 70.0, 1.0, True, 69.8), CurvePointView(2, 123.4, 2.0, False, 123.0)),
+            (InterruptionView(1_700_000_000.0, "j9", 4, 2),),
+        ),
     )
     return msgspec.structs.replace(base, **changes)
 

@@ -1,0 +1,142 @@
+"""The daemon's memory of how jobs scale: which curve a new job starts with, and what is kept of each for the next of its kind.
+
+Decides under which key a curve is stored and whose curve a job inherits. What is measured is the controller's and the advisor's decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from allocator import CurveError
+from jpa import MeasuredCurve, ModelSize, RescaleCosts, Stored, inherited, prior_from, profile_key
+from jpa.curve import DEFAULT_PHASE
+from malletrain import wire
+from malletrain.clock import Clock
+from malletrain.controller import Controller
+from malletrain.learned import Learned
+from malletrain.schema import CurveRow, ProfileRow
+from malletrain.store import Store
+
+log = structlog.get_logger(__name__)
+
+KEPT_INTERRUPTIONS = 100
+LARGEST_SCRIPT = 16 * 1024 * 1024
+
+
+class Curves:
+    """Curves in the store, for one daemon. ``costs``: the site's configured cost of rescaling."""
+
+    def __init__(self, store: Store, clock: Clock, controller: Controller, costs: RescaleCosts) -> None:
+        self._store = store
+        self._clock = clock
+        self._controller = controller
+        self._costs = costs
+
+    # --- a job begins ---
+
+    def begin(self, job: str, spec: wire.JobSpec) -> Learned | None:
+        """What the job starts with: its own from before a restart, else that of its kind; None for nothing."""
+        row = self._store.profile(job)
+        if row is not None and row.learned:
+            return self._read(row.learned, f"job {job}")
+        if row is None:
+            node_class = self._usual_class()
+            row = self._store.put_profile(ProfileRow(job, self._key(spec, node_class), node_class))
+        kept = self._store.curve(row.key)
+        found = self._read(kept.learned, f"jobs like {kept.job}") if kept else None
+        if kept is None or found is None:
+            return None
+        curve, _ = found.curve.with_phase(DEFAULT_PHASE)
+        learned = Learned(costs=found.costs)
+        if not spec.profile_key:
+            return replace(learned, curve=inherited(curve))
+        # Jobs that only their owner says are alike may differ in level.
+        prior = prior_from([Stored(row.key, curve, ModelSize(kept.parameters, kept.flops), kept.job)], row.key)
+        return replace(learned, curve=MeasuredCurve.from_prior(prior)) if prior else learned
+
+    # --- a job goes on ---
+
+    def keep(self, job: str, spec: wire.JobSpec, learned: Learned) -> None:
+        """Store what is known now, for this job and for the next of its kind."""
+        row = self._store.put_profile(replace(self._row(job), learned=learned.to_dict(), waits=""))
+        measured = any(p.rate > 0 for p in learned.curve.current.points)
+        if row.key and measured and (learned.profiled or learned.result):
+            self._store.put_curve(
+                CurveRow(
+                    row.key,
+                    row.node_class,
+                    spec.nproc_per_node,
+                    row.learned,
+                    job,
+                    self._clock.now(),
+                    row.parameters,
+                    row.flops,
+                )
+            )
+
+    def waits(self, job: str, reason: str) -> None:
+        """Why its profile does not begin."""
+        self._store.put_profile(replace(self._row(job), waits=reason))
+
+    def interrupted(self, job: str, data: dict[str, Any]) -> None:
+        """It gave nodes to a profile."""
+        row = self._row(job)
+        kept = (*row.interruptions, {"time": self._clock.now(), **data})[-KEPT_INTERRUPTIONS:]
+        self._store.put_profile(replace(row, interruptions=kept))
+
+    def described(self, job: str, spec: wire.JobSpec, facts: dict[str, Any]) -> Learned | None:
+        """Its script says how large its model is; what the nearest sibling suggests, if there is one."""
+        size = ModelSize(_positive(facts.get("parameters")), _positive(facts.get("flops_per_sample")))
+        row = self._row(job)
+        if (row.parameters, row.flops) == (size.parameters, size.flops):
+            return None
+        row = self._store.put_profile(replace(row, parameters=size.parameters, flops=size.flops))
+        stored = []
+        for kept in self._store.curves(row.node_class, spec.nproc_per_node):
+            found = self._read(kept.learned, f"jobs like {kept.job}") if kept.key != row.key else None
+            if found is not None:
+                curve, _ = found.curve.with_phase(DEFAULT_PHASE)
+                stored.append(Stored(kept.key, curve, ModelSize(kept.parameters, kept.flops), kept.job))
+        prior = prior_from(stored, row.key, size)
+        return Learned(curve=MeasuredCurve.from_prior(prior), costs=self._costs) if prior else None
+
+    def read(self, row: ProfileRow) -> Learned:
+        """What a row says is known; nothing where it cannot be read."""
+        return self._read(row.learned, f"job {row.job}") or Learned(costs=self._costs)
+
+    # --- inside ---
+
+    def _row(self, job: str) -> ProfileRow:
+        return self._store.profile(job) or ProfileRow(job)
+
+    def _read(self, data: Any, whose: str) -> Learned | None:
+        if not data:
+            return None
+        try:
+            return Learned.from_dict(data, self._costs)
+        except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
+            return None
+
+    def _usual_class(self) -> str:
+        """The class that most nodes are of."""
+        held = Counter(node.info.node_class for node in self._controller.nodes.values())
+        return max(held, key=lambda c: (held[c], c), default="default")
+
+    @staticmethod
+    def _key(spec: wire.JobSpec, node_class: str) -> str:
+        try:
+            with open(spec.script, "rb") as file:
+                script = file.read(LARGEST_SCRIPT)
+        except OSError:  # the daemon's user may not read what the job's owner may
+            script = str(Path(spec.script)).encode("utf-8", "surrogateescape")
+        return profile_key(script, spec.args, node_class, spec.nproc_per_node, user_key=spec.profile_key or None)
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e300 else None

@@ -65,7 +65,11 @@ class _Worker:
             os.environ.get(ENV_JOB, ""), _env_int(ENV_GENERATION), _env_int("RANK"), os.getpid()
         )
         self.outbox = Outbox(socket_path)
-        self.encode = progress_encoder(self.sender)
+        self.enter(self.sender)
+
+    def enter(self, sender: Sender) -> None:
+        self.sender = sender
+        self.encode = progress_encoder(sender)
         self.samples: float = 0
         self.steps = 0
         self.batch: float = 0
@@ -231,8 +235,17 @@ def totals() -> tuple[float, int]:
     return (worker.samples, worker.steps) if worker is not None else (0, 0)
 
 
+def entered(generation: int, rank: int, world_size: int) -> None:
+    """This process goes on in another round, without a restart: counts begin anew there. For :mod:`malletrain.elastic`."""
+    flush()
+    os.environ.update({ENV_GENERATION: str(generation), "RANK": str(rank), "WORLD_SIZE": str(world_size)})
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.enter(Sender(worker.sender.job, generation, rank, os.getpid()))
+
+
 def generation() -> int:
-    """The round this process was started for, 0 outside MalleTrain."""
+    """The round this process belongs to, 0 outside MalleTrain."""
     return _env_int(ENV_GENERATION)
 
 

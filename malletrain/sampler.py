@@ -67,6 +67,7 @@ class ElasticSampler:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self._check(global_batch_size, batch_size)
+        self._per_rank = batch_size
         self.global_batch_size = global_batch_size or (batch_size or 0) * self.world_size
         self.epoch = 0
         self.position = 0
@@ -110,6 +111,24 @@ class ElasticSampler:
                 f"ElasticSampler: with drop_last an epoch of {self.num_samples} samples has no full global batch of {largest} samples. "
                 "Use a smaller batch or drop_last=False."
             )
+
+    def resize(self, rank: int, world_size: int) -> None:
+        """Go on as ``rank`` of ``world_size``, from the position reached; iterators made before must not be used any more.
+
+        With ``batch_size`` the global batch changes with the scale.
+
+        Raises:
+            ValueError: when the job has more ranks than the sampler was told it ever would.
+        """
+        if not 0 <= rank < world_size <= self.max_world_size:
+            raise ValueError(
+                f"ElasticSampler: rank {rank} of {world_size} does not fit a job of at most {self.max_world_size} ranks; give the sampler "
+                "the largest number of ranks the job will ever have (max_world_size)."
+            )
+        if self._per_rank is not None:
+            self.global_batch_size = self._per_rank * world_size
+        self.rank, self.world_size = rank, world_size
+        self._handed_out = (self.epoch, self.position)
 
     # --- the plan of an epoch ---
 
@@ -229,6 +248,15 @@ class ElasticSampler:
                     f"most fewer ranks, and {self.world_size} ranks cannot share {lost} samples."
                 )
             self.epoch, self.position = self.epoch + 1, 0
+
+    def upcoming(self, batches: int) -> list[tuple[int, int]]:
+        """(this rank's samples, samples of the global batch) of up to ``batches`` next batches of this epoch."""
+        found: list[tuple[int, int]] = []
+        position = self.position
+        while len(found) < batches and (batch := self._batch_at(position)):
+            found.append((self._share(batch)[1], batch))
+            position += batch
+        return found
 
     @property
     def loss_weight(self) -> float:

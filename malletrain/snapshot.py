@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from malletrain import progress, rng, snapshot_file
@@ -44,6 +45,14 @@ _ADVICE = {
 }
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A state set aside to be written: what goes to the disk, and (samples, steps) reported by then."""
+
+    payload: dict[str, Any]
+    totals: tuple[float, int]
+
+
 class Snapshot:
     """The state of a training run on disk.
 
@@ -70,7 +79,7 @@ class Snapshot:
         if not objects:
             raise ValueError("Snapshot: nothing to save; pass objects by name, e.g. Snapshot(path, model=model, optimizer=optimizer).")
         for name, value in objects.items():
-            _check_object(name, value)
+            check_object("Snapshot", name, value)
         self.path = os.path.abspath(os.fspath(path))
         self.every_s = every_s
         self.keep = keep
@@ -180,7 +189,7 @@ class Snapshot:
             if key not in saved:
                 progress.tell(f"Snapshot {name} holds nothing called {key!r}; it starts as the script made it.")
                 continue
-            target = _unwrapped(value)
+            target = unwrapped(value)
             try:
                 if isinstance(target, dict):
                     target.update(saved[key])
@@ -208,10 +217,10 @@ class Snapshot:
         """
         return rank_and_world()[0] == 0 and self._save() is None
 
-    def _save(self) -> str | None:
-        """Save; returns None, or the sentence why it failed."""
+    def _save(self, taken: Taken | None = None) -> str | None:
+        """Save ``taken``, or the state of this moment; returns None, or the sentence why it failed."""
         progress.flush()
-        samples, steps = progress.totals()
+        samples, steps = progress.totals() if taken is None else taken.totals
         started = time.monotonic()
         size = 0
         cause = problem = None
@@ -221,7 +230,8 @@ class Snapshot:
                 self._first_save = False
             self._refuse_if_overtaken()
             # A damaged newest file is replaced and not kept: it would push the last good one out.
-            size = snapshot_file.write(self.path, self._payload(), self.keep, keep_newest=not self._newest_is_bad)
+            payload = taken.payload if taken else self._payload()
+            size = snapshot_file.write(self.path, payload, self.keep, keep_newest=not self._newest_is_bad)
             self._known = snapshot_file.signature(self.path)
             self._newest_is_bad = False
         except OSError as error:
@@ -271,7 +281,7 @@ class Snapshot:
     def _payload(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
         for name, value in self._objects.items():
-            target = _unwrapped(value)
+            target = unwrapped(value)
             states[name] = dict(target) if isinstance(target, dict) else target.state_dict()
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
@@ -317,7 +327,7 @@ class Snapshot:
                 self._due = time.monotonic() + self.every_s
 
     def _describe(self) -> None:
-        modules = [value for value in map(_unwrapped, self._objects.values()) if callable(getattr(value, "parameters", None))]
+        modules = [value for value in map(unwrapped, self._objects.values()) if callable(getattr(value, "parameters", None))]
         try:
             count = sum(int(parameter.numel()) for module in modules for parameter in module.parameters())
         except Exception:  # something with parameters() that are not tensors
@@ -362,20 +372,21 @@ _NOT_SAVABLE = {
 }
 
 
-def _check_object(name: str, value: Any) -> None:
+def check_object(owner: str, name: str, value: Any) -> None:
+    """Raises TypeError when ``value`` is nothing whose state can be saved; ``owner`` is who asks, for the message."""
     for cls in type(value).__mro__:
         if cls.__name__ in _NOT_SAVABLE:
-            raise TypeError(f"Snapshot: {name} is a {cls.__name__}, which rank 0 cannot save alone: {_NOT_SAVABLE[cls.__name__]}.")
+            raise TypeError(f"{owner}: {name} is a {cls.__name__}, which rank 0 cannot save alone: {_NOT_SAVABLE[cls.__name__]}.")
     if isinstance(value, dict):
         return
     if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
         raise TypeError(
-            f"Snapshot: {name} is a {type(value).__name__} without state_dict() and load_state_dict(). Pass objects that have them, "
+            f"{owner}: {name} is a {type(value).__name__} without state_dict() and load_state_dict(). Pass objects that have them, "
             "or a dict of plain values."
         )
 
 
-def _unwrapped(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """The module inside DDP, DataParallel and torch.compile, in whatever order they were applied."""
     while True:
         names = {cls.__name__ for cls in type(value).__mro__}

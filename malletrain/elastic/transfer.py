@@ -1,0 +1,66 @@
+"""State from one rank to those that lack it, over the group itself: a chain in which every receiver passes on what it gets, piece by piece.
+
+Decides the order and the size of the pieces. A chain of n receivers moves the state in about the time of one copy, whatever n is; beyond
+the tensors themselves at most a few pieces of memory are in use. Ranks that neither send nor receive take no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+PIECE_BYTES = 8 << 20
+
+
+def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors as flat pieces of at most PIECE_BYTES, as views of them: writing to a piece writes to its tensor."""
+    for tensor in tensors:
+        if tensor.numel():
+            flat = tensor.reshape(-1).view(torch.uint8)
+            yield from flat.split(PIECE_BYTES)
+
+
+def move(chain: list[int], rank: int, tensors: list[torch.Tensor]) -> None:
+    """Send ``tensors`` along ``chain`` (source first); in place on the receivers. Call on the ranks of the chain only.
+
+    All must pass tensors of the same shapes and types in the same order. Raises what the collectives raise when a peer is lost.
+    """
+    at = chain.index(rank)
+    sending = []
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    flat_tensors = []
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            flat_tensors.append(tensor)
+        else:
+            copy = tensor.contiguous()
+            staged.append((tensor, copy))
+            flat_tensors.append(copy)
+    for piece in pieces(flat_tensors):
+        if at > 0:
+            dist.recv(piece, chain[at - 1])
+        if at + 1 < len(chain):
+            sending.append(dist.isend(piece, chain[at + 1]))
+            if len(sending) > 2:
+                _done(sending.pop(0))
+    for work in sending:
+        _done(work)
+    for tensor, copy in staged:
+        if at > 0:
+            tensor.copy_(copy)
+
+
+def _done(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def send_bytes(chain: list[int], rank: int, data: bytes) -> bytes:
+    """A short message along ``chain``; returns it on every rank of the chain."""
+    size = torch.tensor([len(data)])
+    move(chain, rank, [size])
+    body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if chain[0] == rank else torch.empty(int(size), dtype=torch.uint8)
+    move(chain, rank, [body])
+    return bytes(body.numpy().tobytes())

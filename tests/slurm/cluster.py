@@ -58,7 +58,7 @@ MinJobAge={min_job_age}
 InactiveLimit=0
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout}
-MessageTimeout=10
+MessageTimeout={message_timeout}
 TreeWidth=50
 {extra}
 NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 Feature=test State=UNKNOWN
@@ -96,6 +96,7 @@ class SlurmCluster:
             "kill_wait": 2,
             "min_job_age": 300,
             "slurmd_timeout": 60,
+            "message_timeout": 10,
             "grace": 6,
             "extra": "",
             "partitions": "",

@@ -39,6 +39,8 @@ rescale_up = "1 s"
 rescale_down = "1 s"
 start = "1 s"
 {allocation}
+[profiling]
+enabled = false
 """
 
 
@@ -86,6 +88,10 @@ class SlurmTestSite(Site):
                     found.append(process)
         return found
 
+    def daemon_log(self, lines: int = 60) -> str:
+        path = self.root / "daemon.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no log)"
+
     def stop(self) -> None:
         """End the daemon and its leases; fails when a lease or a process is left over."""
         if self.daemon is not None and self.daemon.poll() is None:
@@ -115,6 +121,12 @@ def slurm_site(root: Path, slurm: SlurmCluster, **options: str) -> Iterator[Slur
     try:
         made.start_daemon()
         yield made
+    except BaseException:
+        # pytest shows this beside the failure.
+        print(made.daemon_log(200), *sorted(made.state.glob("leases/*.out")), sep="\n")
+        print(*(path.read_text(errors="replace")[-400:] for path in sorted(made.state.glob("leases/*.out"))), sep="\n")
+        print(slurm.jobs() if "slurmctld" in slurm.processes else "(no slurmctld)", slurm.log("slurmctld"), sep="\n")
+        raise
     finally:
         made.stop()
         os.sync()

@@ -59,7 +59,7 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
 
 
 def test_troubles_of_the_machine_lose_no_job(cluster, root):
-    slurm = cluster(5, grace=GRACE_S, slurmd_timeout=5)
+    slurm = cluster(5, grace=GRACE_S, slurmd_timeout=5, message_timeout=4)
     with slurm_site(root / "site", slurm) as site:
         script = site.script("steady.py", STEADY)
         job = site.submit(script, nodes=(1, 3))

@@ -134,11 +134,12 @@ class Site:
         return found
 
     def workers(self, script: Path) -> list[psutil.Process]:
-        """Training processes of this script; the template names its forks after it."""
+        """Training processes of this script; forks of the template are named after it."""
         found = []
         for process in psutil.Process(self.cluster.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if process.name() == script.name[:15]:
+                forked = process.name() == script.name[:15]
+                if forked or process.cmdline()[1:3] == ["-u", str(script)]:
                     found.append(process)
         return found
 

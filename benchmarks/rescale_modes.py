@@ -1,7 +1,7 @@
 """The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose one without notice.
 
-``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes the training
-shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine;
+``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes the
+training shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine;
 nodes leave by SIGTERM to their torchrun, and join by starting one.
 """
 
@@ -25,6 +25,7 @@ from malletrain.client import Client
 from scavenger.local import start_cluster
 
 SCRIPT = Path(__file__).with_name("train_step.py")
+LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
 BLOCKER = "import time, malletrain\nwhile True:\n    time.sleep(0.2)\n    malletrain.report(1)\n"
 PATIENCE_S = 180.0
 
@@ -66,6 +67,9 @@ def until(condition: Callable[[], object], what: str) -> None:
 class Restart:
     """MalleTrain in restart mode."""
 
+    mode = "restart"
+    script = SCRIPT
+
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
         self.state = root / "state"
@@ -89,18 +93,23 @@ class Restart:
             return bool(client.status())
         return False
 
-    def _submit(self, name: str, script: Path, arguments: list[str], low: int, high: int, weight: float) -> str:
+    def _submit(self, name: str, script: Path, arguments: list[str], low: int, high: int, weight: float, mode: str) -> str:
         spec = wire.JobSpec(
-            name, "", str(script), str(self.root), sys.executable, tuple(arguments), min_nodes=low, max_nodes=high, weight=weight
+            *(name, "", str(script), str(self.root), sys.executable, tuple(arguments)),
+            min_nodes=low,
+            max_nodes=high,
+            weight=weight,
+            mode=mode,
+            profile=False,
         )
         with Client.of(self.state) as client:
             return client.submit(spec).id
 
     def start(self) -> None:
-        self.job = self._submit("training", SCRIPT, self.arguments, 1, self.nodes, 1.0)
+        self.job = self._submit("training", self.script, self.arguments, 1, self.nodes, 1.0, self.mode)
 
     def shrink(self, by: int) -> None:
-        self.blockers.append(self._submit("blocker", self.root / "blocker.py", [], by, by, 1e6))
+        self.blockers.append(self._submit("blocker", self.root / "blocker.py", [], by, by, 1e6, "restart"))
 
     def grow(self, by: int) -> None:
         with Client.of(self.state) as client:
@@ -125,6 +134,13 @@ class Restart:
         self.daemon.send_signal(signal.SIGTERM)
         self.daemon.wait(30)
         self.cluster.stop()
+
+
+class Live(Restart):
+    """MalleTrain in live mode."""
+
+    mode = "live"
+    script = LIVE_SCRIPT
 
 
 class C10d:
@@ -190,4 +206,4 @@ class C10d:
                     process.kill()
 
 
-CONTENDERS: dict[str, type[Restart] | type[C10d]] = {"restart": Restart, "c10d": C10d}
+CONTENDERS: dict[str, type[Restart] | type[C10d]] = {"live": Live, "restart": Restart, "c10d": C10d}

@@ -24,6 +24,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
+from malletrain import live_launcher
 from malletrain.node_channel import LaunchOrder, read_order
 from malletrain.rendezvous import DaemonRendezvous
 from malletrain.template import ENV_TEMPLATE
@@ -103,6 +104,8 @@ def run(order: LaunchOrder) -> int:
     spec = order.spec
     if spec.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: several workers share the cores
+    if spec.mode == "live":
+        return live_launcher.LiveLauncher(order, worker_command(order)).run()
     handler = DaemonRendezvous(order.job, order.endpoint, order.host, order.join_timeout_s)
     command = worker_command(order)
     workers = NodeWorkers(

@@ -108,6 +108,13 @@ class LauncherEnd:
         except zmq.Again:
             pass  # the agent reads nothing any more; what it needs to know it will be told again
 
+    def also_wake_on(self, fd: int, wake: bool = True) -> None:
+        """Have :meth:`receive` return early when ``fd`` can be read (``wake`` false: no longer)."""
+        if wake:
+            self._poller.register(fd, zmq.POLLIN)
+        else:
+            self._poller.unregister(fd)
+
     def receive(self, timeout_s: float = 0.0) -> list[Any]:
         """Messages from the agent: waits up to ``timeout_s`` for the first. Sets ``agent_gone`` when its end was closed."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))

@@ -50,6 +50,14 @@ class SendRound:
 
 
 @dataclass(frozen=True)
+class SendAbort:
+    """Have the live workers on ``node`` give up the step they are in: a member of round ``generation`` is lost."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True)
 class Formed:
     """All members run. Comes again with the same generation where a change of the target turned out to need no new round."""
 
@@ -78,4 +86,4 @@ class LeftOut:
     sentence: str
 
 
-Action = SendAssign | SendRelease | SendDrain | SaveRound | SendRound | Formed | Broke | Finished | LeftOut
+Action = SendAssign | SendRelease | SendDrain | SendAbort | SaveRound | SendRound | Formed | Broke | Finished | LeftOut

@@ -46,6 +46,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     goal: str = ""
     curve: dict[str, float] | None = None
     launcher: str = "builtin"
+    mode: str = "restart"
     profile: bool = True
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
@@ -244,6 +245,13 @@ class Drain(Message, frozen=True):
     timeout_s: float
 
 
+class Abort(Message, frozen=True):
+    """A member of round ``generation`` is lost: workers in live mode give up the step they are in and wait for the next round."""
+
+    job: str
+    generation: int
+
+
 class Release(Message, frozen=True):
     """Stop every process of ``job`` here (SIGTERM, then SIGKILL after the grace) and answer Released."""
 
@@ -297,7 +305,7 @@ class Error(Message, frozen=True):
 AgentMessage = (
     Hello | Heartbeat | Phase | StoreUp | Drained | Released | Leaving | Progress | Mark | Metric | Notice | LogChunk
 )
-DaemonMessage = Welcome | WhoAreYou | Alive | Assign | Round | Drain | Release | Goodbye | LogAck | Reply | Error
+DaemonMessage = Welcome | WhoAreYou | Alive | Assign | Round | Drain | Abort | Release | Goodbye | LogAck | Reply | Error
 AnyMessage = AgentMessage | DaemonMessage | Request
 
 _encoder = msgspec.msgpack.Encoder()

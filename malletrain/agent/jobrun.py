@@ -25,7 +25,7 @@ from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, Reports
 from malletrain.local_channel import FlagsWriter
 from malletrain.node_channel import LaunchOrder, write_order
-from malletrain.wire import Assign, Assignment, Drain, Drained, Error, Failure, Phase, Release, Released, Round, StoreUp
+from malletrain.wire import Abort, Assign, Assignment, Drain, Drained, Error, Failure, Phase, Release, Released, Round, StoreUp
 
 log = logging.getLogger("malletrain.agent")
 
@@ -150,6 +150,10 @@ class JobRun:
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self._flags.request_drain(message.number)
+
+    def abort(self, message: Abort) -> None:
+        """A member of the round is lost: the live workers here must not wait for it."""
+        self._tell(message)
 
     def save_alone(self, within_s: float) -> None:
         """The node is wanted back and no daemon is there to move the job: have what the workers did saved, if they can."""

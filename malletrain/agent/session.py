@@ -141,7 +141,7 @@ class Agent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain():
+            case Round() | Drain() | wire.Abort():
                 self._to_run(message)
             case Release():
                 self._release(message)
@@ -155,11 +155,13 @@ class Agent:
             case _:
                 log.warning("ignored an unexpected %s", type(message).__name__)
 
-    def _to_run(self, message: Round | Drain) -> None:
+    def _to_run(self, message: Round | Drain | wire.Abort) -> None:
         if self._run is None or self._run.job != message.job:
             log.warning("ignored a %s for job %s, which is not here", type(message).__name__, message.job)
         elif isinstance(message, Round):
             self._run.round(message)
+        elif isinstance(message, wire.Abort):
+            self._run.abort(message)
         else:
             self._run.drain(message)
 

@@ -157,6 +157,7 @@ def build(
     env: Sequence[str] = (),
     workdir: str | None = None,
     launcher: str = "builtin",
+    live: bool = False,
     profile: bool = True,
     profile_sizes: str | None = None,
     profile_key: str | None = None,
@@ -174,6 +175,8 @@ def build(
         raise SpecError(f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that of every job by default).")
     if nproc_per_node < 1:
         raise SpecError(f"{nproc_per_node} processes per node is not possible; accepted is 1 or more.")
+    if live and launcher != "builtin":
+        raise SpecError("--live needs the builtin launcher: torchrun starts its workers anew in every round.")
     directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))
     if not directory.is_dir():
         raise SpecError(f"The working directory {directory} does not exist; create it or give another with --workdir.")
@@ -193,6 +196,7 @@ def build(
         goal=goal or "",
         curve=read_curve(curve) if curve else None,
         launcher=launcher,
+        mode="live" if live else "restart",
         profile=profile,
         profile_sizes=None if profile_sizes is None else parse_sizes(profile_sizes, low, high),
         profile_key=profile_key or "",

@@ -48,6 +48,11 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
 @click.option(
     "--profile-key", metavar="TEXT", help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep."
 )
+@click.option(
+    "--live",
+    is_flag=True,
+    help="The script uses malletrain.elastic: its processes live on when nodes come and go, instead of being started again.",
+)
 @state_dir_option
 @json_option
 @click.argument("script")

@@ -269,6 +269,10 @@ def problem_of(spec: wire.JobSpec) -> str:
         return f"The job's weight is {spec.weight}; give a number above 0."
     if spec.goal not in {goal.value for goal in Goal}:
         return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
+    if spec.mode not in ("restart", "live"):
+        return f"The mode '{spec.mode}' is not known; accepted is restart or live."
+    if spec.mode == "live" and spec.launcher != "builtin":
+        return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
     if not os.path.isabs(spec.script) or not os.path.isfile(spec.script):

@@ -51,10 +51,12 @@ from malletrain.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.live_rounds import LiveRounds
 from malletrain.metrics import Metrics
 from malletrain.monitor import JobMonitor
 from malletrain.planning import PlanningSettings
 from malletrain.profiling import ProfilingSettings, advisor_config
+from malletrain.round_actions import SendAbort
 from malletrain.rounds import (
     Action,
     Broke,
@@ -223,7 +225,7 @@ class Core:
 
     def add(self, row: JobRow, spec: wire.JobSpec) -> JobRun:
         """Take a job in hand: a new one, or one that the store knows."""
-        rounds = JobRounds(round_settings(self.config), min_nodes=spec.min_nodes)
+        rounds = (LiveRounds if spec.mode == "live" else JobRounds)(round_settings(self.config), min_nodes=spec.min_nodes)
         rounds.generation = row.generation
         run = JobRun(row, spec, rounds, JobMonitor(row.samples, row.samples_before, row.generation), saved_at=self.clock.now())
         self.runs[row.id] = run
@@ -391,7 +393,11 @@ class Core:
                     run.monitor.draining(self.clock.now())
                 timeout = run.rounds.drain_s
                 self.agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
+            elif isinstance(action, SendAbort):
+                self.agents.tell(action.node, wire.Abort(job, action.generation))
             elif isinstance(action, SaveRound):
+                if isinstance(run.rounds, LiveRounds) and run.rounds.because_lost:
+                    run.monitor.rescale_began(run.row.members, action.members, self.clock.now(), lost=True)
                 run.monitor.forming(action.generation, action.members, self.clock.now())
                 self.save(run, generation=action.generation, members=action.members, samples_before=run.monitor.before)
                 self.trail.record(

@@ -191,7 +191,7 @@ class Group:
         options: dict[str, Any] = {} if store is None else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
         dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
         self._held = dist.distributed_c10d._get_default_group()
-        self._held._set_default_timeout(COLLECTIVE_TIMEOUT)
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
         # What was opened meanwhile are gloo's connections (and its listener, which is never touched).
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 

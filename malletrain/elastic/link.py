@@ -44,6 +44,9 @@ class Link:
         self._newest: Place | None = None
         self._news = threading.Condition()
 
+    def start(self) -> None:
+        """Begin to listen."""
+
     def newest(self) -> Place | None:
         """The newest round this process belongs to."""
         return self._newest
@@ -59,12 +62,12 @@ class Link:
         """Tell the launcher."""
 
     def _take(self, place: Place) -> None:
+        if self._newest is not None and place.generation <= self._newest.generation:
+            return
+        self.on_round(place)  # before anybody can see that there is a newer round
         with self._news:
-            if self._newest is not None and place.generation <= self._newest.generation:
-                return
             self._newest = place
             self._news.notify_all()
-        self.on_round(place)
 
 
 class FixedLink(Link):
@@ -88,6 +91,8 @@ class LiveLink(Link):
         self._socket.connect(path)
         self._sending = threading.Lock()
         self._send({"say": "hello", "local_rank": int(os.environ.get("LOCAL_RANK", "0")), "pid": os.getpid()})
+
+    def start(self) -> None:
         threading.Thread(target=self._listen, name="malletrain-link", daemon=True).start()
 
     def say(self, what: str, generation: int = 0) -> None:

@@ -110,8 +110,7 @@ class Run:
         self._link = connect()
         self._link.on_round = self._round_came
         self._link.on_abort = self._abort_came
-        if (first := self._link.newest()) is not None and self._link.live:
-            self._round_came(first)
+        self._link.start()
         self._link.say("ready")
         self._watch_the_end()
         self._join()

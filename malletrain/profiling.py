@@ -255,7 +255,7 @@ class Profiler:
         if not job.learned.profiled or job.learned.result != Result.PARTIAL.value:
             return False
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        return max(job.learned.curve.measured_sizes, default=largest) < largest
+        return max(job.learned.curve.measured_sizes, default=0) < largest
 
     def _ask(self, job: Job, node_class: str, now: float) -> list[Answer]:
         spec = job.submitted

@@ -105,7 +105,7 @@ class Staircase:
     def progressed(self, event: Progressed, now: float) -> list[Command]:
         """Ordinary progress: the profile's measurement, or a window more of the running job."""
         job = self._of._unfinished.get(event.job)
-        if self.profiler is None or job is None or job.rescaling or job.broken or event.nodes != len(job.nodes):
+        if self.profiler is None or job is None or job.rescaling or job.broken or not job.nodes or event.nodes != len(job.nodes):
             return []
         if not all(math.isfinite(x) and x >= 0 for x in (event.time, event.samples, event.batch)):
             return []

@@ -109,7 +109,7 @@ class World:
         self.controller.hold(self.now + 5.0)
         for job, record in old.jobs.items():
             spec = self.specs[job]
-            again = {f: getattr(spec, f) for f in ("min_nodes", "max_nodes", "weight", "curve", "sizes")}
+            again = {f: getattr(spec, f) for f in ("min_nodes", "max_nodes", "weight", "curve", "sizes", "profile")}
             self.do(JobSubmitted(job, **again, state=record.state, tries=record.tries, last_broke=record.last_broke))
         holder = {node: job for job, nodes in self.running.items() for node in nodes}
         for node in list(self.leased):
@@ -206,5 +206,5 @@ class World:
             assert len(at_work) <= self.settings.planning.max_running
             for record in at_work:
                 assert len(record.nodes) >= record.submitted.min_nodes, "a job under its minimum is suspended"
-                assert record.state is JobState.RUNNING
+                assert record.state in (JobState.RUNNING, JobState.PROFILING)
                 assert not any(n in self.leaving for n in record.nodes)

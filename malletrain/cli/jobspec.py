@@ -50,10 +50,9 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
     """``--profile-sizes``: ``"8,4,2,1"`` in any order, each within the limits of ``--nodes``."""
-    try:
-        sizes = {int(part) for part in text.split(",")}
-    except ValueError:
-        raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.') from None
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text):
+        raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.')
+    sizes = {int(part) for part in text.split(",")}
     if outside := sorted(k for k in sizes if not low <= k <= high):
         raise SpecError(f"{outside[0]} is not a size to profile at: the job asks for {low}:{high} nodes.")
     return tuple(sorted(sizes, reverse=True))

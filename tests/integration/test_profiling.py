@@ -104,3 +104,17 @@ def test_a_daemon_killed_during_a_profile_takes_it_up_again(profiled):
     assert sizes.count(3) == 1, "what was measured is not measured again"
     (profiled.work / "stop").touch()
     assert profiled.until_state(job, "completed", "failed").state == "completed"
+
+
+def test_what_cannot_be_profiled_is_refused_and_what_is_not_wanted_not_done(profiled):
+    script = profiled.script("shared.py", SHARED)
+    with pytest.raises(Exception, match="sizes to profile"):
+        profiled.submit(script, nodes=(1, 3), profile_sizes=(7,))
+    job = profiled.submit(script, nodes=(1, 3), profile=False)
+    profiled.until_samples(job, 500)
+    shown = profiled.show(job).profile
+    assert shown.state in ("off", "known")
+    assert "no profile" in shown.sentence
+    assert not profiled.events("profile-started", job)
+    (profiled.work / "stop").touch()
+    profiled.until_state(job, "completed")

@@ -180,3 +180,19 @@ def test_cancel_partly_refused(run, daemon):
     }
     result = run("cancel", "a", "b")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "Cancelled a.\n", "There is no job b.\n")
+
+
+def test_profile_options(run, daemon, script):
+    run("submit", "--nodes", "1:8", "--no-profile", script)
+    assert spec_of(daemon)["profile"] is False
+    run("submit", "--nodes", "1:8", "--profile-sizes", "1, 8,4,4", "--profile-key", "sweep-7", script)
+    sent = spec_of(daemon)
+    assert (sent["profile_sizes"], sent["profile_key"]) == ([8, 4, 1], "sweep-7")
+    assert "profile" not in sent
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "not a list"), ("4;2", "not a list"), ("٤", "not a list"), ("9", "1:8"), ("4,0", "1:8")])
+def test_profile_sizes_refused(run, script, text, why):
+    result = run("submit", "--nodes", "1:8", "--profile-sizes", text, script)
+    assert result.exit_code == 2
+    assert why in result.stderr

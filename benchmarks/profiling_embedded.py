@@ -1,0 +1,177 @@
+"""What a profile costs on the embedded cluster, and whether the allocation made from it is the right one.
+
+    python -m benchmarks.profiling_embedded [--nodes 6] [--seconds 75] [--json FILE]
+
+For each model job (its step sleeps ``serial + parallel / workers``, so that it scales as Amdahl's law says although all virtual nodes share
+one machine):
+
+* a run with a profile and one without, as long as ``--seconds``: the samples that the first lacks, and what share that is of a run of ten
+  minutes, in which nothing more is lost (an extrapolation: only the beginning is run);
+* each size by itself, without a profile: the exhaustively measured curve;
+* the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's curve and from the exhaustive one.
+
+Needs nothing but this machine. Other load on it makes rescales slower and the loss larger; the load is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from allocator import NodeInfo, RescaleCost, ScalingCurve
+from malletrain.planning import Candidate, PlanningSettings, make_plan
+from malletrain.views import JobDetail
+from tests.integration.embedded import Site, site
+
+RUN_S = 600.0
+MODELS = {"straight": (0.0, 0.06), "bent": (0.012, 0.06)}
+"""Seconds of a step that do not shrink with workers, and that do."""
+BATCH = 24
+SCRIPT = """
+import os, sys, time, malletrain
+serial, parallel = float(sys.argv[1]), float(sys.argv[2])
+world = int(os.environ["WORLD_SIZE"])
+while not os.path.exists("stop"):
+    time.sleep(serial + parallel / world)
+    malletrain.report({batch} / world)
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S seconds without a profile."""
+
+    model: str
+    visited: list[int]
+    scale_ups: int
+    seconds: float
+    lost: float
+    share: float
+    worst_error: float
+    plans: int
+    same: int
+    regret: float
+    profile: dict[int, float]
+    exhaustive: dict[int, float]
+    load: float
+
+
+def run(nodes: int, seconds: float, model: str) -> Outcome:
+    """Measure one model job on a cluster of ``nodes``."""
+    serial, parallel = MODELS[model]
+    words = (str(serial), str(parallel))
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as directory, _site(Path(directory), nodes) as one:
+        detail, with_profile = _train(one, words, nodes, seconds, profile=True)
+        (finished,) = one.events("profile-finished", detail.job.id)
+        assert detail.profile is not None
+        curve = {p.nodes: p.rate for p in detail.profile.points}
+        bids = {p.nodes: p.bid for p in detail.profile.points}
+    with tempfile.TemporaryDirectory() as directory, _site(Path(directory), nodes) as other:
+        _, without = _train(other, words, nodes, seconds, profile=False)
+        exhaustive = {k: _rate(other, words, k) for k in range(1, nodes + 1)}
+    lost = without - with_profile
+    total = without + exhaustive[nodes] * (RUN_S - seconds)
+    same, plans, regret = _compare(ScalingCurve.of(bids), ScalingCurve.of(exhaustive), nodes)
+    return Outcome(
+        model,
+        list(finished.data["visited"]),
+        int(finished.data["scale_ups"]),
+        float(finished.data["seconds"]),
+        lost,
+        lost / total,
+        max(abs(curve[k] / exhaustive[k] - 1) for k in exhaustive),
+        plans,
+        same,
+        regret,
+        curve,
+        exhaustive,
+        load,
+    )
+
+
+def _site(root: Path, nodes: int) -> Any:
+    config = "rescale_up = \"1.5 s\"\nrescale_down = \"1.5 s\"\nstart = \"3 s\"\n"
+    return site(root, nodes=nodes, config=config, profiling='lease_patience = "20 s"')
+
+
+def _train(made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, profile: bool) -> tuple[JobDetail, float]:
+    """Train for ``seconds`` after the first sample; (details, samples)."""
+    script = made.script("train.py", SCRIPT.format(batch=BATCH))
+    job = made.submit(script, *words, nodes=(1, nodes), profile=profile)
+    made.until(lambda: made.job(job).samples > 0, "the job trains")
+    began = made.show(job).rescales[0].ended or time.time()
+    time.sleep(max(0.0, began + seconds - time.time()))
+    detail = made.show(job)
+    if profile and not made.events("profile-finished", job):
+        raise SystemExit(f"The profile was not over after {seconds:g} s; give more with --seconds.")
+    _stop(made, job)
+    return detail, detail.job.samples
+
+
+def _rate(made: Site, words: tuple[str, ...], nodes: int, seconds: float = 8.0) -> float:
+    """Samples/s on exactly ``nodes``, from the counts between one second after the first sample and ``seconds`` later."""
+    job = made.submit(made.work / "train.py", *words, nodes=(nodes, nodes), profile=False)
+    made.until(lambda: made.job(job).samples > 0, "the job trains")
+    time.sleep(1.0)
+    first, begin = made.job(job).samples, time.time()
+    time.sleep(seconds)
+    last, end = made.job(job).samples, time.time()
+    _stop(made, job)
+    return (last - first) / (end - begin)
+
+
+def _stop(made: Site, job: str) -> None:
+    (made.work / "stop").touch()
+    made.until_state(job, "completed", "failed")
+    (made.work / "stop").unlink()
+
+
+def _compare(bids: ScalingCurve, truth: ScalingCurve, nodes: int) -> tuple[int, int, float]:
+    """(plans that give the same sizes, plans, largest relative loss of throughput, both by the exhaustive curve)."""
+    same = plans = 0
+    worst = 0.0
+    for jobs in (1, 2):
+        for machine in range(1, jobs * nodes + 1):
+            sizes = [_sizes(curve, jobs, machine, nodes) for curve in (bids, truth)]
+            rates = [sum(truth.at(k) for k in made) for made in sizes]
+            plans += 1
+            same += sizes[0] == sizes[1]
+            worst = max(worst, 1 - rates[0] / rates[1])
+    return same, plans, worst
+
+
+def _sizes(curve: ScalingCurve, jobs: int, machine: int, nodes: int) -> list[int]:
+    bidders = [Candidate(f"j{i}", 1, nodes, (), curve=curve) for i in range(jobs)]
+    usable = {f"n{k}": NodeInfo() for k in range(machine)}
+    plan = make_plan(bidders, usable, PlanningSettings(cost=RescaleCost(1.5, 1.5, 3.0)))
+    return sorted(len(held) for held in plan.nodes.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=75.0, help="length of each of the two runs, from the first sample on")
+    parser.add_argument("--model", choices=[*MODELS], action="append", help="default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    outcomes = [run(options.nodes, options.seconds, model) for model in options.model or MODELS]
+    print("model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  regret  load")
+    for o in outcomes:
+        visited = ",".join(map(str, o.visited))
+        print(
+            f"{o.model:9} {visited:18} {o.scale_ups:9}  {o.seconds:5.1f} s  {o.lost:13,.0f}  {o.share:13.1%}  {o.worst_error:11.1%}"
+            f"  {o.same:>4} of {o.plans}  {o.regret:6.2%}  {o.load:.1f}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

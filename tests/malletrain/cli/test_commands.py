@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.cli import main
+from malletrain.views import ProfileView
 from tests.malletrain.cli.fake_daemon import Refuse, detail, event_view, job_view, log_view, node_view, status_view
 
 COMMANDS = sorted(main.commands)
@@ -83,6 +84,14 @@ def test_show(run, daemon):
     out = run("show", "train").stdout
     for words in ("/home/ada/train.py --lr 0.1", "3.25 s", "rendezvous 0.50", "1 → 2", "unfinished", "no space left", "accuracy 0.98"):
         assert words in out
+
+
+def test_show_how_it_scales(run, daemon):
+    out = run("show", "train").stdout
+    for words in ("Scaling: measured. Every size has been visited.", "70.0/s", "± 1.00/s", "estimated", "2.0 s up", "4 → 2 nodes", "j9"):
+        assert words in out
+    daemon.answers["job"] = lambda p: detail(profile=ProfileView("waiting", "It needs 2 nodes more."))
+    assert "Scaling: waiting. It needs 2 nodes more." in run("show", "train").stdout
 
 
 def test_show_why_it_failed(run, daemon):

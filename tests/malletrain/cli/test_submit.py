@@ -182,9 +182,12 @@ def test_cancel_partly_refused(run, daemon):
     assert (result.exit_code, result.stdout, result.stderr) == (1, "Cancelled a.\n", "There is no job b.\n")
 
 
-def test_profile_options(run, daemon, script):
+def test_no_profile(run, daemon, script):
     run("submit", "--nodes", "1:8", "--no-profile", script)
     assert spec_of(daemon)["profile"] is False
+
+
+def test_profile_options(run, daemon, script):
     run("submit", "--nodes", "1:8", "--profile-sizes", "1, 8,4,4", "--profile-key", "sweep-7", script)
     sent = spec_of(daemon)
     assert (sent["profile_sizes"], sent["profile_key"]) == ([8, 4, 1], "sweep-7")

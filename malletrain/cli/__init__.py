@@ -9,6 +9,7 @@ import click
 
 from malletrain import __version__
 from malletrain.cli.agent import agent
+from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
@@ -45,5 +46,5 @@ def main() -> None:
     """
 
 
-for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, simulate, demo, agent):
+for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, assess, simulate, demo, agent):
     main.add_command(_command)

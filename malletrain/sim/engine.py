@@ -49,7 +49,8 @@ class SimSettings:
 
     ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its minimum (infinite: for ever).
     ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to
-    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends).
+    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends). ``sample_s``: keep how many nodes were
+    idle and how many had a job, this often.
     """
 
     policy: Policy = POLICIES["malletrain"]
@@ -61,6 +62,7 @@ class SimSettings:
     horizons: bool = False
     hours: float | None = None
     time_limit_s: float = 2.0
+    sample_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -125,6 +127,8 @@ class Simulation:
         self._estimator = SurvivalEstimator() if s.horizons else None
         self.ideal = 0.0
         self.idle_node_s = 0.0
+        self.series: list[tuple[float, int, int]] = []
+        """(time, idle nodes, nodes with a job), every ``sample_s``"""
         for job in jobs:
             self._at(job.submit_s, _Kind.SUBMITTED, job.name)
 
@@ -164,6 +168,9 @@ class Simulation:
             if self._stale:
                 self._table, self._stale = self._bound.table(map(self._bound.kind, self._in_turn())), self._any_min
             idle = len(self._idle_since)
+            if self.settings.sample_s is not None:
+                while (at := len(self.series) * self.settings.sample_s) < to:
+                    self.series.append((at, idle, len(self._holder)))
             table = self._table
             self.ideal += float(table[idle if idle < len(table) else -1]) * (to - self.now)
             self.idle_node_s += idle * (to - self.now)

@@ -183,14 +183,14 @@ def test_what_must_hold_in_any_world(world):
     model = synth.Model(0.4, synth.lognormal(200.0, 500.0), batch_median=2.0, batch_mean=5.0, block_mean=3.0, swing=1.0)
     for seed in range(2):
         rng = np.random.default_rng(seed)
-        trace = synth.synthesise(model, 24, 8000.0, seed=seed)
+        trace = synth.synthesise(model, 24, 5000.0, seed=seed)
         jobs = []
-        for k in range(12):
+        for k in range(10):
             curve = ScalingCurve.of({1: float(rng.uniform(1, 20)), 4: float(rng.uniform(1, 80)), 12: float(rng.uniform(1, 200))})
             low = int(rng.integers(1, 4))
             sizes = (2, 4, 8) if rng.random() < 0.3 else None
             work = float(rng.uniform(1e3, 2e5))
-            jobs.append(SimJob(f"j{k}", low, 12, work, curve, told=curve, submit_s=float(rng.uniform(0, 4000)), sizes=sizes))
+            jobs.append(SimJob(f"j{k}", low, 12, work, curve, told=curve, submit_s=float(rng.uniform(0, 2500)), sizes=sizes))
         costs = CostModel(world.get("semantics", "real"), notice_s=world.get("notice", 0.0), mode=world.get("mode", "restart"))
         policy = POLICIES[world["policy"]]
         settings = SimSettings(

@@ -1,0 +1,1 @@
+"""What a machine would yield, from its own accounting: its gaps, what MalleTrain would harvest in them, and a report to read."""

@@ -1,0 +1,133 @@
+"""What the idle nodes of a machine look like: how many, when, for how long. Counts; decides nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from malletrain.sim.workloads import WorkloadError
+from scavenger.trace import Trace
+
+LENGTH_EDGES_S = (0.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 2 * 3600.0, 6 * 3600.0, 24 * 3600.0, math.inf)
+"""Edges of the histogram of gap lengths."""
+POINTS = 400
+"""Points of the curve of idle nodes over time."""
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """Gaps of at least ``from_s`` and less than ``to_s`` seconds: how many, and how many node-hours in them."""
+
+    from_s: float
+    to_s: float
+    gaps: int
+    node_hours: float
+
+
+@dataclass(frozen=True)
+class GapReport:
+    """The gaps of a machine.
+
+    Args:
+        nodes, hours: size of the machine, length of the observation.
+        idle_mean, idle_fraction: idle nodes on average, and as a fraction of the machine.
+        idle_node_hours: all of them.
+        gaps, median_s, mean_s: complete gaps and their lengths (None: there is none). Gaps open at an end of the observation count in the
+            node-hours and not here.
+        bins: the histogram; gaps cut off by an end of the observation count with what was seen of them.
+        over_time: (hour, fewest, mean, most idle nodes) of equal pieces of the observation.
+    """
+
+    nodes: int
+    hours: float
+    idle_mean: float
+    idle_fraction: float
+    idle_node_hours: float
+    gaps: int
+    median_s: float | None
+    mean_s: float | None
+    bins: tuple[LengthBin, ...]
+    over_time: tuple[tuple[float, int, float, int], ...]
+
+    def longer_than(self, seconds: float) -> float:
+        """Fraction of the idle node-hours that lies in gaps of at least this length (an edge of the bins)."""
+        total = sum(b.node_hours for b in self.bins)
+        return sum(b.node_hours for b in self.bins if b.from_s >= seconds) / total if total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the open edge of the last bin is None."""
+        plain = {name: getattr(self, name) for name in ("nodes", "hours", "idle_mean", "idle_fraction", "idle_node_hours")}
+        plain |= {"gaps": self.gaps, "gap_median_s": self.median_s, "gap_mean_s": self.mean_s}
+        plain["histogram"] = [
+            {"from_s": b.from_s, "to_s": b.to_s if math.isfinite(b.to_s) else None, "gaps": b.gaps, "node_hours": b.node_hours}
+            for b in self.bins
+        ]
+        plain["over_time"] = [{"hour": h, "fewest": a, "mean": m, "most": b} for h, a, m, b in self.over_time]
+        return plain
+
+
+def gap_report(trace: Trace) -> GapReport:
+    """The gaps in ``trace``. Raises WorkloadError when it lasts no time or has no nodes."""
+    if not trace.names or trace.duration_s <= 0:
+        raise WorkloadError("The trace has no nodes or lasts no time; there is nothing to assess.")
+    found = trace.gaps()
+    lengths = found.length
+    complete = lengths[found.complete]
+    edges = np.asarray(LENGTH_EDGES_S)
+    number, _ = np.histogram(lengths, bins=edges)
+    seconds, _ = np.histogram(lengths, bins=edges, weights=lengths)
+    idle_s = float(lengths.sum())
+    return GapReport(
+        nodes=len(trace.names),
+        hours=trace.duration_s / 3600.0,
+        idle_mean=idle_s / trace.duration_s,
+        idle_fraction=idle_s / trace.duration_s / len(trace.names),
+        idle_node_hours=idle_s / 3600.0,
+        gaps=len(complete),
+        median_s=float(np.median(complete)) if len(complete) else None,
+        mean_s=float(complete.mean()) if len(complete) else None,
+        bins=tuple(
+            LengthBin(LENGTH_EDGES_S[k], LENGTH_EDGES_S[k + 1], int(number[k]), float(seconds[k]) / 3600.0) for k in range(len(number))
+        ),
+        over_time=_over_time(trace),
+    )
+
+
+def _over_time(trace: Trace) -> tuple[tuple[float, int, float, int], ...]:
+    times, counts = trace.idle_count()
+    edges = np.linspace(0.0, trace.duration_s, POINTS + 1)
+    # The integral of the step function at any time, so that means over pieces are exact.
+    area = np.concatenate([[0.0], np.cumsum(counts[:-1] * np.diff(times))])
+    at = np.searchsorted(times, edges, side="right") - 1
+    whole = area[at] + counts[at] * (edges - times[at])
+    pieces = []
+    for k in range(POINTS):
+        inside = counts[at[k] : max(at[k], np.searchsorted(times, edges[k + 1]) - 1) + 1]
+        mean = float((whole[k + 1] - whole[k]) / (edges[k + 1] - edges[k]))
+        pieces.append((float(edges[k]) / 3600.0, int(inside.min()), mean, int(inside.max())))
+    return tuple(pieces)
+
+
+def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
+    """Begin and end (seconds) of the window of this length whose mean number of idle nodes is nearest to that of the whole trace.
+
+    Windows begin a quarter of their length apart. A trace that is not longer is a window itself.
+    """
+    length = hours * 3600.0
+    if length >= trace.duration_s:
+        return 0.0, trace.duration_s
+    times, counts = trace.idle_count()
+    area = np.concatenate([[0.0], np.cumsum(counts[:-1] * np.diff(times))])
+
+    def until(moments: Any) -> Any:
+        at = np.searchsorted(times, moments, side="right") - 1
+        return area[at] + counts[at] * (moments - times[at])
+
+    starts = np.arange(0.0, trace.duration_s - length, length / 4)
+    means = (until(starts + length) - until(starts)) / length
+    mean = float(until(np.array([trace.duration_s]))[0]) / trace.duration_s
+    begin = float(starts[int(np.argmin(np.abs(means - mean)))])
+    return begin, begin + length

@@ -1,0 +1,158 @@
+"""The report as one HTML file that needs nothing else: text, tables, pictures inside. Decides what is said, in which order."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from malletrain.assess import plots
+from malletrain.assess.gaps import GapReport
+from malletrain.assess.whatif import Case
+
+YEAR_H = 365.25 * 24
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #ddd}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,th{padding:.25rem .6rem;border-bottom:1px solid #eee}
+th{text-align:left;font-weight:600}td.n,th.n{text-align:right}svg{width:100%;height:auto}.lead{font-size:1.15rem}
+.note{color:#555;font-size:.9rem}code{background:#f4f4f4;padding:0 .2rem}
+"""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Everything the report tells.
+
+    ``source``: what was read. ``window``: begin and end of the simulated part, hours of the observation. ``assumptions``: sentences.
+    ``command``: how to make the report again.
+    """
+
+    source: str
+    gaps: GapReport
+    cases: tuple[Case, ...]
+    window: tuple[float, float]
+    assumptions: tuple[str, ...]
+    command: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "source": self.source,
+            "gaps": self.gaps.to_dict(),
+            "window_hours": list(self.window),
+            "cases": [{"name": c.name, "what": c.what, **c.result.to_dict()} for c in self.cases],
+            "assumptions": list(self.assumptions),
+        }
+
+
+def verdict(found: Assessment) -> list[str]:
+    """The answer in a few sentences."""
+    g, r = found.gaps, found.cases[0].result
+    per_year = g.idle_mean * r.harvested_fraction * YEAR_H
+    lines = [
+        f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were idle during {_time(g.hours)}; "
+        f"{100 * g.longer_than(600):.0f} % of the idle node-hours lie in gaps of ten minutes and more.",
+        f"With the given jobs MalleTrain would have trained in {100 * r.harvested_fraction:.0f} % of the idle node-hours: as much as "
+        f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about {_thousands(per_year)} node-hours a year.",
+        f"That is {100 * r.fraction_of_ideal:.0f} % of the samples that the same jobs could process if changes of scale cost nothing.",
+    ]
+    if r.preemptions:
+        often = r.hours * r.equivalent_nodes / r.preemptions
+        lines.append(f"Jobs lost nodes {r.preemptions} times, once in {often:.1f} idle node-hours.")
+    if r.jobs_completed == r.jobs and r.hours < (found.window[1] - found.window[0]) * 0.999:
+        lines.append(f"All {r.jobs} jobs were done after {_time(r.hours)}: there is room for more work (--jobs, --samples).")
+    return lines
+
+
+def page(found: Assessment) -> str:
+    """The report. Raises ImportError without matplotlib."""
+    g, cases = found.gaps, found.cases
+    begin, end = found.window
+    parts = [
+        f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(found.source)}</p>",
+        "".join(f"<p class=lead>{_e(line)}</p>" for line in verdict(found)),
+        "<h2>Idle nodes</h2>",
+        plots.idle_over_time(g),
+        _facts(g),
+        "<h2>How long gaps last</h2>",
+        plots.gap_lengths(g),
+        "<p class=note>A training job pays for every change of its nodes, so that many short gaps yield less than few long ones.</p>",
+        "<h2>What would be harvested</h2>",
+        f"<p>Simulated: hours {begin:.0f} to {end:.0f} of the observation, by the planner that the daemon runs.</p>",
+        plots.use_over_time(cases[0]),
+        _comparison(cases),
+        plots.where_it_went(cases),
+        "<h2>What this rests on</h2>",
+        "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in found.assumptions) + "</ul>",
+    ]
+    if found.command:
+        parts.append(f"<p class=note>Made by <code>{_e(found.command)}</code></p>")
+    body = "\n".join(parts)
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>MalleTrain: {_e(found.source)}</title>"
+    return f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+
+
+def _facts(g: GapReport) -> str:
+    rows = [
+        ("nodes", f"{g.nodes}"),
+        ("observed", _time(g.hours)),
+        ("idle nodes", f"{g.idle_mean:.1f} on average ({100 * g.idle_fraction:.1f} %)"),
+        ("idle node-hours", f"{g.idle_node_hours:,.0f}"),
+        ("gaps", f"{g.gaps:,}"),
+    ]
+    if g.median_s is not None and g.mean_s is not None:
+        rows.append(("length of a gap", f"median {_minutes(g.median_s)}, mean {_minutes(g.mean_s)}"))
+    return "<table>" + "".join(f"<tr><th>{_e(a)}</th><td>{_e(b)}</td></tr>" for a, b in rows) + "</table>"
+
+
+def _comparison(cases: Sequence[Case]) -> str:
+    head = ("", "harvested", "of the bound", "equivalent nodes", "rescales", "preemptions", "jobs done", "what is different")
+    rows = []
+    for c in cases:
+        r = c.result
+        cells = (
+            f"{100 * r.harvested_fraction:.1f} %",
+            f"{100 * r.fraction_of_ideal:.1f} %",
+            f"{r.equivalent_nodes * r.harvested_fraction:.1f}",
+            f"{r.rescales}",
+            f"{r.preemptions}",
+            f"{r.jobs_completed}",
+        )
+        numbers = "".join(f"<td class=n>{_e(x)}</td>" for x in cells)
+        rows.append(f"<tr><th>{_e(c.name)}</th>{numbers}<td>{_e(c.what)}</td></tr>")
+    top = "".join(f"<th{' class=n' if 0 < k < 7 else ''}>{_e(word)}</th>" for k, word in enumerate(head))
+    note = (
+        "<p class=note>Harvested: node-hours in which samples were processed, of all idle ones. Of the bound: samples processed, of those "
+        "that the jobs of each moment could have processed if changes of scale were free.</p>"
+    )
+    return f"<table><tr>{top}</tr>{''.join(rows)}</table>{note}"
+
+
+def text(found: Assessment) -> Iterable[str]:
+    """The answer for a terminal, line by line."""
+    yield found.source
+    yield from verdict(found)
+    for c in found.cases[1:]:
+        r = c.result
+        yield f"{c.name}: {100 * r.harvested_fraction:.1f} % harvested, {100 * r.fraction_of_ideal:.1f} % of the bound ({c.what})."
+    for line in found.assumptions:
+        yield f"Assumed: {line}"
+
+
+def _e(words: str) -> str:
+    return html.escape(words, quote=True)
+
+
+def _time(hours: float) -> str:
+    return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
+
+
+def _thousands(number: float) -> str:
+    digits = max(0, 2 - int(len(str(int(number))) - 1)) if number < 100 else -max(0, len(str(int(number))) - 2)
+    return f"{round(number, digits):,.0f}"

@@ -1,0 +1,113 @@
+"""The pictures of the report, as SVG text. Needs matplotlib (``pip install 'malletrain[demo]'``), imported when drawing; no display."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from malletrain.assess.gaps import GapReport
+from malletrain.assess.whatif import Case
+from malletrain.render.palette import JOB_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN = JOB_COLOURS[0], JOB_COLOURS[1], JOB_COLOURS[2]
+PINK, SKY, GREY = JOB_COLOURS[3], JOB_COLOURS[4], "#BDBDBD"
+
+
+def idle_over_time(report: GapReport) -> str:
+    """Idle nodes over the observation: mean, and between which numbers they swing."""
+    figure, axes = _figure(2.6)
+    hours = [h for h, *_ in report.over_time]
+    unit, name = (24.0, "days") if report.hours > 72 else (1.0, "hours")
+    at = [h / unit for h in hours]
+    axes.fill_between(at, [a for _, a, _, _ in report.over_time], [b for *_, b in report.over_time], color=SKY, alpha=0.5, linewidth=0)
+    axes.plot(at, [m for _, _, m, _ in report.over_time], color=BLUE, linewidth=1.0)
+    axes.set(xlabel=f"{name} since the begin", ylabel="idle nodes", xlim=(0, report.hours / unit), ylim=(0, None))
+    return _svg(figure, "Idle nodes over time: mean and span of each piece of the observation")
+
+
+def gap_lengths(report: GapReport) -> str:
+    """Histogram of gap lengths: how many gaps, and how many of the idle node-hours lie in them."""
+    figure, axes = _figure(2.6)
+    total, hours = max(1, sum(b.gaps for b in report.bins)), max(1e-9, sum(b.node_hours for b in report.bins))
+    at = range(len(report.bins))
+    axes.bar([k - 0.2 for k in at], [100 * b.gaps / total for b in report.bins], 0.4, color=GREY, label="of the gaps")
+    axes.bar([k + 0.2 for k in at], [100 * b.node_hours / hours for b in report.bins], 0.4, color=BLUE, label="of the idle node-hours")
+    axes.set_xticks(list(at), [_span(b.from_s, b.to_s) for b in report.bins])
+    axes.set(xlabel="length of the gap", ylabel="%")
+    axes.legend(frameon=False)
+    return _svg(figure, "Lengths of gaps: share of the gaps and of the idle node-hours by length")
+
+
+def use_over_time(case: Case) -> str:
+    """Idle nodes, and those with a job, over the simulated time."""
+    figure, axes = _figure(2.6)
+    unit, name = (24.0, "days") if case.result.hours > 72 else (1.0, "hours")
+    at = [h / unit for h, _, _ in case.series]
+    axes.fill_between(at, [idle for _, idle, _ in case.series], color=GREY, linewidth=0, step="post", label="idle")
+    axes.fill_between(at, [held for _, _, held in case.series], color=GREEN, linewidth=0, step="post", label="with a training job")
+    axes.set(xlabel=f"{name} simulated", ylabel="nodes", xlim=(0, max(at, default=1.0)), ylim=(0, None))
+    axes.legend(frameon=False, loc="upper right")
+    return _svg(figure, "Idle nodes and nodes with a training job over the simulated time")
+
+
+def where_it_went(cases: Sequence[Case]) -> str:
+    """What became of the idle node-hours in each case."""
+    figure, axes = _figure(0.8 + 0.42 * len(cases))
+    parts = (
+        ("harvested", GREEN, lambda r: r.harvested_fraction),
+        ("starting", SKY, lambda r: r.start_fraction),
+        ("rescaling", ORANGE, lambda r: r.rescale_fraction),
+        ("after preemptions", PINK, lambda r: r.preemption_fraction),
+    )
+    left = [0.0] * len(cases)
+    names = [c.name for c in cases]
+    for label, colour, read in parts:
+        widths = [100 * read(c.result) for c in cases]
+        axes.barh(names, widths, left=left, color=colour, label=label, height=0.6)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.barh(names, [max(0.0, 100 - a) for a in left], left=left, color=GREY, label="not used", height=0.6)
+    axes.invert_yaxis()
+    axes.set(xlabel="% of the idle node-hours", xlim=(0, 100))
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    return _svg(figure, "Where the idle node-hours went")
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.6, height), layout="constrained")
+    axes = figure.subplots()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any, title: str) -> str:
+    """The figure as an element to put into a page, the same text for the same figure."""
+    from matplotlib import rc_context
+
+    out = io.StringIO()
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    # Ids are unique in a figure but not between figures of one page.
+    tag = re.sub(r"\W+", "-", title.lower())[:24]
+    text = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{tag}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def _span(low: float, high: float) -> str:
+    def word(seconds: float) -> str:
+        return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+
+    if low == 0:
+        return f"< {word(high)}"
+    return f"≥ {word(low)}" if math.isinf(high) else f"{word(low)}–\n{word(high)}"

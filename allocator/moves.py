@@ -12,10 +12,10 @@ from allocator.table import IDLE, Floats, Ints, Table
 
 
 class _Mover:
-    """A plan being changed, and of each group the row in use that loses most (the one whose members are moved)."""
+    """A plan being changed, and of each group the row in use whose members are moved next: that with the largest ``key``."""
 
     def __init__(self, table: Table, dual: Dual, plan: Ints, rows: Ints) -> None:
-        self.table, self.dual, self.plan, self.rows = table, dual, plan.copy(), rows
+        self.table, self.plan, self.rows = table, plan.copy(), rows
         self.free = table.capacity - table.use(plan)
         self.size, self.resource, self.group, self.value = (
             table.size[rows],
@@ -25,10 +25,15 @@ class _Mover:
         )
         self.charge = np.append(dual.prices, 0.0)[table.resource] * table.size
         self.source = np.empty(len(table.starts), np.int64)
-        taken = np.flatnonzero(plan)
+        self.choose_by(dual.loss)
+
+    def choose_by(self, key: Floats) -> None:
+        """Take members away first where ``key`` (by row of the table) is largest."""
+        self.key = key
+        taken = np.flatnonzero(self.plan)
         if len(taken) > len(self.source):
-            taken = taken[np.argsort(dual.loss[taken], kind="stable")]
-        self.source[table.group[taken]] = taken
+            taken = taken[np.argsort(key[taken], kind="stable")]
+        self.source[self.table.group[taken]] = taken
 
     def changes(self) -> tuple[Ints, Floats, Ints]:
         """Per row: where a member would come from, the value gained, and the units more of the row's own resource."""
@@ -46,7 +51,7 @@ class _Mover:
                 self.free[self.table.resource[row]] += sign * number * float(self.table.size[row])
         first = int(self.table.starts[g])
         mine = first + np.flatnonzero(self.plan[first : self.table.ends[g]])
-        self.source[g] = mine[np.argmax(self.dual.loss[mine])]
+        self.source[g] = mine[np.argmax(self.key[mine])]
 
 
 def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
@@ -71,12 +76,19 @@ def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> 
 
 
 def repair(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
-    """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes they free; None if there are none left."""
+    """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes they free.
+
+    None when no move is left that would help; that takes must-run jobs.
+    """
     mover = _Mover(table, dual, plan, rows)
+    crowded = -1
     for _ in range(moves):
         short = int(np.argmin(mover.free)) if len(mover.free) else -1
         if short < 0 or mover.free[short] >= 0:
             return mover.plan
+        if short != crowded:
+            mover.choose_by(np.where(table.resource == short, table.nodes, -1.0))
+            crowded = short
         origin, gain, more = mover.changes()
         freed = np.where(table.resource[origin] == short, table.size[origin], 0) - np.where(mover.resource == short, mover.size, 0)
         fits = (more <= np.append(mover.free, np.inf)[mover.resource]) | (mover.resource == short)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
-from allocator import Bid, core, prices, table
+from allocator import Bid, Options, core, prices, table
 from allocator.moves import fill, repair
 from tests.allocator.oracle import best
 from tests.allocator.strategies import bid_lists
@@ -51,13 +51,19 @@ def test_counting_gives_up_when_there_is_too_much_to_count() -> None:
     assert core.by_counting(made, dual, everything, 1e9, 100.0) is None
 
 
-def _options(seed: int) -> table.Options:
+def _options(seed: int) -> Options:
     rng = np.random.default_rng(seed)
-    return table.Options(np.arange(1, 40), rng.random(39) * np.arange(1, 40))
+    return Options(np.arange(1, 40), rng.random(39) * np.arange(1, 40))
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
 @SOME
+@example(
+    (
+        [Bid(f"j{i}", {"x": Options([2], [1.0]), "y": Options([1, 2], [0.0, 2.0])}) for i in range(3)],
+        {"x": 2, "y": 2},
+    )
+)
 def test_fill_only_gains_and_repair_makes_feasible(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     made = table.build(bids, capacity)

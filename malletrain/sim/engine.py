@@ -16,12 +16,15 @@ from enum import IntEnum
 import numpy as np
 
 from malletrain.events import (
+    Announce,
     Command,
     Event,
     GapsSeen,
     GiveBack,
     JobCompleted,
+    JobState,
     JobSubmitted,
+    KeepLearned,
     LeaseNotTaken,
     NodeJoined,
     NodeLeaving,
@@ -38,6 +41,7 @@ from malletrain.sim.bound import Bound
 from malletrain.sim.costs import CostModel, Run
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.report import Result, tally
+from malletrain.sim.reports import REPORT_EVERY_S, Reports
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace import Trace
@@ -85,6 +89,7 @@ class _Kind(IntEnum):
     LOST = 2
     LEASED = 3
     SUBMITTED = 4
+    REPORTED = 5
 
 
 class Simulation:
@@ -125,6 +130,7 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._estimator = SurvivalEstimator() if s.horizons else None
+        self._reports = Reports()
         self.ideal = 0.0
         self.idle_node_s = 0.0
         self.series: list[tuple[float, int, int]] = []
@@ -264,13 +270,17 @@ class Simulation:
                     goal=job.goal,
                     curve=self.settings.policy.belief(job),
                     sizes=job.sizes,
+                    profile=self.settings.policy.profiles,
                 )
             ]
         if version != run.version:
             return []
+        if kind is _Kind.REPORTED:
+            return self._report(run)
         if kind is _Kind.RESUMED:
             run.resumed(self.now)
             self._foresee(run)
+            self._listen(run)
             return [RescaleFinished(name)]
         self._release(run)
         run.ended(self.now)
@@ -303,6 +313,22 @@ class Simulation:
             when = run.done_at()
             if when < self.end:
                 self._at(when, _Kind.COMPLETED, run.job.name, run.version)
+
+    # --- what a profile hears ---
+
+    def _listen(self, run: Run) -> None:
+        """While it is profiled, the job's progress is told."""
+        name = run.job.name
+        if run.training and self.controller.jobs[name].state is JobState.PROFILING and self._reports.begin(name, run.version, self.now):
+            self._at(self.now + REPORT_EVERY_S, _Kind.REPORTED, name, run.version)
+
+    def _report(self, run: Run) -> list[Event]:
+        name = run.job.name
+        if self.controller.jobs[name].state is not JobState.PROFILING:
+            self._reports.end(name)
+            return []
+        self._at(self.now + REPORT_EVERY_S, _Kind.REPORTED, name, run.version)
+        return [self._reports.progress(name, len(run.nodes), run.rate, self.now)]
 
     # --- the controller ---
 
@@ -339,7 +365,9 @@ class Simulation:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        if isinstance(command, Stop):
+        if isinstance(command, Announce):
+            self._listen(self.runs[command.job])
+        if isinstance(command, Stop | Announce | KeepLearned):
             return []
         run = self.runs[command.job]
         self._release(run)
@@ -354,7 +382,10 @@ class Simulation:
         for name in command.nodes:
             self._holder[name] = run
         self._foresee(run)
-        return [RescaleFinished(command.job)] if run.training else []
+        if not run.training:
+            return []
+        self._listen(run)
+        return [RescaleFinished(command.job)]
 
     def _release(self, run: Run) -> None:
         for name in run.nodes:

@@ -14,6 +14,7 @@ from functools import partial
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.controller import Controller, ControllerSettings
 from malletrain.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
+from malletrain.profiling import ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
@@ -27,7 +28,8 @@ class Policy:
 
     ``told``: believe the curve that the owner states instead of the true one, as if it had been measured. ``published``: bids as FreeTrain
     makes them: a start is free, and a job that lost a node is valued as if it were not to be restarted anyway; no job gets its minimum
-    because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the bids.
+    because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the bids. ``profiles``: nobody knows a curve; each
+    job is profiled while it trains, and pays for it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Policy:
     told: bool = False
     published: bool = False
     free: bool = False
+    profiles: bool = False
 
     def world(self, costs: CostModel) -> CostModel:
         """What changes of scale cost in the simulated world."""
@@ -45,6 +48,8 @@ class Policy:
 
     def belief(self, job: SimJob) -> ScalingCurve | None:
         """The curve that the controller is given with the job."""
+        if self.profiles:
+            return None
         return job.told if self.told else job.curve
 
     def controller(
@@ -60,6 +65,8 @@ class Policy:
             settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
+        if self.profiles:
+            settings = replace(settings, profiling=ProfilingSettings())
         return Controller(settings, planner=partial(_published if self.published else make_plan, solver=self.solver))
 
 
@@ -87,6 +94,7 @@ POLICIES = {
     policy.name: policy
     for policy in (
         Policy("malletrain", "the product: exact plans from true curves"),
+        Policy("profiled", "the product without being told any curve: jobs are profiled while they train", profiles=True),
         Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", told=True, published=True),
         Policy("equal", "equal shares, whatever the curves say", solver=_equal),
         Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),

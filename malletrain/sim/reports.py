@@ -1,0 +1,101 @@
+"""What model jobs report of themselves to the planner, and what one job's curve tells of the next.
+
+Decides how noisy a measured throughput is, when a job reports, and from which earlier job a new one inherits (as the daemon does with its
+store, :mod:`malletrain.daemon.curves`). What is made of it (measuring, profiling, believing) is the product's own code.
+
+A job that is being profiled reports every :data:`MEASURED_EVERY_S`. One that runs undisturbed reports only over its first window at a size
+it has not reported before: in the product it reports all the time, but as a model job's throughput never changes, later windows would tell
+nothing new.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jpa import MeasuredCurve, ModelSize, Stored, inherited, prior_from
+from malletrain.events import Believed, KeepLearned, Progressed
+from malletrain.learned import Learned
+from malletrain.sim.costs import Run
+from malletrain.sim.workloads import SimJob
+
+MEASURED_EVERY_S = 0.5
+OBSERVED_FOR_S = 45.0
+"""A window of 30 s and its warm-up."""
+NOISE = 0.02
+"""Standard deviation of one report's samples, relative."""
+KEPT = 200
+"""Curves of earlier jobs that are looked through; the newest count."""
+
+
+@dataclass
+class _Round:
+    """What a job has reported in its present round."""
+
+    version: int
+    began: float
+    told: float = 0.0
+    at: float = 0.0
+
+
+class Reports:
+    """The reports of all jobs of one simulation, drawn with ``seed``."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._rounds: dict[str, _Round] = {}
+        self._seen: dict[str, set[int]] = {}
+        self._kept: dict[str, Stored] = {}
+        self._introduced: set[str] = set()
+
+    def due(self, run: Run, now: float, *, profiled: bool) -> float | None:
+        """When the job, which processes samples since now, reports next; None: it has nothing to tell."""
+        if profiled:
+            return now + MEASURED_EVERY_S
+        return now + OBSERVED_FOR_S if len(run.nodes) not in self._seen.get(run.job.name, ()) else None
+
+    def report(self, run: Run, now: float) -> list[Progressed]:
+        """What the job reports now: samples since its round began, on all its nodes."""
+        name, nodes = run.job.name, len(run.nodes)
+        current = self._rounds.get(name)
+        events = []
+        if current is None or current.version != run.version:
+            current = self._rounds[name] = _Round(run.version, run.training_since, at=run.training_since)
+            events.append(Progressed(name, nodes, current.began, 0.0, run.job.batch))
+        # A run of equal steps in between, so that one late report is a window of several.
+        steps = max(1, math.ceil((now - current.at) / 5.0))
+        for k in range(1, steps + 1):
+            at = current.at + (now - current.at) * k / steps
+            step = (at - (current.at + (now - current.at) * (k - 1) / steps)) * run.rate
+            current.told += max(0.0, step * (1 + NOISE * float(self._rng.standard_normal())))
+            events.append(Progressed(name, nodes, at, current.told, run.job.batch))
+        current.at = now
+        if now - current.began >= OBSERVED_FOR_S * (1 - 1e-9):
+            self._seen.setdefault(name, set()).add(nodes)
+        return events
+
+    def keep(self, job: SimJob, command: KeepLearned) -> None:
+        """What was learnt of a job, for the next of its kind."""
+        learned = command.learned
+        if (learned.profiled or learned.result) and any(p.rate > 0 for p in learned.curve.current.points):
+            self._kept.pop(job.name, None)
+            self._kept[job.name] = Stored(job.model, learned.curve, _size(job), job.name)
+            if len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def introduction(self, job: SimJob) -> Believed | None:
+        """What earlier jobs suggest of this one, the first time it is asked: the same model's curve, or that of one of similar size."""
+        if job.name in self._introduced:
+            return None
+        self._introduced.add(job.name)
+        same = [stored for stored in self._kept.values() if stored.key == job.model and job.parameters is None]
+        if same:
+            return Believed(job.name, Learned(curve=inherited(same[-1].curve)))
+        prior = prior_from(self._kept.values(), job.name, _size(job))
+        return Believed(job.name, Learned(curve=MeasuredCurve.from_prior(prior))) if prior else None
+
+
+def _size(job: SimJob) -> ModelSize:
+    return ModelSize(job.parameters, job.flops)

@@ -1,8 +1,8 @@
 """The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose one without notice.
 
-``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes the
-training shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine;
-nodes leave by SIGTERM to their torchrun, and join by starting one.
+``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes
+the training shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the
+same machine; nodes leave by SIGTERM to their torchrun, and join by starting one.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Restart:
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
             f'[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = {nodes}\nautostart = false\n'
             '[jobs]\nwarmup_timeout = "60 s"\n[allocation]\nsettle = "0.3 s"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
+            "[profiling]\nenabled = false\n"
         )
         with (root / "daemon.log").open("ab") as log:
             argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]

@@ -24,6 +24,7 @@ from malletrain.elastic.link import Place
 CONNECT_TIMEOUT_S = 20.0
 """For the connections between peers whose addresses are known; waiting for peers to come is not limited but interrupted."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+CLOSE_LATER_S = 1.0
 _POLL_S = 0.002
 
 
@@ -238,7 +239,9 @@ class Group:
             dist.destroy_process_group()
 
     def close(self) -> None:
-        """Drop the connections, in a thread: taking a group down takes some hundredths of a second."""
-        held, self._held = self._held, None
-        if held is not None:
-            threading.Thread(target=lambda group: None, args=(held,), name="malletrain-close", daemon=True).start()
+        """Drop the connections, a little later: taking a group down holds the interpreter for some hundredths of a second."""
+        held, self._held = [self._held], None
+        if held[0] is not None:
+            timer = threading.Timer(CLOSE_LATER_S, held.clear)
+            timer.daemon = True
+            timer.start()

@@ -101,6 +101,7 @@ class Run:
         self._planned: list[tuple[int, int]] = []
         self._attempts = 0
         self._stop_wanted = False
+        self._change_due = False
         self._crashed = False
         self._signature = self._state.signature()
         if warmup is not None:
@@ -197,6 +198,7 @@ class Run:
             raise ElasticError("run.batches() needs the position in the data: pass an ElasticSampler to elastic.Run, or use run.steps(n).")
         if accumulate < 1:
             raise ElasticError(f"run.batches(): accumulate must be 1 or more, not {accumulate}.")
+        self._settle()
         epoch, finished = sampler.epoch, False
         while sampler.epoch == epoch and not finished and not self.stopping:
             changes, finished = self._changes, True
@@ -207,17 +209,22 @@ class Run:
                 yield taken[0] if accumulate == 1 else taken
                 if self._attempts == attempts:
                     raise ElasticError("A batch was taken from run.batches() but not trained on inside `with run.step():`.")
+                if not self.stopping:
+                    self._settle()
                 if self._changes != changes or sampler.epoch != epoch or self.stopping:
                     finished = False
                     break
 
     def steps(self, total: int) -> Iterator[int]:
         """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for loops without an ElasticSampler."""
+        self._settle()
         while self.steps_done < total and not self.stopping:
             attempts = self._attempts
             yield self.steps_done
             if self._attempts == attempts:
                 raise ElasticError("run.steps() goes on when a step is done: write the loop's body inside `with run.step(samples=n):`.")
+            if not self.stopping:
+                self._settle()
 
     def request_stop(self) -> None:
         """End :meth:`batches` and :meth:`steps` on all ranks after the same step; any rank may ask, inside or between steps."""
@@ -297,8 +304,15 @@ class Run:
         newest = self._link.newest()
         return self._aborted >= place.generation or (newest is not None and newest.generation > place.generation)
 
+    def _settle(self) -> None:
+        """Change the group, if the last step was the last of the one before; a process that is to leave waits here for its end."""
+        if self._change_due:
+            self._change_due = False
+            self._join()
+
     def _join(self) -> None:
         """Become part of the next round, however many attempts that takes."""
+        progress.flush()
         tried = self._group.place.generation if self._group is not None else 0
         old = self._group
         while True:
@@ -423,16 +437,18 @@ class Run:
 class Step:
     """One training step. The body runs from the first batch to ``optimizer.step()``; leaving it makes the step count.
 
-    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on and repeats it.
+    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on and repeats it. The group changes between
+    two steps, when the loop asks for the next one. ``rank``, ``world_size`` and ``generation`` are those the step was done with.
     """
 
     def __init__(self, run: Run, samples: int | None) -> None:
         self._run = run
+        self.rank, self.world_size, self.generation = run.rank, run.world_size, run.generation
         self.aborted = False
         self.updates = 0
         self.planned = run._planned
         self.samples = samples if samples is not None else sum(own for own, _ in self.planned)
-        self.global_samples = sum(whole for _, whole in self.planned) or self.samples * run.world_size
+        self.global_samples = sum(whole for _, whole in self.planned) or self.samples * self.world_size
         self._micro: int | None = None
 
     def micro(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -448,12 +464,13 @@ class Step:
         if not self.planned:
             return 1.0
         own = self.planned[self._micro or 0][0] if len(self.planned) > 1 else self.planned[0][0]
-        return own * self._run.world_size / self.global_samples
+        return own * self.world_size / self.global_samples
 
     def __enter__(self) -> Step:
         run = self._run
         if run._step is not None:
             raise ElasticError("run.step() inside another step: a step is one update of the model.")
+        run._settle()
         run._step, run._exchanged = self, False
         run._attempts += 1
         run._undo.keep()
@@ -483,9 +500,8 @@ class Step:
             group.broken = change = True
         if group.broken:
             run._link.say("lost", run.generation)
-        if change:
-            run._join()
-        elif run._snapshot is not None:
+        run._change_due = change
+        if not change and run._snapshot is not None:
             run._update_counters()
             run._snapshot.step()
         return True

@@ -1,0 +1,217 @@
+"""Plays launcher and daemon for live workers: starts processes, forms rounds, loses members. Real workers, real sockets, real gloo.
+
+Workers are forked from a server that has torch imported (multiprocessing's forkserver), so that one starts in hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+PATIENCE_S = 60.0
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"])
+
+
+def _work(script: Callable[..., None], environment: dict[str, str], output: str, arguments: tuple[Any, ...]) -> None:
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.environ.update(environment)
+    os.setpgid(0, 0)
+    import atexit
+
+    import torch
+
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        script(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Worker:
+    """One worker process and what it said."""
+
+    def __init__(self, process: Any, output: Path) -> None:
+        self.process = process
+        self.output = output
+        self.connection: socket.socket | None = None
+        self.said: list[dict[str, Any]] = []
+
+    def heard(self, what: str, generation: int = 0) -> bool:
+        return any(m["say"] == what and m.get("generation", 0) >= generation for m in self.said)
+
+    def tell(self, **message: Any) -> None:
+        assert self.connection is not None
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        try:
+            os.kill(self.process.pid, signum)
+        except ProcessLookupError:
+            pass
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.process.is_alive())
+
+
+class Conductor:
+    """Forms rounds of workers that run ``script(*arguments)``."""
+
+    def __init__(self, folder: Path, script: Callable[..., None], *arguments: Any, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.script = script
+        self.arguments = arguments
+        self.environment = environment or {}
+        self.generation = 0
+        self.workers: list[Worker] = []
+        self.members: list[Worker] = []
+        self._stores: list[TCPStore] = []
+        path = str(folder / "live")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self.path = path
+        self._changed = threading.Condition()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    # --- processes ---
+
+    def start(self, count: int = 1, *more: Any) -> list[Worker]:
+        """Start workers; they warm up until a round comes."""
+        made = []
+        for _ in range(count):
+            number = len(self.workers)
+            output = self.folder / f"worker{number}.log"
+            environment = {
+                "MALLETRAIN_LIVE": self.path,
+                "MALLETRAIN_MAX_WORLD_SIZE": "8",
+                "LOCAL_RANK": str(number),
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+                **self.environment,
+            }
+            process = _context.Process(target=_work, args=(self.script, environment, str(output), (*self.arguments, *more)), daemon=True)
+            worker = Worker(process, output)
+            self.workers.append(worker)
+            made.append(worker)
+            process.start()
+        return made
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+
+    def _listen(self, connection: socket.socket) -> None:
+        worker: Worker | None = None
+        with connection.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    message = json.loads(line)
+                    if message["say"] == "hello":
+                        worker = self.workers[message["local_rank"]]
+                        worker.connection = connection
+                    assert worker is not None
+                    with self._changed:
+                        worker.said.append(message)
+                        self._changed.notify_all()
+            except OSError:
+                pass
+
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"Not within {patience_s:g} s: {what}.\n{self.outputs()}")
+            with self._changed:
+                self._changed.wait(0.01)
+
+    def outputs(self) -> str:
+        known = [w for w in self.workers if w.output.exists()]
+        return "\n".join(f"--- {w.output.name} (exit {w.process.exitcode})\n{w.output.read_text()[-3000:]}" for w in known)
+
+    # --- rounds ---
+
+    def round(self, members: list[Worker], wait: bool = True) -> int:
+        """Form a round of ``members``, rank 0 first; with ``wait`` until all of them run."""
+        self.until(lambda: all(w.heard("ready") or not w.alive for w in members), "the workers are ready")
+        self.generation += 1
+        self.members = list(members)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        self._stores.append(store)
+        for rank, worker in enumerate(members):
+            worker.tell(round=self.generation, rank=rank, size=len(members), host="127.0.0.1", port=store.port)
+        if wait:
+            self.run()
+        return self.generation
+
+    def run(self) -> None:
+        """Wait until all members run in the newest round."""
+        number = self.generation
+        self.until(lambda: all(w.heard("running", number) for w in self.members), f"round {number} runs")
+
+    def abort(self) -> None:
+        """Say that a member of the newest round is lost."""
+        for worker in self.members:
+            if worker.alive:
+                worker.tell(abort=self.generation)
+
+    def lose(self, *lost: Worker, signum: int = signal.SIGKILL) -> list[Worker]:
+        """Kill workers and have the others go on; returns those."""
+        for worker in lost:
+            worker.kill(signum)
+        left = [w for w in self.members if w not in lost]
+        for worker in left:
+            worker.tell(abort=self.generation)
+        return left
+
+    def finish(self) -> None:
+        """Wait until all members have ended well."""
+        self.until(lambda: not any(w.alive for w in self.members), "the script ends")
+        codes = [w.process.exitcode for w in self.members]
+        assert codes == [0] * len(codes), self.outputs()
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.process.join(10)
+        self._listener.close()
+
+
+@contextmanager
+def conducted(folder: Path, script: Callable[..., None], *arguments: Any, **options: Any) -> Iterator[Conductor]:
+    made = Conductor(folder, script, *arguments, **options)
+    try:
+        yield made
+    finally:
+        made.stop()

@@ -27,8 +27,9 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One malleable job as submitted. ``curve`` maps nodes (as text) to samples/s where the user knows it;
-    without a ``goal`` the site's objective counts. ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one
+    """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node, one without GPUs; all nodes of a job
+    must come to the same number. ``curve`` maps nodes (as text) to samples/s where the user knows it; without a ``goal`` the site's
+    objective counts. ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one
     ``profile_key`` are taken to scale alike."""
 
     name: str

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -168,6 +169,9 @@ class Agent:
     def _assign(self, message: Assign) -> None:
         if self._exiting or self._leave_by is not None:
             return  # the daemon knows, or is about to
+        if message.spec.nproc_per_node == 0:
+            spec = msgspec.structs.replace(message.spec, nproc_per_node=max(1, self._config.gpus))
+            message = msgspec.structs.replace(message, spec=spec)
         if self._run is None:
             self._start(message)
         elif self._run.job == message.job and not self._run.releasing:

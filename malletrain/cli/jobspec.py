@@ -148,7 +148,7 @@ def build(
     *,
     name: str | None = None,
     nodes: str = "1",
-    nproc_per_node: int = 1,
+    nproc_per_node: int = 0,
     weight: float = 1.0,
     goal: str | None = None,
     curve: Path | None = None,
@@ -172,8 +172,8 @@ def build(
         )
     if not (math.isfinite(weight) and weight > 0):
         raise SpecError(f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that of every job by default).")
-    if nproc_per_node < 1:
-        raise SpecError(f"{nproc_per_node} processes per node is not possible; accepted is 1 or more.")
+    if nproc_per_node < 0:
+        raise SpecError(f"{nproc_per_node} processes per node is not possible; accepted is 1 or more, or 0 for one on each GPU.")
     if live and launcher != "builtin":
         raise SpecError("--live needs the builtin launcher: torchrun starts its workers anew in every round.")
     directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))

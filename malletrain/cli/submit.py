@@ -16,7 +16,9 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
 @click.option(
     "--nodes", metavar="MIN:MAX", default="1", show_default=True, help="Nodes the job can use: N, or MIN:MAX to grow and shrink."
 )
-@click.option("--nproc-per-node", metavar="N", type=int, default=1, show_default=True, help="Worker processes on each node (its GPUs).")
+@click.option(
+    "--nproc-per-node", metavar="N", type=int, default=0, help="Worker processes on each node. Default: one for each GPU, one without GPUs."
+)
 @click.option("--weight", metavar="W", type=float, default=1.0, show_default=True, help="How much the job counts beside the others.")
 @click.option(
     "--goal",

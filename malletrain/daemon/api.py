@@ -263,8 +263,8 @@ def problem_of(spec: wire.JobSpec) -> str:
         return "A job needs a name of 1 to 200 printable characters."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
         return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
-    if spec.nproc_per_node < 1:
-        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more."
+    if spec.nproc_per_node < 0:
+        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, or 0 for one on each GPU."
     if not 0 < spec.weight < float("inf"):
         return f"The job's weight is {spec.weight}; give a number above 0."
     if spec.goal not in {goal.value for goal in Goal}:

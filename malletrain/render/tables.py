@@ -88,7 +88,8 @@ def job(detail: JobDetail, now: float) -> RenderableType:
     if spec.get("setup"):
         fact("Setup", str(spec["setup"]))
     processes = int(spec.get("nproc_per_node", 1))
-    fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {processes} process{'es' if processes > 1 else ''} each")
+    shown = f"{processes} process{'es' if processes > 1 else ''} each" if processes else "a process for each GPU"
+    fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
     fact("Now on", f"{len(j.nodes)}: {shorten_nodes(j.nodes, 16)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")

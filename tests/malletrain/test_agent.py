@@ -165,6 +165,16 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
     assert not {"SLURM_PROCID", "WORLD_SIZE", "MALLETRAIN_KEY_FILE"} & environment.keys()
 
 
+@pytest.mark.parametrize(("gpus", "processes"), [("3", 3), ("0", 1)])
+def test_the_gpus_of_the_lease_decide_the_processes_unless_the_job_does(daemon, start, tmp_path, gpus, processes):
+    start(gpus=gpus)
+    daemon.send("n0", wire.Assign("j1", spec(tmp_path, python=fake_python(tmp_path, OBEDIENT), max_nodes=4, nproc_per_node=0)))
+    daemon.expect("n0", wire.Phase, phase="ready")
+    daemon.send("n0", wire.Round("j1", 1, 0, 1))
+    text = eventually(lambda: (tmp_path / "env-1").exists() and (tmp_path / "env-1").read_text(), "the environment")
+    assert f"MALLETRAIN_MAX_WORLD_SIZE={4 * processes}" in text.splitlines()
+
+
 def test_a_failed_worker_is_reported_with_the_end_of_its_log(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)

@@ -95,7 +95,7 @@ def test_unreadable_script(run, script):
         (["--name", "a" * 65], "is no name of a job"),
         (["--weight", "0"], "above 0"),
         (["--weight", "nan"], "above 0"),
-        (["--nproc-per-node", "0"], "1 or more"),
+        (["--nproc-per-node", "-1"], "1 or more"),
         (["--env", "9X=1"], "NAME=VALUE"),
         (["--env", "NOT_SET_ANYWHERE_1"], "is not set here"),
         (["--workdir", "/does/not/exist"], "does not exist"),

@@ -40,7 +40,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--per-node", type=COUNT, metavar="N", help="Processors or GPUs of a node, for logs that count those."),
     click.option("--max-nodes", type=COUNT, metavar="N", help="Most nodes of a job.  [default: where its curve ends; built-in: 64]"),
     click.option("--samples", type=POSITIVE, metavar="X", help="Work of each job.  [default: hpo 1.3e8, nas 1.28e7]"),
-    _one_of("--policy", ("malletrain", "freetrain", "equal", "fcfs", "ideal"), "Who shares out the nodes."),
+    _one_of("--policy", ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"), "Who shares out the nodes."),
     click.option("--max-jobs", type=COUNT, default=20, show_default=True, metavar="J", help="Jobs at a time."),
     click.option("--t-fwd", type=POSITIVE, default=120.0, show_default=True, metavar="S", help="Forward-looking time."),
     _seconds("--starvation", 600.0, "A job waits no longer for its minimum than this (inf: for ever)."),
@@ -119,6 +119,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         lease_delay_s=o["lease_delay"],
         horizons=o["horizons"],
         hours=o["hours"],
+        seed=o["seed"],
     )
 
 

@@ -41,7 +41,7 @@ from malletrain.sim.bound import Bound
 from malletrain.sim.costs import CostModel, Run
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.report import Result, tally
-from malletrain.sim.reports import REPORT_EVERY_S, Reports
+from malletrain.sim.reports import Reports
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace import Trace
@@ -53,8 +53,8 @@ class SimSettings:
 
     ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its minimum (infinite: for ever).
     ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to
-    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends). ``sample_s``: keep how many nodes were
-    idle and how many had a job, this often.
+    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends). ``seed``: of the
+    noise in what profiles measure. ``sample_s``: keep how many nodes were idle and how many had a job, this often.
     """
 
     policy: Policy = POLICIES["malletrain"]
@@ -65,6 +65,7 @@ class SimSettings:
     lease_delay_s: float = 0.0
     horizons: bool = False
     hours: float | None = None
+    seed: int = 0
     time_limit_s: float = 2.0
     sample_s: float | None = None
 
@@ -130,7 +131,8 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._estimator = SurvivalEstimator() if s.horizons else None
-        self._reports = Reports()
+        self._reports = Reports(s.seed)
+        self.profiles = 0
         self.ideal = 0.0
         self.idle_node_s = 0.0
         self.series: list[tuple[float, int, int]] = []
@@ -260,28 +262,16 @@ class Simulation:
             self.to_come -= 1
             self.unfinished[name] = run
             self._stale = True
-            job = run.job
-            return [
-                JobSubmitted(
-                    name,
-                    job.min_nodes,
-                    job.max_nodes,
-                    weight=job.weight,
-                    goal=job.goal,
-                    curve=self.settings.policy.belief(job),
-                    sizes=job.sizes,
-                    profile=self.settings.policy.profiles,
-                )
-            ]
+            return [self._submission(run.job)]
         if version != run.version:
             return []
         if kind is _Kind.REPORTED:
-            return self._report(run)
+            self._report_later(run)
+            return [*self._reports.report(run, self.now)]
         if kind is _Kind.RESUMED:
             run.resumed(self.now)
             self._foresee(run)
-            self._listen(run)
-            return [RescaleFinished(name)]
+            return self._resumed(run)
         self._release(run)
         run.ended(self.now)
         del self.unfinished[name]
@@ -314,21 +304,37 @@ class Simulation:
             if when < self.end:
                 self._at(when, _Kind.COMPLETED, run.job.name, run.version)
 
-    # --- what a profile hears ---
+    def _submission(self, job: SimJob) -> JobSubmitted:
+        policy = self.settings.policy
+        return JobSubmitted(
+            job.name,
+            job.min_nodes,
+            job.max_nodes,
+            weight=job.weight,
+            goal=job.goal,
+            curve=policy.belief(job),
+            sizes=job.sizes,
+            profile=policy.profiled(job),
+            learned=self._reports.of_its_kind(job) if policy.profiled(job) else None,
+        )
 
-    def _listen(self, run: Run) -> None:
-        """While it is profiled, the job's progress is told."""
-        name = run.job.name
-        if run.training and self.controller.jobs[name].state is JobState.PROFILING and self._reports.begin(name, run.version, self.now):
-            self._at(self.now + REPORT_EVERY_S, _Kind.REPORTED, name, run.version)
+    # --- what is told of progress ---
 
-    def _report(self, run: Run) -> list[Event]:
-        name = run.job.name
-        if self.controller.jobs[name].state is not JobState.PROFILING:
-            self._reports.end(name)
-            return []
-        self._at(self.now + REPORT_EVERY_S, _Kind.REPORTED, name, run.version)
-        return [self._reports.progress(name, len(run.nodes), run.rate, self.now)]
+    def _resumed(self, run: Run) -> list[Event]:
+        """The job processes samples."""
+        events: list[Event] = [RescaleFinished(run.job.name)]
+        if self.controller.jobs[run.job.name].submitted.profile:
+            suggested = self._reports.described(run.job)
+            if suggested is not None:
+                events.append(suggested)
+            self._report_later(run)
+        return events
+
+    def _report_later(self, run: Run) -> None:
+        profiled = self.controller.jobs[run.job.name].state is JobState.PROFILING
+        due = self._reports.due(run, self.now, profiled=profiled)
+        if due is not None:
+            self._at(due, _Kind.REPORTED, run.job.name, run.version)
 
     # --- the controller ---
 
@@ -365,11 +371,17 @@ class Simulation:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        if isinstance(command, Announce):
-            self._listen(self.runs[command.job])
-        if isinstance(command, Stop | Announce | KeepLearned):
+        if isinstance(command, Stop):
             return []
         run = self.runs[command.job]
+        if isinstance(command, KeepLearned):
+            self._reports.keep(run.job, command)
+            return []
+        if isinstance(command, Announce):
+            self.profiles += command.kind == "profile-finished"
+            if command.kind == "profile-started" and run.training:
+                self._report_later(run)  # at the size it has already
+            return []
         self._release(run)
         if isinstance(command, Suspend):
             run.suspend(self.now)
@@ -382,10 +394,7 @@ class Simulation:
         for name in command.nodes:
             self._holder[name] = run
         self._foresee(run)
-        if not run.training:
-            return []
-        self._listen(run)
-        return [RescaleFinished(command.job)]
+        return self._resumed(run) if run.training else []
 
     def _release(self, run: Run) -> None:
         for name in run.nodes:

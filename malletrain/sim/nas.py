@@ -128,7 +128,8 @@ def nas(
     for number in range(1, count + 1):
         net = network(random_cell(rng), size=size)
         curve = cluster.curve(TRAINING_COST * net.flops, net.parameters, sizes)
-        jobs.append(SimJob(f"cell-{number:0{width}d}", 1, max_nodes, samples, curve, model="nas"))
+        name, flops = f"cell-{number:0{width}d}", TRAINING_COST * net.flops
+        jobs.append(SimJob(name, 1, max_nodes, samples, curve, model="nas", parameters=net.parameters, flops=flops))
     return jobs
 
 

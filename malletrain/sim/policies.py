@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.controller import Controller, ControllerSettings
@@ -26,19 +27,18 @@ INSTANT_S = 1e-3
 class Policy:
     """How one policy uses the controller.
 
-    ``told``: believe the curve that the owner states instead of the true one, as if it had been measured. ``published``: bids as FreeTrain
-    makes them: a start is free, and a job that lost a node is valued as if it were not to be restarted anyway; no job gets its minimum
-    because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the bids. ``profiles``: nobody knows a curve; each
-    job is profiled while it trains, and pays for it.
+    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners state no curve (``unknown``), ``all``, or
+    ``none``. ``published``: bids as FreeTrain makes them: a start is free, and a job that lost a node is valued as if it were not to be
+    restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the
+    bids, and the true curves are known.
     """
 
     name: str
     what: str
     solver: Solver = exact
-    told: bool = False
+    profiles: Literal["none", "unknown", "all"] = "none"
     published: bool = False
     free: bool = False
-    profiles: bool = False
 
     def world(self, costs: CostModel) -> CostModel:
         """What changes of scale cost in the simulated world."""
@@ -47,10 +47,14 @@ class Policy:
         return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
 
     def belief(self, job: SimJob) -> ScalingCurve | None:
-        """The curve that the controller is given with the job."""
-        if self.profiles:
-            return None
-        return job.told if self.told else job.curve
+        """The curve that the controller is given with the job: what its owner states, None for one that is profiled."""
+        if self.free:
+            return job.curve
+        return None if self.profiled(job) else job.told
+
+    def profiled(self, job: SimJob) -> bool:
+        """Whether the job is profiled."""
+        return self.profiles == "all" or (self.profiles == "unknown" and job.told is None)
 
     def controller(
         self, costs: CostModel, *, max_running: int, t_fwd_s: float, starvation_s: float, time_limit_s: float = 2.0
@@ -65,7 +69,7 @@ class Policy:
             settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
-        if self.profiles:
+        if self.profiles != "none":
             settings = replace(settings, profiling=ProfilingSettings())
         return Controller(settings, planner=partial(_published if self.published else make_plan, solver=self.solver))
 
@@ -93,9 +97,9 @@ def _fcfs(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSe
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("malletrain", "the product: exact plans from true curves"),
-        Policy("profiled", "the product without being told any curve: jobs are profiled while they train", profiles=True),
-        Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", told=True, published=True),
+        Policy("malletrain", "the product: exact plans; jobs whose owners state no curve are profiled", profiles="unknown"),
+        Policy("profiled", "the product without being told any curve: every job is profiled", profiles="all"),
+        Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", published=True),
         Policy("equal", "equal shares, whatever the curves say", solver=_equal),
         Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),
         Policy("ideal", "exact plans, rescaling and preemption free", free=True, published=True),

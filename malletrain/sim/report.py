@@ -35,7 +35,7 @@ class Result:
         starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once however many).
         jobs_completed: jobs done.
         mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from submission to first start (None: no job done).
-        plans: plans made.
+        plans, profiles: plans made, profiles ended.
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions that made a plan.
         wall_s: wall time of the simulation.
     """
@@ -65,6 +65,7 @@ class Result:
     mean_job_hours: float | None
     mean_wait_hours: float | None
     plans: int
+    profiles: int
     mean_decision_ms: float
     p95_decision_ms: float
     max_decision_ms: float
@@ -112,6 +113,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         mean_job_hours=sum(end - begin for begin, end, _ in started) / len(started) / 3600.0 if started else None,
         mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0 if started else None,
         plans=sim.controller.plans,
+        profiles=sim.profiles,
         mean_decision_ms=float(decisions.mean()),
         p95_decision_ms=float(np.percentile(decisions, 95)),
         max_decision_ms=float(decisions.max()),
@@ -141,6 +143,8 @@ def table(result: Result) -> Table:
     ]
     if r.mean_job_hours is not None and r.mean_wait_hours is not None:
         rows.append(("  on average", f"{r.mean_job_hours:.2f} h from start to end, {r.mean_wait_hours:.2f} h in the queue before"))
+    if r.profiles:
+        rows.append(("profiles", f"{r.profiles}"))
     rows.append(("decisions", f"{r.plans} plans; {r.mean_decision_ms:.1f} ms on average, 95 % within {r.p95_decision_ms:.1f} ms"))
     rows.append(("took", f"{r.wall_s:.1f} s"))
     found = Table(show_header=False, box=None, pad_edge=False)

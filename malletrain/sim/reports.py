@@ -81,20 +81,27 @@ class Reports:
         learned = command.learned
         if (learned.profiled or learned.result) and any(p.rate > 0 for p in learned.curve.current.points):
             self._kept.pop(job.name, None)
-            self._kept[job.name] = Stored(job.model, learned.curve, _size(job), job.name)
+            self._kept[job.name] = Stored(_key(job), learned.curve, _size(job), job.name)
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
-    def introduction(self, job: SimJob) -> Believed | None:
-        """What earlier jobs suggest of this one, the first time it is asked: the same model's curve, or that of one of similar size."""
-        if job.name in self._introduced:
+    def of_its_kind(self, job: SimJob) -> Learned | None:
+        """What is known of a job when it is submitted: the newest curve of its own model."""
+        same = [stored for stored in self._kept.values() if job.model and stored.key == _key(job)]
+        return Learned(curve=inherited(same[-1].curve)) if same else None
+
+    def described(self, job: SimJob) -> Believed | None:
+        """What jobs of similar models suggest, once the job's workers have said how large its model is; the first time it is asked."""
+        if job.name in self._introduced or job.parameters is None:
             return None
         self._introduced.add(job.name)
-        same = [stored for stored in self._kept.values() if stored.key == job.model and job.parameters is None]
-        if same:
-            return Believed(job.name, Learned(curve=inherited(same[-1].curve)))
-        prior = prior_from(self._kept.values(), job.name, _size(job))
+        prior = prior_from((stored for stored in self._kept.values() if stored.key != _key(job)), _key(job), _size(job))
         return Believed(job.name, Learned(curve=MeasuredCurve.from_prior(prior))) if prior else None
+
+
+def _key(job: SimJob) -> str:
+    """Jobs of one model share it, unless their sizes tell their models apart."""
+    return job.model if job.parameters is None else f"{job.model} {job.parameters:.0f} {job.flops or 0:.0f}"
 
 
 def _size(job: SimJob) -> ModelSize:

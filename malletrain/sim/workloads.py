@@ -34,6 +34,8 @@ class SimJob:
 
     ``samples``: its work. ``curve``: how fast it really is, samples/s by nodes; between points linear, and a job never runs on more nodes
     than ``max_nodes``. ``told``: the curve its owner states, None when the owner states none. ``submit_s``: seconds from the start.
+    ``model``: jobs of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell their models apart.
+    ``batch``: samples a step and node.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies beyond the curve: what nobody measured is
@@ -51,6 +53,9 @@ class SimJob:
     goal: Goal = Goal.THROUGHPUT
     sizes: tuple[int, ...] | None = None
     model: str = ""
+    parameters: float | None = None
+    flops: float | None = None
+    batch: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

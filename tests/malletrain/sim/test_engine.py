@@ -25,6 +25,11 @@ def play(gaps, jobs, duration=1000.0, policy="malletrain", semantics="real", **m
     return simulate(trace_of(gaps, duration), jobs, SimSettings(POLICIES[policy], costs, **more))
 
 
+def honest(name, points, most=4):
+    curve = ScalingCurve.of(points)
+    return SimJob(name, 1, most, 1e9, curve, told=curve)
+
+
 class TestScenes:
     def test_one_job_on_four_nodes_that_stay(self):
         """Nodes are there at 0, the plan is made one settle time later, and the job trains when it has started."""
@@ -89,8 +94,7 @@ class TestScenes:
         assert play(FOUR, jobs, start_s=0.0, max_running=2).hours * 3600 == pytest.approx(2 * (400 + 1))
 
     def test_equal_shares_ignore_curves(self):
-        flat = SimJob("flat", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 10.0}))
-        steep = SimJob("steep", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 40.0}))
+        flat, steep = honest("flat", {1: 10.0, 4: 10.0}), honest("steep", {1: 10.0, 4: 40.0})
         fair = play(FOUR, [flat, steep], policy="equal", semantics="freetrain").samples
         best = play(FOUR, [flat, steep], semantics="freetrain").samples
         first = play(FOUR, [flat, steep], policy="fcfs", semantics="freetrain").samples
@@ -98,13 +102,14 @@ class TestScenes:
 
     def test_freetrain_believes_what_owners_say(self):
         lied = SimJob("lied", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 10.0}), told=ScalingCurve.of({1: 10.0, 4: 400.0}))
-        honest = job("honest", most=4)
-        deceived = play(FOUR, [lied, honest], policy="freetrain", semantics="freetrain").samples
-        assert deceived == pytest.approx(10000, abs=1)
-        assert play(FOUR, [lied, honest], semantics="freetrain").samples == pytest.approx(40000, abs=1)
+        deceived = play(FOUR, [lied, job("honest", most=4)], policy="freetrain", semantics="freetrain")
+        assert deceived.samples == pytest.approx(10000, abs=1)
+        measured = play(FOUR, [lied, job("honest", most=4)], policy="profiled", semantics="freetrain")
+        assert measured.samples > 30000
+        assert (deceived.profiles, measured.profiles) == (0, 2)
 
     def test_a_starving_job_gets_its_minimum(self):
-        slow = SimJob("slow", 1, 1, 1e9, ScalingCurve.of({1: 1.0, 2: 1.0}))
+        slow = honest("slow", {1: 1.0, 2: 1.0}, most=1)
         crowd = [slow, *(job(f"fast{k}", most=4) for k in range(1))]
         waits = play(FOUR, crowd, starvation_s=math.inf, semantics="freetrain")
         gets = play(FOUR, crowd, starvation_s=300.0, semantics="freetrain")

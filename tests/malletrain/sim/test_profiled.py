@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from statistics import mean, stdev
+
 import pytest
 
 from allocator import ScalingCurve
-from malletrain.events import Announce
+from jpa import MeasuredCurve
+from malletrain.events import Announce, KeepLearned
+from malletrain.learned import Learned
+from malletrain.sim.costs import CostModel, Run
 from malletrain.sim.engine import SimSettings, Simulation
+from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
-from malletrain.sim.reports import Reports
+from malletrain.sim.reports import NOISE, Reports
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import trace_of
 
@@ -29,7 +36,7 @@ class Listening(Simulation):
 
 
 def simulated(policy, jobs=1, samples=500_000.0):
-    work = [SimJob(f"j{i}", 1, 6, samples, CURVE) for i in range(jobs)]
+    work = [SimJob(f"j{i}", 1, 6, samples, CURVE, told=CURVE, model=f"m{i}") for i in range(jobs)]
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
     made = Listening(trace, work, SimSettings(policy=POLICIES[policy]))
     return made, made.run()
@@ -61,13 +68,54 @@ def test_several_jobs_are_profiled_one_after_the_other_and_all_is_repeatable():
 
 
 def test_reports_scatter_about_the_true_rate():
-    reports = Reports()
-    assert reports.begin("a", 1, 0.0)
-    assert not reports.begin("a", 1, 0.0)
-    last = None
-    for k in range(1, 401):
-        last = reports.progress("a", 2, 100.0, 0.5 * k)
-    assert last.samples == pytest.approx(20_000, rel=0.05)
-    assert last.nodes == 2
-    reports.end("a")
-    assert reports.begin("a", 1, 200.0)
+    job = SimJob("j", 1, 6, 1e9, CURVE)
+    run, reports = Run(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
+    run.start(("a", "b"), 10.0)
+    told = [reports.report(run, 10.0 + 0.5 * k) for k in range(1, 401)]
+    assert (told[0][0].time, told[0][0].samples) == (10.0, 0.0), "a round begins with nothing"
+    last = [events[-1] for events in told]
+    assert last[-1].samples == pytest.approx(200 * 190.0, rel=0.01)
+    assert {e.nodes for e in last} == {2}
+    steps = [b.samples - a.samples for a, b in pairwise(last)]
+    assert stdev(steps) / mean(steps) == pytest.approx(NOISE, rel=0.2)
+    run.rescale(("a", "b", "c"), 300.0)
+    assert reports.report(run, 300.5)[0].samples == 0.0, "and the next one again"
+
+
+def test_an_undisturbed_job_reports_once_a_size():
+    job = SimJob("j", 1, 6, 1e9, CURVE)
+    run, reports = Run(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
+    run.start(("a", "b"), 0.0)
+    due = reports.due(run, 0.0, profiled=False)
+    assert reports.report(run, due)
+    assert reports.due(run, due, profiled=False) is None
+    run.rescale(("a", "b", "c"), due)
+    assert reports.due(run, due, profiled=False) is not None
+    assert reports.due(run, due, profiled=True) < reports.due(run, due, profiled=False)
+
+
+def test_a_job_inherits_from_one_of_its_kind():
+    """The second job of a model knows the curve of the first: it is not measured at all those sizes again."""
+    trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
+    jobs = [SimJob(f"j{i}", 1, 6, 200_000.0, CURVE, model="m", submit_s=1000.0 * i) for i in range(2)]
+    world = Listening(trace, jobs, SimSettings(policy=POLICIES["malletrain"], max_running=1))
+    r = world.run()
+    points = [a.job for a in world.said if a.kind == "profile-point"]
+    assert points.count("j0") == 6
+    assert points.count("j1") < 6
+    assert r.jobs_completed == 2
+
+
+def test_a_job_believes_models_of_similar_size():
+    jobs = nas(2, seed=1, samples=1e6, max_nodes=6)
+    reports = Reports(seed=0)
+    assert reports.described(jobs[0]) is None
+    curve = MeasuredCurve()
+    for k in (1, 2, 4, 6):
+        curve = curve.with_measurement(k, jobs[0].curve.at(k), 1.0, 0.0)
+    reports.keep(jobs[0], KeepLearned(jobs[0].name, Learned(curve=curve, profiled=True)))
+    believed = reports.described(jobs[1])
+    assert believed.learned.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
+    assert reports.described(jobs[1]) is None, "said once"
+    assert reports.of_its_kind(jobs[1]) is None
+    assert reports.of_its_kind(jobs[0]).curve.estimate(4)[0] == pytest.approx(jobs[0].curve.at(4), rel=0.01)

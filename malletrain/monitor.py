@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from malletrain import wire
 
 WINDOW_S = 8.0
-"""Length of the window for the throughput shown, seconds; three reports at least."""
+"""Length of the window for the throughput shown, seconds."""
 WARMUP_SLICES = 2
 """Slices after the first sample of a round that are not measured: caches and allocators fill."""
 SLICE_S = 1.0
@@ -120,7 +120,7 @@ class JobMonitor:
         if self.first_sample is None or self.last_sample is None:
             return 0.0
         end = now if now - self.last_sample > max(1.0, 2 * self._gap) else self.last_sample
-        begin = max(end - max(WINDOW_S, 3 * self._gap), self.first_sample)
+        begin = max(end - WINDOW_S, self.first_sample)
         if end - begin < 0.5:
             return 0.0
         first = math.floor((begin - self.first_sample) / SLICE_S)

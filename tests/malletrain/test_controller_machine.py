@@ -114,12 +114,13 @@ class ControllerMachine(RuleBasedStateMachine):
         more=st.integers(0, 4),
         weight=st.sampled_from([1.0, 5.0]),
         sizes=st.sampled_from([None, None, (1, 2, 4, 8)]),
+        profile=st.booleans(),
     )
-    def submit(self, low, more, weight, sizes):
+    def submit(self, low, more, weight, sizes, profile):
         w = self.world
         if sizes and not any(low <= k <= low + more for k in sizes):
             sizes = None
-        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, weight=weight, sizes=sizes))
+        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, weight=weight, sizes=sizes, profile=profile))
 
     @precondition(lambda self: self.world.specs)
     @rule(data=st.data(), what=st.sampled_from(NEWS))

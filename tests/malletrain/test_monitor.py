@@ -321,6 +321,31 @@ def test_a_node_lost_while_the_round_was_formed_is_one_rescale_with_the_whole_co
     assert r.cost_s == pytest.approx(6.0)
 
 
+def test_a_round_that_came_to_nothing_leaves_no_marks_in_the_phases_of_the_next():
+    m = JobMonitor()
+    m.rescale_began((), ("a", "b"), 100.0)
+    m.forming(1, ("a", "b"), 102.0)
+    m.formed(1, 103.0)
+    marks(m, 1, start=104.0, restored=106.0)
+    m.forming(2, ("a",), 110.0)
+    m.progress(progress(10, 115.0, generation=2, first=114.0))
+    (r,) = m.finished_rescales()
+    assert r.phases == pytest.approx({"warm": 10.0, "first": 4.0})
+    assert (r.kind, r.from_nodes, r.to_nodes) == ("start", 0, 1)
+
+
+def test_a_node_lost_while_the_job_starts_is_still_a_start():
+    m = JobMonitor()
+    m.rescale_began((), ("a", "b"), 100.0)
+    m.forming(1, ("a", "b"), 102.0)
+    m.rescale_began(("a", "b"), ("a",), 103.0, lost=True)
+    m.forming(2, ("a",), 104.0)
+    m.formed(2, 105.0)
+    m.progress(progress(10, 108.0, generation=2, first=107.0))
+    (r,) = m.finished_rescales()
+    assert (r.kind, r.cost_s) == ("start", 7.0)
+
+
 def test_growth_that_the_rounds_began_by_themselves_is_measured_too():
     m = JobMonitor()
     end = trained(m, 1, 1, 100.0, 10.0)

@@ -257,6 +257,15 @@ def test_without_enough_survivors_the_job_trains_on_while_it_can_and_saves_in_ti
     assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
 
+def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
+    r = running("a")
+    assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
+    assert r.next_wakeup() == 113.0
+    assert r.tick(113.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 114.0) == [SendRelease("a")]
+    assert says(r, 120.0, "ready", "b") == [SaveRound(2, ("b",)), SendRound("b", 2, 0, 1, None)]
+
+
 def test_a_leaving_joiner_is_no_reason_to_hurry():
     r = running("a")
     r.move(("a", "b", "c"), 110.0)
@@ -732,6 +741,12 @@ def test_generations_grow_even_when_the_store_is_older_than_the_agents():
     r, _ = adopt(("a",), holds(a=("running", 9)))
     assert r.stage is Stage.IDLE
     assert r.move(("a",), 1.0) == [SaveRound(10, ("a",)), SendRound("a", 10, 0, 1, None)]
+
+
+def test_generations_grow_past_whatever_an_agent_has_seen():
+    r = JobRounds(SETTINGS)
+    r.move(("a",), 0.0)
+    assert says(r, 1.0, "failed", "a", generation=12) == [SaveRound(13, ("a",)), SendRound("a", 13, 0, 1, None)]
 
 
 def test_a_job_without_a_round_is_not_running():

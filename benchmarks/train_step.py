@@ -1,7 +1,7 @@
 """The training script of benchmarks/rescale.py: a DDP model of a given size, every step written down with its time.
 
-Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one line a step: time, step, world size), --step-s
-(sleep per step, so that the machine is not saturated), --snapshot FILE. Stops when FILE.stop exists.
+Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one line a step: time, step, world size),
+--step-s (sleep per step, so that the machine is not saturated), --snapshot FILE. Stops when FILE.stop exists.
 """
 
 from __future__ import annotations

@@ -113,6 +113,17 @@ rescale_up = "2 s"
 rescale_down = "2 s"
 start = "4 s"
 give_back_after = "10 s"
+
+[profiling]
+min_time = "2.5 s"
+max_time = "8 s"
+precision = 0.1
+silence = "15 s"
+lease_patience = "3 s"
+patience = "15 s"
+donor_quiet = "15 s"
+max_profile = "45 s"
+observe_every = "8 s"
 """
 
 

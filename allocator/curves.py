@@ -52,6 +52,13 @@ class ScalingCurve:
             if b <= a:
                 raise CurveError(f"The scaling curve lists {b} nodes after {a}; sort it by nodes and name each size once.")
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.points)
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @classmethod
     def of(cls, points: Mapping[int, float] | Iterable[tuple[int, float]]) -> ScalingCurve:
         """A curve from a mapping or pairs in any order."""

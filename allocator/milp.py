@@ -66,7 +66,7 @@ def solve(
     seats = table.rows_for(options, jobs, seated) if seated or drops else table.idle(options)
     assert seats is not None, "every must-run job has a seat or may be dropped"
     dual = prices.minimise(options, guess)
-    wish = prices.choices(options, dual.prices * (1.0 + 1e-9))
+    wish = prices.choices(options, dual)
     if len(options.capacity) > 1:
         dual, relaxed = relax.relax(options, dual, seats, deadline=deadline)
         wish = wish if relaxed is None else relaxed

@@ -13,10 +13,11 @@ Decides prices; the bound and the losses hold for any prices of 0 or more, so ro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from allocator.table import Floats, Ints, Table
+from allocator.table import Floats, Ints, Mask, Table
 
 _PROBES = 80
 _MANY_GROUPS = 100
@@ -50,21 +51,14 @@ def at(table: Table, prices: Floats) -> Dual:
     return Dual(prices, bound, best[table.group] - reduced, 1e-13 * scale * max(1.0, np.sqrt(len(best))))
 
 
-def choices(table: Table, prices: Floats) -> Ints:
-    """The plan in which every job takes what is best for it at ``prices``, the smallest of equals; it may exceed the capacity."""
-    reduced = table.value - table.charge(prices)
+def choices(table: Table, dual: Dual) -> Ints:
+    """The plan in which every job takes what loses nothing, the first such row; it may exceed the capacity."""
+    hits = np.flatnonzero(dual.loss <= dual.noise)[::-1]
+    chosen = np.empty(len(table.starts), np.int64)
+    chosen[table.group[hits]] = hits
     plan = np.zeros(len(table.size), np.int64)
-    plan[_first_best(reduced, table.group, table.starts)] = table.count.astype(np.int64)
+    plan[chosen] = table.count.astype(np.int64)
     return plan
-
-
-def _first_best(reduced: Floats, group: Ints, starts: Ints) -> Ints:
-    """The first row of each group with the group's largest value."""
-    best = np.maximum.reduceat(reduced, starts)
-    hits = np.flatnonzero(reduced >= best[group])
-    chosen = np.empty(len(starts), np.int64)
-    chosen[group[hits][::-1]] = hits[::-1]
-    return chosen
 
 
 def minimise(table: Table, guess: Floats | None = None) -> Dual:
@@ -94,11 +88,23 @@ class View:
     count: Floats
     limit: float
 
+    @cached_property
+    def _scratch(self) -> tuple[Floats, Floats, Mask]:
+        """Room for a probe: a dozen probes of megabytes each would else spend their time asking for memory."""
+        return np.empty(len(self.size)), np.empty(len(self.size)), np.empty(len(self.size), np.bool_)
+
     def probe(self, price: float) -> tuple[float, float, Ints]:
         """The bound (without constants), the units used, and the chosen row of each group (smallest of equals)."""
-        reduced = self.value - price * self.size
-        chosen = _first_best(reduced, self.group, self.starts)
-        return float(self.count @ reduced[chosen] + price * self.limit), float(self.count @ self.size[chosen]), chosen
+        reduced, best_by_row, is_best = self._scratch
+        np.multiply(self.size, -price, out=reduced)
+        reduced += self.value
+        best = np.maximum.reduceat(reduced, self.starts)
+        np.take(best, self.group, out=best_by_row, mode="clip")
+        np.greater_equal(reduced, best_by_row, out=is_best)
+        hits = np.flatnonzero(is_best)[::-1]
+        chosen = np.empty(len(self.starts), np.int64)
+        chosen[self.group[hits]] = hits
+        return float(self.count @ best + price * self.limit), float(self.count @ self.size[chosen]), chosen
 
     def between(self, few: Ints, many: Ints) -> tuple[View, Ints, Ints]:
         """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among them."""

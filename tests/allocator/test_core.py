@@ -76,7 +76,7 @@ def test_fill_only_gains_and_repair_makes_feasible(problem: tuple[list[Bid], dic
     filled = fill(made, dual, idle, rows)
     assert made.fits(filled)
     assert dual.waste(made, filled) <= dual.waste(made, idle) + dual.noise
-    greedy = prices.choices(made, np.zeros(len(made.capacity)))
+    greedy = prices.choices(made, prices.at(made, np.zeros(len(made.capacity))))
     repaired = repair(made, dual, greedy, rows)
     assert repaired is not None, "letting jobs go always makes room"
     assert made.fits(repaired)

@@ -15,7 +15,7 @@ from tests.allocator.oracle import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 QUICK = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-SOME = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SOME = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def unit_of(bids: list[Bid]) -> float:

@@ -12,7 +12,7 @@ from allocator.allocation import worth
 from tests.allocator.oracle import best
 from tests.allocator.strategies import bid_lists
 
-SOME = settings(max_examples=120, deadline=None)
+SOME = settings(max_examples=80, deadline=None)
 
 
 def built(bids: list[Bid], capacity: dict[str, int]) -> table.Table | None:

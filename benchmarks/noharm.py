@@ -1,0 +1,284 @@
+"""No harm on a real Slurm: the same main workload with and without MalleTrain, and what MalleTrain harvests beside it.
+
+    python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85] [--json]
+
+A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh). The main workload is drawn at random:
+jobs of 1 node to half the machine, 20 s to 5 min, with time limits of one to four times what they need. Reported are the start delays
+of the main jobs (submission to first command) in both runs, and the share of idle node-seconds in gaps longer than a minute in which a
+malleable job worked.
+
+What is real: slurmctld, backfill and preemption, the daemon, its leases and agents, plans, rounds, progress reports. What is not: the
+malleable jobs are stubs (benchmarks/stub_launcher.py) that report and compute nothing, because 64 times torch do not fit on a small
+machine; a real job pays its start and its rescales on top (benchmarks/rescale.py). Delays have a floor of some 0.1 s, the start of a
+job in Slurm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from malletrain import wire
+from malletrain.client import Client
+from malletrain.demo.intervals import Intervals, both, length, normal, without
+from scavenger.hostlist import expand
+from tests.slurm.cluster import SlurmCluster, missing
+
+LONG_GAP_S = 60.0
+TARGET = 0.85
+GRACE_S = 10.0
+KILL_WAIT_S = 2.0
+CONFIG = """
+[daemon]
+state_dir = "{state}"
+metrics_listen = ""
+heartbeat = "2 s"
+agent_timeout = "20 s"
+[scheduler]
+kind = "slurm"
+poll_interval = "1 s"
+[scheduler.slurm]
+partition = "preemptable"
+time_min = "1 min"
+spare = "5 s"
+[gaps]
+use_planned = true
+[jobs]
+stop_grace = "1 s"
+drain_timeout = "1 s"
+[allocation]
+settle = "0.5 s"
+min_interval = "5 s"
+rescale_up = "1 s"
+rescale_down = "1 s"
+start = "1 s"
+give_back_after = "1 h"
+[profiling]
+enabled = false
+"""
+
+
+@dataclass(frozen=True)
+class MainJob:
+    """Seconds after the begin; nodes; seconds it runs; minutes it asks for."""
+
+    arrival: float
+    nodes: int
+    seconds: float
+    limit_min: int
+
+
+def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob]:
+    """Jobs that ask for ``load`` of the machine's node-seconds on average."""
+    rng = random.Random(seed)
+    jobs, asked = [], 0.0
+    while asked < load * nodes * 60 * minutes:
+        size = max(1, min(nodes // 2, round(2 ** rng.uniform(0, (nodes // 2).bit_length() - 1))))
+        seconds = min(300.0, max(20.0, rng.lognormvariate(4.2, 0.7)))
+        jobs.append(MainJob(rng.uniform(0, 60 * minutes), size, seconds, max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60))))
+        asked += size * seconds
+    return sorted(jobs, key=lambda job: job.arrival)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened: delays by job, and per node when main jobs had it."""
+
+    delays: list[float]
+    used: dict[str, Intervals]
+    begin: float
+    end: float
+
+
+def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) -> Run:
+    """Run the main workload; the account covers the time in which jobs arrive."""
+    out.mkdir()
+    begin = time.time()
+    submitted = []
+    for number, job in enumerate(jobs):
+        time.sleep(max(0.0, begin + job.arrival - time.time()))
+        submitted.append(time.time())
+        slurm.submit(
+            f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{out}/{number}; sleep {job.seconds:.1f}; date +%s.%N >>{out}/{number}",
+            f"--nodes={job.nodes}", "--exclusive", f"--time={job.limit_min}", f"--job-name=main-{number}",
+        )  # fmt: skip
+    end = begin + 60 * minutes
+    time.sleep(max(0.0, end - time.time()))
+    started = [out / str(number) for number in range(len(jobs))]
+    slurm.until(lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in started), "all main jobs have started", 3600.0)
+    delays, used = [], {node: [] for node in slurm.nodes}
+    for number, path in enumerate(started):
+        start, where, *stop = path.read_text().split()
+        delays.append(float(start) - submitted[number])
+        for node in expand(where):
+            used[node].append((float(start), float(stop[0]) if stop else time.time()))
+    if left := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
+        slurm.run("scancel", *left)
+    return Run(delays, {node: normal(pieces) for node, pieces in used.items()}, begin, end)
+
+
+def gaps_of(run: Run, longer_than_s: float) -> dict[str, Intervals]:
+    """Per node the times without a main job, those longer than so many seconds."""
+    whole = ((run.begin, run.end),)
+    return {node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s) for node, used in run.used.items()}
+
+
+def spans_of(folder: Path) -> dict[str, Intervals]:
+    """Per node when a stub worked there."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for path in folder.iterdir():
+        text = path.read_text()
+        if text:
+            found.setdefault(path.name.split(".")[0], []).append((float(text), path.stat().st_mtime))
+    return {node: normal(pieces) for node, pieces in found.items()}
+
+
+def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> Run:
+    """The control run."""
+    with _slurm(root, nodes) as slurm:
+        return replay(slurm, jobs, root / "out", minutes)
+
+
+def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> tuple[Run, dict[str, Intervals], dict[str, int]]:
+    """The same beside MalleTrain with three jobs that take whatever there is."""
+    spans, state = root / "spans", root / "state"
+    spans.mkdir()
+    config = root / "site.toml"
+    config.write_text(CONFIG.format(state=state))
+    stub = root / "stub-python"
+    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
+    stub.chmod(0o755)
+    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
+    with _slurm(root, nodes) as slurm:
+        # Processes of leases begin in /; the stub is found beside this file.
+        environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with open(root / "daemon.log", "wb") as log:
+            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
+            daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+        try:
+            slurm.until(lambda: _status(state) is not None, "the daemon answers", 60.0)
+            curve = {str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes} | {str(nodes): 16.0 * nodes**0.95}
+            with Client.of(state) as client:
+                for name in ("one", "two", "three"):
+                    client.submit(
+                        wire.JobSpec(
+                            name, "", str(root / "job.py"), str(root), str(stub), env={"BENCH_SPANS": str(spans)}, max_nodes=nodes,
+                            curve=curve,
+                        )
+                    )  # fmt: skip
+            slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine", 300.0)
+            run = replay(slurm, jobs, root / "out", minutes)
+            with Client.of(state) as client:
+                status = client.status()
+            found = {"preemptions": status.preemptions, "rescales": status.rescales}
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+            leases = slurm.leases()
+            if leases:
+                slurm.run("scancel", *leases)
+                slurm.until(lambda: not slurm.leases(), "the leases end", 120.0)
+        return run, spans_of(spans), found
+
+
+def _slurm(root: Path, nodes: int) -> SlurmCluster:
+    scheduler = "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
+    return SlurmCluster(
+        root / "slurm", nodes, scheduler=scheduler, grace=int(GRACE_S), kill_wait=int(KILL_WAIT_S), min_job_age=60, message_timeout=30
+    )
+
+
+def _status(state: Path) -> int | None:
+    """Nodes held, None when no daemon answers."""
+    try:
+        with Client.of(state) as client:
+            return int(client.status().nodes_leased)
+    except RuntimeError:
+        return None
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, 90th percentile, largest, mean."""
+    ordered = sorted(values)
+    return {
+        "median_s": statistics.median(ordered), "p90_s": ordered[int(0.9 * (len(ordered) - 1))], "max_s": ordered[-1],
+        "mean_s": statistics.fmean(ordered),
+    }  # fmt: skip
+
+
+def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, object]:
+    """One repeat: the same jobs twice."""
+    jobs = workload(nodes, minutes, load, seed)
+    rows: dict[str, object] = {"nodes": nodes, "minutes": minutes, "seed": seed, "main_jobs": len(jobs)}
+    root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))
+    root.chmod(0o755)
+    try:
+        (root / "a").mkdir()
+        (root / "b").mkdir()
+        control = without_malletrain(root / "a", nodes, jobs, minutes)
+        beside, spans, counts = with_malletrain(root / "b", nodes, jobs, minutes)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    idle = sum(length(g) for g in gaps_of(beside, 0.0).values())
+    long_gaps = gaps_of(beside, LONG_GAP_S)
+    offered = sum(length(g) for g in long_gaps.values())
+    harvested = sum(length(both(g, spans.get(node, ()))) for node, g in long_gaps.items())
+    added = [b - a for a, b in zip(control.delays, beside.delays, strict=True)]
+    prompt = [b - a for a, b in zip(control.delays, beside.delays, strict=True) if a < 2.0]
+    return {
+        **rows, **counts, "delay_without": summary(control.delays), "delay_with": summary(beside.delays), "added": summary(added),
+        "added_to_prompt_starts": summary(prompt) if prompt else None, "prompt_starts": len(prompt),
+        "idle_node_s": idle, "idle_share": idle / (nodes * 60 * minutes), "long_gap_node_s": offered, "harvested_node_s": harvested,
+        "harvested_share": harvested / offered if offered else None,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Print a table, or JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=8.0, help="how long main jobs arrive in each run")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--load", type=float, default=0.85, help="share of the node-seconds that the main jobs ask for")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if reason := missing():
+        print(reason, file=sys.stderr)
+        return 1
+    rows = []
+    for repeat in range(given.repeats):
+        rows.append(measure(given.nodes, given.minutes, given.load, given.seed + repeat))
+        if not given.json:
+            show(rows[-1])
+    if given.json:
+        print(json.dumps({"cpus": os.cpu_count(), "grace_s": GRACE_S, "kill_wait_s": KILL_WAIT_S, "rows": rows}, indent=1))
+    return 0
+
+
+def show(row: dict[str, object]) -> None:
+    """One repeat as a table."""
+    print(f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}: {row['main_jobs']} main jobs, "
+          f"{row['preemptions']} preemptions, {row['rescales']} rescales")  # fmt: skip
+    print(f"{'start delay, s':34} {'median':>8} {'p90':>8} {'max':>8} {'mean':>8}")
+    names = {"delay_without": "without MalleTrain", "delay_with": "with MalleTrain", "added": "added, job by job",
+             "added_to_prompt_starts": f"added where it was < 2 s ({row['prompt_starts']} jobs)"}  # fmt: skip
+    for key, name in names.items():
+        if s := row[key]:
+            print(f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} {s['mean_s']:8.2f}")  # type: ignore[index]
+    print(f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}, "
+          f"of which harvested {row['harvested_node_s']:,.0f} = {row['harvested_share']:.1%} (target {TARGET:.0%})", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

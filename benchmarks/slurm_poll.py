@@ -1,0 +1,122 @@
+"""What one poll of Slurm costs MalleTrain: reading the answers, and finding the gaps, for machines of up to 10,000 nodes.
+
+    python -m benchmarks.slurm_poll [--nodes 10000] [--jobs 5000] [--json]
+
+The answers are made up in the form in which Slurm prints them: three partitions, a thousand groups of nodes of different states, waiting
+jobs with planned nodes, one lease in ten nodes. Not measured is what the commands themselves take (a slurmctld of that size is needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+
+from scavenger.gap_memory import GapMemory
+from scavenger.hostlist import expand, fold
+from scavenger.rules import GapRules
+from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm_job import PLACE
+from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
+from scavenger.slurm_site import Partition, SlurmSite
+
+NOW = 1_800_000_000.0
+MARK = "0123456789ab"
+
+
+class Recorded:
+    """Slurm's three answers, read anew at every poll."""
+
+    name = "recorded"
+
+    def __init__(self, nodes: int, jobs: int, seed: int) -> None:
+        rng = random.Random(seed)
+        names = [f"nid{i:05d}" for i in range(1, nodes + 1)]
+        pieces: dict[str, list[str]] = {}
+        states = ("idle", "allocated", "mixed", "planned", "drained", "down*", "completing", "idle*")
+        position = 0
+        groups = 0
+        while position < nodes:
+            length = rng.randint(1, max(1, nodes // 500))
+            group = f"{rng.choice(states)}|feature{groups % 50}|gpu:{groups % 4}"
+            pieces.setdefault(group, []).extend(names[position : position + length])
+            position += length
+            groups += 1
+        self.sinfo = "".join(
+            f"{MARK}|{partition}|up|{group}|{fold(members)}|none\n"
+            for partition in ("batch", "debug", "low")
+            for group, members in pieces.items()
+        )
+        lines = []
+        for number in range(jobs):
+            first = rng.randrange(nodes)
+            planned = fold(names[first : first + rng.randint(1, 100)]) if number < 200 else "(null)"
+            start = f"{NOW + 60 * number:.0f}"
+            lines.append(f"{MARK}|PENDING|{number}|user{number % 97}|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}")
+        times = f"{NOW:.0f}|{NOW:.0f}|{NOW + 9e4:.0f}"
+        for number in range(nodes // 10):
+            lines.append(f"{MARK}|RUNNING|{10**6 + number}|me|{times}|{names[10 * number]}|||None|malletrain-t-l{number}")
+        lines += [f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|{times}|nid1|||None|other" for n in range(jobs)]
+        self.squeue = "\n".join(lines) + "\n"
+        self.reservations = "".join(
+            f"ReservationName=r{i} StartTime={NOW + 9e4:.0f} EndTime={NOW + 9.9e4:.0f} Nodes={fold(names[i * 10 : i * 10 + 50])} Flags=\n"
+            for i in range(20)
+        )
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """As scavenger.slurm_source.Source."""
+        return read_nodes(self.sinfo, MARK), read_jobs(self.squeue, MARK, prefix), read_reservations(self.reservations)
+
+
+def measure(nodes: int, jobs: int, repeats: int = 15, seed: int = 1) -> dict[str, float]:
+    """Median milliseconds of reading the answers (as at a first poll, and with the lists of nodes known), of a whole poll, and of
+    explaining every node."""
+    source = Recorded(nodes, jobs, seed)
+    settings = SlurmSettings(tag="t", template=f"#!/bin/sh\n{PLACE}\n", user="me", rules=GapRules(use_planned=True), idle_for_s=0.0)
+    scavenger = SlurmScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
+    low = Partition("low", True, 1, "", 30.0, None)
+    scavenger.site = SlurmSite((23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low})
+    scavenger._site_at = NOW
+
+    def median_ms(action) -> float:  # type: ignore[no-untyped-def]
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            action()
+            times.append(time.perf_counter() - began)
+        return 1000 * statistics.median(times)
+
+    def cold() -> None:
+        expand.cache_clear()
+        source.read("malletrain-t-")
+
+    found = {"nodes": nodes, "jobs": 2 * jobs, "read_cold_ms": median_ms(cold)}
+    found["read_ms"] = median_ms(lambda: source.read("malletrain-t-"))
+    found["poll_ms"] = median_ms(scavenger.poll)
+    snapshot = scavenger.poll()
+    found["gaps"] = len(snapshot.gaps)
+    found["explain_ms"] = median_ms(lambda: list(snapshot.explanations))
+    return found
+
+
+def main() -> None:
+    """Print a table, or JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1000, 4600, 10_000])
+    parser.add_argument("--jobs", type=int, default=5000, help="waiting jobs, and as many running ones")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows = [measure(nodes, given.jobs) for nodes in given.nodes]
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print(f"{'nodes':>7} {'jobs':>7} {'read, first ms':>15} {'read ms':>9} {'poll ms':>9} {'explain all ms':>15}")
+    for r in rows:
+        times = f"{r['read_cold_ms']:15.1f} {r['read_ms']:9.1f} {r['poll_ms']:9.1f} {r['explain_ms']:15.1f}"
+        print(f"{r['nodes']:7.0f} {r['jobs']:7.0f} {times}")
+
+
+if __name__ == "__main__":
+    main()

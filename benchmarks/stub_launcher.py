@@ -1,0 +1,73 @@
+"""Stands in for a job's launcher and workers where torch would be too heavy: a job submitted with this file as its Python.
+
+It speaks to the agent as :mod:`malletrain.launcher` does (rounds, store, release) and reports progress, so agents, daemon, leases and
+rounds are the real ones; what it does not do is train. Each member of a round writes down when it worked, in the directory BENCH_SPANS.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import malletrain.progress  # loaded once, before the forks
+from malletrain.local_channel import ENV_GENERATION
+from malletrain.node_channel import LauncherEnd, RoundInbox, read_order
+from malletrain.wire import Assignment, Phase, Release, Round, StoreUp
+
+REPORT_EVERY_S = 0.5
+
+
+def work(generation: int, rank: int, size: int, spans: Path, node: str) -> None:
+    """One worker of a round: report steadily until killed; the file's last change is when it last worked."""
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), ENV_GENERATION: str(generation)})
+    span = spans / f"{node}.{os.getpid()}.{generation}"
+    span.write_text(repr(time.time()))
+    while True:
+        malletrain.report(8)
+        os.utime(span)
+        time.sleep(REPORT_EVERY_S)
+
+
+def main() -> int:
+    """Serve rounds until the job leaves the node."""
+    order = read_order(sys.argv[-1])
+    end, inbox = LauncherEnd(order.endpoint), RoundInbox()
+    spans, node = Path(os.environ["BENCH_SPANS"]), os.environ["MALLETRAIN_NODE"]
+    child = 0
+
+    def stop(*_: object) -> None:
+        if child:
+            os.kill(child, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    end.send(Phase(Assignment(order.job, "ready", 0)))
+    while True:
+        for message in end.receive(1.0):
+            if isinstance(message, Round) and message.job == order.job:
+                inbox.add(message)
+            elif isinstance(message, Release):
+                stop()
+        if end.agent_gone:
+            stop()
+        pending = inbox.pending()
+        if pending is None:
+            continue
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        if not pending.store_host:
+            end.send(StoreUp(order.job, pending.generation, order.host, 1))
+        inbox.take()
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work(pending.generation, pending.group_rank, pending.group_size, spans, node)
+        end.send(Phase(Assignment(order.job, "running", pending.generation)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

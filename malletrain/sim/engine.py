@@ -108,7 +108,12 @@ class Simulation:
         self.trace = trace
         self.costs = s.policy.world(s.costs)
         self.controller = s.policy.controller(
-            self.costs, max_running=s.max_running, t_fwd_s=s.t_fwd_s, starvation_s=s.starvation_s, time_limit_s=s.time_limit_s
+            self.costs,
+            max_running=s.max_running,
+            t_fwd_s=s.t_fwd_s,
+            starvation_s=s.starvation_s,
+            time_limit_s=s.time_limit_s,
+            profiling=any(map(s.policy.profiled, jobs)),
         )
         self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
         self.now = 0.0

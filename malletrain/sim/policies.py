@@ -57,9 +57,16 @@ class Policy:
         return self.profiles == "all" or (self.profiles == "unknown" and job.told is None)
 
     def controller(
-        self, costs: CostModel, *, max_running: int, t_fwd_s: float, starvation_s: float, time_limit_s: float = 2.0
+        self,
+        costs: CostModel,
+        *,
+        max_running: int,
+        t_fwd_s: float,
+        starvation_s: float,
+        time_limit_s: float = 2.0,
+        profiling: bool = False,
     ) -> Controller:
-        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`)."""
+        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`); ``profiling``: some job is profiled."""
         known = costs.known_to_planner()
         if self.published:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
@@ -69,7 +76,7 @@ class Policy:
             settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
-        if self.profiles != "none":
+        if profiling:
             settings = replace(settings, profiling=ProfilingSettings())
         return Controller(settings, planner=partial(_published if self.published else make_plan, solver=self.solver))
 

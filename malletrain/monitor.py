@@ -135,6 +135,8 @@ class JobMonitor:
         key = (record.generation, record.rank, record.pid)
         known = self._counts.get(key)
         late = record.generation < self.generation
+        if record.generation > self.generation:
+            return  # a round that nobody formed
         if known is None and late and record.generation <= max(self._since, self.generation - KEPT_ROUNDS):
             return  # whether the total has these already nobody knows
         gained = record.samples - (known.samples if known else 0.0)
@@ -148,8 +150,6 @@ class JobMonitor:
                 self._pending.last_sample = self.last_sample
             return
         self._now_counted += gained
-        if record.generation != self.generation:
-            return
         if self.first_sample is None:
             self.first_sample = record.first
         if known is None:  # the first report ends the first step: what it took is not known

@@ -136,25 +136,29 @@ class JobRounds:
         Where that is the whole round of the store, the stage is RUNNING (or WARMING, when others are to join) afterwards. Else it is IDLE:
         have the controller plan a new round.
         """
-        self.generation = max([generation, *(a.generation for a in phases.values())])
-        self.members, self.phases, self._assigned = tuple(members), dict(phases), set(phases)
-        self.target = (*(n for n in self.members if n in phases), *(n for n in sorted(phases) if n not in self.members))
-        self.lost_member = self.generation != generation or any(n not in phases for n in self.members)
+        self.generation, self.members = generation, tuple(members)
+        self.phases = {n: a for n, a in phases.items() if a.generation <= generation}
+        self._assigned = set(phases)
+        strange = self._release(n for n in sorted(phases) if n not in self.phases)  # of a newer round than the store knows
+        others = (n for n in sorted(self.phases) if n not in self.members)
+        self.target = (*(n for n in self.members if n in self.phases), *others)
+        self.lost_member = any(n not in self.phases for n in self.members)
         if not self.members or self.lost_member or not all(self._in_round(n) for n in self.members):
-            return []
+            return strange
         self.stage, self.drains = Stage.RUNNING, int(now)
         if done := self._finished():
             return done
         # A drain that was under way is taken back, and its number is not used again.
         onwards: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
-        return [*onwards, *self._judge(now), *(self._await_joiners(now) if len(self.target) > len(self.members) else [])]
+        joining = self._await_joiners(now) if len(self.target) > len(self.members) else []
+        return [*strange, *onwards, *self._judge(now), *joining]
 
     # --- what the agents say ---
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
         """The agent on ``node`` reports its assignment."""
-        if node in self._releasing:
-            return []
+        if node in self._releasing or assignment.generation > self.generation:
+            return []  # what is being stopped does not count, nor a round that nobody formed
         if node not in (*self.target, *self.members, *self._assigned):
             return self._release([node])
         self._assigned.add(node)
@@ -344,7 +348,7 @@ class JobRounds:
         if not ready:
             self.stage = Stage.IDLE
             return actions
-        self.generation = 1 + max([self.generation, *(self.phases[n].generation for n in ready)])
+        self.generation += 1
         self.stage, self.deadline = Stage.FORMING, now + self.settings.join_s
         return [*actions, SaveRound(self.generation, ready), *self._invite(ready[0])]
 

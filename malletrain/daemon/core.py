@@ -241,6 +241,7 @@ class Core:
                 curve=curve,
                 state=JobState(row.state),
                 tries=row.tries,
+                last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
                 learned=learned,
@@ -324,8 +325,9 @@ class Core:
             run = self.runs[command.job]
             self.curves.keep(command.job, run.spec, command.learned)
         elif isinstance(command, Suspend):
-            run = self.runs[command.job]
-            self.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes")
+            run, record = self.runs[command.job], self.controller.jobs[command.job]
+            tries = {"tries": record.tries, "last_broke": record.last_broke}
+            self.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes", **tries)
             self.trail.record("job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id)
             self._move(run, (), now, command.within_s)
         else:
@@ -354,7 +356,8 @@ class Core:
         old = run.row.planned_nodes
         first = {} if run.row.started is not None else {"started": now}
         record = self.controller.jobs[run.row.id]
-        self.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", tries=record.tries, **first)
+        tries = {"tries": record.tries, "last_broke": record.last_broke}
+        self.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first)
         within = command.within_s if isinstance(command, Rescale) else None
         kind = "job-started" if isinstance(command, Start) else "job-rescaled"
         sentence = f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}."

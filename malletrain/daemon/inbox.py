@@ -146,7 +146,9 @@ class Inbox:
         elif run is None or held.job != agent.holds:
             agent.holds = held.job
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-        elif not agent.releasing:
+        elif agent.releasing:  # it has not heard of it
+            core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
+        else:
             core.act(run, run.rounds.phase(agent.node, held, now))
 
     def adopt(self) -> None:

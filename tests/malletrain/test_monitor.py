@@ -93,6 +93,13 @@ def test_counts_of_long_ago_are_ignored_rather_than_counted_twice():
     assert m.total == 50
 
 
+def test_counts_of_a_round_that_nobody_formed_are_ignored():
+    m = JobMonitor()
+    m.forming(1, ("a",), 90.0)
+    m.progress(progress(50, 101.0, generation=2**62))
+    assert m.total == 0
+
+
 def test_a_restarted_daemon_counts_on_where_the_store_left_off():
     m = JobMonitor(total=1000.0, before=800.0, generation=4)
     assert m.total == 1000

@@ -737,16 +737,19 @@ def test_a_launcher_beyond_the_round_joins_it():
     assert r.target == ("a", "b")
 
 
-def test_generations_grow_even_when_the_store_is_older_than_the_agents():
-    r, _ = adopt(("a",), holds(a=("running", 9)))
-    assert r.stage is Stage.IDLE
-    assert r.move(("a",), 1.0) == [SaveRound(10, ("a",)), SendRound("a", 10, 0, 1, None)]
+def test_workers_of_a_newer_round_than_the_store_knows_are_stopped_and_started_anew():
+    r, actions = adopt(("a",), holds(a=("running", 9)))
+    assert (actions, r.stage) == ([SendRelease("a")], Stage.IDLE)
+    assert r.move(("a",), 1.0) == []
+    assert r.released("a", 2.0) == [SendAssign("a")]
+    assert says(r, 3.0, "ready", "a") == [SaveRound(8, ("a",)), SendRound("a", 8, 0, 1, None)]
 
 
-def test_generations_grow_past_whatever_an_agent_has_seen():
+def test_a_round_that_nobody_formed_does_not_count():
     r = JobRounds(SETTINGS)
     r.move(("a",), 0.0)
-    assert says(r, 1.0, "failed", "a", generation=12) == [SaveRound(13, ("a",)), SendRound("a", 13, 0, 1, None)]
+    assert says(r, 1.0, "running", "a", generation=2**63) == []
+    assert says(r, 2.0, "ready", "a") == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]
 
 
 def test_a_job_without_a_round_is_not_running():

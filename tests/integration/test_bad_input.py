@@ -73,7 +73,7 @@ def test_a_job_that_never_reports_progress_runs_and_completes(embedded):
         ({"workdir": "/no/such/place"}, "sees no directory"),
         ({"min_nodes": 5, "max_nodes": 2}, "MIN:MAX"),
         ({"min_nodes": 0, "max_nodes": 0}, "MIN:MAX"),
-        ({"nproc_per_node": 0}, "processes a node"),
+        ({"nproc_per_node": -1}, "processes a node"),
         ({"weight": -1.0}, "weight"),
         ({"weight": float("nan")}, "weight"),
         ({"goal": "fame"}, "throughput or efficiency"),

@@ -106,6 +106,6 @@ class RoundsMachine(RuleBasedStateMachine):
 
 
 RoundsMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestRounds = RoundsMachine.TestCase

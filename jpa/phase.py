@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from jpa.fit import fit
+from jpa.fit import AlphaBeta, fit
 from jpa.points import NOTHING, Point
 
 ROUGHNESS = 0.04
@@ -52,12 +53,13 @@ class Prior:
 
     def rate(self, nodes: int) -> float:
         """The prior's throughput at ``nodes``, samples/s."""
-        return self._curve().estimate(nodes)[0]
+        return self._curve.estimate(nodes)[0]
 
     def scaled(self, factor: float, source: str | None = None) -> Prior:
         """The same shape at ``factor`` times the level."""
         return replace(self, points=tuple((n, r * factor) for n, r in self.points), source=source or self.source)
 
+    @cached_property
     def _curve(self) -> PhaseCurve:
         return PhaseCurve(tuple(Point(n, r, (0.01 * r) ** 2) for n, r in self.points))
 
@@ -125,18 +127,17 @@ class PhaseCurve:
             rate = self.prior.rate(nodes) * ratio_low ** (1 - share) * ratio_high**share
             rate = min(max(rate, min(low.rate, high.rate)), max(low.rate, high.rate))
         ends = ((1 - share) * low.relative_std) ** 2 + (share * high.relative_std) ** 2
-        bridge = self._roughness() ** 2 * to_low * to_high / (to_low + to_high)
+        bridge = self._roughness ** 2 * to_low * to_high / (to_low + to_high)
         return rate, rate * _bounded(ends + bridge)
 
     def _outside(self, nodes: int, edge: Point) -> tuple[float, float]:
         distance = abs(math.log2(nodes / edge.nodes))
-        walk = self._roughness() ** 2 * distance
+        walk = self._roughness ** 2 * distance
         if self.prior is not None:
             rate = edge.rate * self.prior.rate(nodes) / self.prior.rate(edge.nodes)
             return rate, rate * _bounded(edge.relative_std**2 + walk)
-        law = fit([(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0])
-        rate = edge.rate * law.rate(nodes) / law.rate(edge.nodes)
-        return rate, rate * _bounded(law.relative_std(nodes) ** 2 + walk)
+        rate = edge.rate * self._law.rate(nodes) / self._law.rate(edge.nodes)
+        return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk)
 
     def _beyond_nothing(self, nodes: int, edge: Point, neutral_rate: float) -> tuple[float, float]:
         """Next to a size that gave nothing: above it nothing either, below it nobody knows."""
@@ -147,6 +148,11 @@ class PhaseCurve:
         rate = fit(known).rate(nodes) if known else believed
         return rate, UNKNOWN_STD * rate
 
+    @cached_property
+    def _law(self) -> AlphaBeta:
+        return fit([(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0])
+
+    @cached_property
     def _roughness(self) -> float:
         """Per √octave: that of the prior's shape, or the usual one, corrected by how far each inner point lies off its two neighbours."""
         if self.prior is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from jpa import drift
 
@@ -48,12 +49,12 @@ class Point:
     updated: float = 0.0
     cusum: drift.Cusum = field(default_factory=drift.Cusum)
 
-    @property
+    @cached_property
     def std(self) -> float:
         """Standard deviation of ``rate``, samples/s."""
         return math.sqrt(self.variance)
 
-    @property
+    @cached_property
     def relative_std(self) -> float:
         """``std`` as a share of ``rate``; 0 where the measured throughput is 0."""
         return self.std / self.rate if self.rate > 0 else 0.0

@@ -276,8 +276,9 @@ def show(row: dict[str, object]) -> None:
     for key, name in names.items():
         if s := row[key]:
             print(f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} {s['mean_s']:8.2f}")  # type: ignore[index]
+    share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
     print(f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}, "
-          f"of which harvested {row['harvested_node_s']:,.0f} = {row['harvested_share']:.1%} (target {TARGET:.0%})", flush=True)  # fmt: skip
+          f"of which harvested {row['harvested_node_s']:,.0f} = {share}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

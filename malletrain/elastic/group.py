@@ -2,11 +2,13 @@
 
 Decides how a group is formed over a store that can be interrupted, how all its ranks agree to leave it after the same step, and how a
 collective that waits for a vanished peer is ended: gloo has no abort, so the sockets of the group are shut down, which every operation on
-them notices at once; NCCL's communicators are aborted. It decides neither when (:mod:`malletrain.elastic.run`) nor who is in a round.
+them notices at once, and what gloo itself misses is left behind; NCCL's communicators are aborted. It decides neither when
+(:mod:`malletrain.elastic.run`) nor who is in a round.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import threading
@@ -25,6 +27,7 @@ CONNECT_TIMEOUT_S = 20.0
 """For the connections between peers whose addresses are known; waiting for peers to come is not limited but interrupted."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
+GRAVE_S = 0.5
 _POLL_S = 0.002
 
 
@@ -149,14 +152,27 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def _shut_down(fd: int, identity: str) -> None:
-    """Shut one TCP connection down, if ``fd`` still is it."""
+def _listens_on(fd: int) -> int:
+    """The TCP port that ``fd`` listens on, else 0."""
     try:
-        if os.readlink(f"/proc/self/fd/{fd}") != identity:
-            return
+        with socket.socket(fileno=os.dup(fd)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return int(one.getsockname()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
+    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``known`` to be ours or came in on one of our ``ports``."""
+    try:
         with socket.socket(fileno=os.dup(fd)) as connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                connection.getpeername()  # never a listening socket: gloo ends the process over that
+            if os.readlink(f"/proc/self/fd/{connection.fileno()}") != identity:
+                return
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return
+            connection.getpeername()  # never a listening socket: gloo ends the process over that
+            if known or connection.getsockname()[1] in ports:
                 connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass
@@ -164,6 +180,10 @@ def _shut_down(fd: int, identity: str) -> None:
 
 class Group:
     """The default process group of one round.
+
+    gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for it until its timeout. Therefore no
+    thread of the script ever waits for gloo itself: it waits for a future that :meth:`abort` completes too. What was lost track of stays
+    behind with its group until it times out (:func:`_bury`).
 
     Args:
         place: this process in the round.
@@ -176,14 +196,15 @@ class Group:
         self.broken = False
         """A peer is lost: nothing more can be done together."""
         self._flag = torch.zeros(2, dtype=torch.int32)
-        self._work: Any = None
+        self._flag_work: Any = None
+        self._lock = threading.Lock()
+        self._waiting: dict[Any, Callable[[], None]] = {}
         self._sockets: dict[int, str] = {}
+        self._ports: set[int] = set()
         self._held: Any = None
-        self._own = not dist.is_initialized()
         if place.size == 1 and store is None and "MASTER_ADDR" not in os.environ:
-            self._own = False
             return  # plain python: nothing to be distributed over
-        if self._own:
+        if not dist.is_initialized():
             self._form(store, cuda)
 
     def _form(self, store: RoundStore | None, cuda: bool) -> None:
@@ -193,46 +214,114 @@ class Group:
         dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
         self._held = dist.distributed_c10d._get_default_group()
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
-        # What was opened meanwhile are gloo's connections (and its listener, which is never touched).
+        # What was opened meanwhile are gloo's listener and its connections to peers; those from peers may come in later.
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
+        self._ports = {port for fd in self._sockets if (port := _listens_on(fd))}
 
     @property
     def several(self) -> bool:
         """Whether there are peers."""
         return self.place.size > 1 and dist.is_initialized()
 
+    def _nccl(self) -> bool:
+        return self._held is not None and "nccl" in str(dist.get_backend_config(self._held))
+
+    # --- operations that can be given up ---
+
+    def watched(self, work: Any, value: Any = None, then: Callable[[], object] | None = None) -> Any:
+        """A future for a gloo collective: completed with ``value`` when it is done (after ``then``, in gloo's thread) or given up."""
+        future: Any = torch.futures.Future()
+
+        def complete() -> None:
+            with self._lock:
+                if self._waiting.pop(work, None) is None:
+                    return
+            future.set_result(value)
+
+        def done(source: Any) -> None:
+            try:
+                source.wait()
+                if then is not None and not self.broken:
+                    then()
+            except RuntimeError:
+                self.broken = True
+            complete()
+
+        with self._lock:
+            self._waiting[work] = complete
+        work.get_future().add_done_callback(done)
+        if self.broken:
+            complete()
+        return future
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective of gloo. Raises Interrupted when it is given up or fails."""
+        if not work.is_completed():
+            self.watched(work).wait()
+        else:
+            work.wait()
+        if self.broken:
+            raise Interrupted("A peer is lost.")
+
+    def apart(self, call: Callable[[], None]) -> None:
+        """Run ``call``, which sends to or receives from single peers, in a thread that can be left behind. Raises what it raises, or
+        Interrupted when it is given up."""
+        task = _Apart(call)
+        with self._lock:
+            self._waiting[task] = task.over.set
+        if self.broken:
+            task.over.set()
+        task.over.wait()
+        with self._lock:
+            self._waiting.pop(task, None)
+        if self.broken:
+            raise Interrupted("A peer is lost.")
+        if task.error is not None:
+            raise task.error
+
+    def average(self, tensor: torch.Tensor) -> Any:
+        """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that go by gloo."""
+        return self.watched(dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size))
+
     def begin_step(self, go: bool, stop: bool) -> None:
         """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop (``stop``); the answer travels while
         the step computes."""
         self._flag[0], self._flag[1] = int(go), int(stop)
         if self.several and not self.broken:
-            try:
-                self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
-            except RuntimeError:
-                self.broken = True
+            self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
     def end_step(self) -> tuple[bool, bool]:
-        """The answers, the same on all ranks. Raises what the collective raises when a peer is lost."""
-        work, self._work = self._work, None
+        """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
+        work, self._flag_work = self._flag_work, None
         if work is not None:
-            work.wait()
+            self.wait(work)
+        elif self.broken:
+            raise Interrupted("A peer is lost.")
         go, stop = self._flag.tolist()
         return bool(go), bool(stop)
 
+    # --- its end ---
+
     def abort(self) -> None:
-        """End every collective under way here, from any thread; the peers notice too."""
+        """Give up every operation under way here, from any thread; the peers notice too."""
         self.broken = True
-        for fd, identity in self._sockets.items():
-            _shut_down(fd, identity)
-        if self._held is not None and dist.is_initialized() and "nccl" in dist.get_backend_config(self._held):
+        for fd, identity in _sockets().items():
+            _shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
+        if self._nccl():
             try:
                 self._held.abort()
             except RuntimeError:
                 pass
+        with self._lock:
+            given_up = list(self._waiting.items())
+        if given_up and self._held is not None:
+            _bury([self._held, *(work for work, _ in given_up)])
+        for _, give_up in given_up:
+            give_up()
 
     def leave(self) -> None:
         """Make room for the next group. The connections stay until :meth:`close`: a peer may not have read all of the last step yet."""
-        self._work = None
+        self._flag_work = None
         if self._held is not None and dist.is_initialized():
             if self.broken:
                 self.abort()
@@ -245,3 +334,38 @@ class Group:
             timer = threading.Timer(CLOSE_LATER_S, held.clear)
             timer.daemon = True
             timer.start()
+
+
+class _Apart:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, name="malletrain-transfer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except Exception as error:
+            self.error = error
+        self.over.set()
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive()
+
+
+def _bury(group_and_works: list[Any]) -> None:
+    """Keep a group until the operations that were given up have ended: taking it down before would wait for them."""
+    for one in group_and_works:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # not even the end of the interpreter takes it down
+
+    def wait_and_drop() -> None:
+        while not all(work.is_completed() for work in group_and_works[1:]):
+            time.sleep(GRAVE_S)
+        for one in group_and_works:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(one))
+
+    threading.Thread(target=wait_and_drop, name="malletrain-given-up", daemon=True).start()

@@ -1,16 +1,25 @@
 """The model over the ranks of the round: DistributedDataParallel, made anew whenever the group is.
 
-Decides nothing about gradients: torch's own reducer averages them, overlapping the backward pass, so an undisturbed run is a DDP run.
+Decides nothing about gradients: torch's own reducer collects them in buckets that are exchanged while the backward pass goes on, so an
+undisturbed run is a DDP run. With gloo the exchange of a bucket, and of the buffers, goes through the group, so that it can be given up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from malletrain.elastic.group import Group
+
+_NO_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
+)
 
 
 class Parallel(torch.nn.Module):
@@ -21,23 +30,49 @@ class Parallel(torch.nn.Module):
         self.module = module
         self._used = used
         self._options = options
+        wanted = options.get("forward_sync_buffers", options.get("broadcast_buffers"))
+        self._sync_buffers = wanted is not False
+        self._group: Group | None = None
         self.__dict__["_ddp"] = None  # not a submodule: it holds ``module`` itself
 
-    def rebuild(self, several: bool) -> None:
-        """A new group, or none (``several`` false). Nothing is exchanged: all ranks hold the same state by now."""
-        self.__dict__["_ddp"] = None
-        if several and any(p.requires_grad for p in self.module.parameters()):
-            options = dict(self._options)
-            first = next(self.module.parameters())
-            if first.is_cuda:
-                options.setdefault("device_ids", [first.device])
-            self.__dict__["_ddp"] = DistributedDataParallel(self.module, init_sync=False, **options)
+    def rebuild(self, group: Group) -> None:
+        """For a new group. Nothing is exchanged: all ranks hold the same state by now."""
+        self.__dict__["_ddp"], self._group = None, None
+        if not group.several or not any(p.requires_grad for p in self.module.parameters()):
+            return
+        options = dict(self._options)
+        first = next(self.module.parameters())
+        if first.is_cuda:
+            options.setdefault("device_ids", [first.device])
+        else:
+            options.pop("broadcast_buffers", None)
+            options[_NO_BUFFERS] = False
+            self._group = group
+        ddp = DistributedDataParallel(self.module, init_sync=False, **options)
+        if self._group is not None:
+            ddp.register_comm_hook(group, _exchange)
+        self.__dict__["_ddp"] = ddp
+
+    def _agree_on_buffers(self, group: Group) -> None:
+        """Rank 0's running statistics are everybody's, as in DDP."""
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in self.module.buffers():
+            by_type.setdefault(buffer.dtype, []).append(buffer.detach())
+        for same in by_type.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in same])
+            group.wait(dist.broadcast(flat, 0, async_op=True))
+            for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's."""
         self._used()
         ddp = self.__dict__["_ddp"]
-        return self.module(*args, **kwargs) if ddp is None else ddp(*args, **kwargs)
+        if ddp is None:
+            return self.module(*args, **kwargs)
+        if self._group is not None and self._sync_buffers and torch.is_grad_enabled():
+            self._agree_on_buffers(self._group)
+        return ddp(*args, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -53,3 +88,12 @@ class Parallel(torch.nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Into the module."""
         return self.module.load_state_dict(*args, **kwargs)
+
+
+def _exchange(group: Group, bucket: dist.GradBucket) -> Any:
+    return group.average(bucket.buffer())
+
+
+# DDP looks at the annotation itself, and annotations here are texts.
+_exchange.__annotations__.update(bucket=dist.GradBucket)
+_exchange.__annotations__.pop("return")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -32,6 +33,10 @@ from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
 from malletrain.sampler import ElasticSampler
 from malletrain.snapshot import unwrapped
+
+LAST_RESORT_S = 10.0
+LAST_RESORT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h."""
 
 
 class ElasticError(RuntimeError):
@@ -102,6 +107,7 @@ class Run:
         self._attempts = 0
         self._stop_wanted = False
         self._change_due = False
+        self._joining = False
         self._crashed = False
         self._signature = self._state.signature()
         if warmup is not None:
@@ -150,7 +156,7 @@ class Run:
         """``module`` over all ranks; write it where the script had ``DistributedDataParallel(module)``. Options are those of that class."""
         made = Parallel(module, self._note_exchange, options)
         self._parallels.append(made)
-        made.rebuild(self._current.several)
+        made.rebuild(self._current)
         return made
 
     def average_gradients(self, module: torch.nn.Module) -> None:
@@ -164,8 +170,11 @@ class Run:
             by_kind.setdefault((grad.dtype, grad.device), []).append(grad)
         for same in by_kind.values():
             flat = torch._utils._flatten_dense_tensors(same)
-            dist.all_reduce(flat)
-            flat.div_(self.world_size)
+            if flat.is_cuda:
+                dist.all_reduce(flat)
+                flat.div_(self.world_size)
+            else:
+                self._current.average(flat).wait()
             for grad, part in zip(same, torch._utils._unflatten_dense_tensors(flat, same), strict=True):
                 grad.copy_(part)
 
@@ -268,8 +277,8 @@ class Run:
         if self.device.type == "cuda" and self._current.several:
             # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to be good before they are used.
             torch.cuda.current_stream(self.device).synchronize()
-            if self._current.broken:
-                raise Interrupted("A peer is lost.")
+        if self._current.broken:
+            raise Interrupted("A peer is lost.")
 
     def _after_update(self, *_: Any) -> None:
         self._updates += 1
@@ -299,6 +308,18 @@ class Run:
         group = self._group
         if group is not None and group.place.generation <= generation:
             group.abort()
+            timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self._changes,))
+            timer.daemon = True
+            timer.start()
+
+    def _last_resort(self, changes: int) -> None:
+        """The training thread waits for something that cannot be given up: better to be started again than to hang."""
+        if self._changes == changes and not self._change_due and not self._joining:
+            progress.tell(
+                f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was lost; this process starts again. Collectives "
+                "of the script's own cannot be given up: use as few as possible."
+            )
+            os._exit(LAST_RESORT_CODE)
 
     def _void(self, place: Place) -> bool:
         newest = self._link.newest()
@@ -313,6 +334,7 @@ class Run:
     def _join(self) -> None:
         """Become part of the next round, however many attempts that takes."""
         progress.flush()
+        self._joining = True
         tried = self._group.place.generation if self._group is not None else 0
         old = self._group
         while True:
@@ -329,7 +351,7 @@ class Run:
                     self._group.leave()
         if old is not None:
             old.close()
-        self._changes += 1
+        self._changes, self._joining = self._changes + 1, False
         for hook in self._hooks:
             hook(self)
 
@@ -350,7 +372,7 @@ class Run:
         if self.sampler is not None:
             self.sampler.resize(place.rank, place.size)
         for parallel in self._parallels:
-            parallel.rebuild(group.several)
+            parallel.rebuild(group)
         if self._link.live:
             _write_to_log_of(place)
         progress.mark("restoring", grouped)
@@ -365,7 +387,7 @@ class Run:
         table = [mine.tolist()]
         if group.several:
             rows = [torch.empty_like(mine) for _ in range(place.size)]
-            dist.all_gather(rows, mine)
+            group.wait(dist.all_gather(rows, mine, async_op=True))
             table = [row.tolist() for row in rows]
         source = max(range(place.size), key=lambda rank: (*table[rank], -rank))
         if not table[source][0]:
@@ -375,20 +397,20 @@ class Run:
         needy = [rank for rank in range(place.size) if rank != source and (not table[rank][0] or table[rank] != table[source])]
         chain = [source, *needy]
         if needy and place.rank in chain:
-            self._move_state(chain, place.rank, behind=table[source][2] - self.steps_done)
+            self._move_state(group, chain, behind=table[source][2] - self.steps_done)
         self._has_state, self._torn, self._lost_share = True, False, 0
 
-    def _move_state(self, chain: list[int], rank: int, behind: int) -> None:
-        if rank == chain[0]:
+    def _move_state(self, group: Group, chain: list[int], behind: int) -> None:
+        if group.place.rank == chain[0]:
             packed, tensors = self._state.pack({"steps": self.steps_done, "samples": self.samples_done, "updates": self._updates})
-            transfer.send_bytes(chain, rank, packed)
-            transfer.move(chain, rank, tensors)
+            transfer.send_bytes(group, chain, packed)
+            transfer.move(group, chain, tensors)
             return
-        packed = transfer.send_bytes(chain, rank, b"")
+        packed = transfer.send_bytes(group, chain, b"")
         share, had = self._lost_share, self._has_state
         self._has_state = False  # until all of it has arrived
         skeleton, tensors = self._state.destinations(packed)
-        transfer.move(chain, rank, tensors)
+        transfer.move(group, chain, tensors)
         counters = self._state.put_back(skeleton, tensors)
         self.steps_done, self.samples_done, self._updates = counters["steps"], counters["samples"], counters["updates"]
         if had and behind == 1 and share:
@@ -482,7 +504,7 @@ class Step:
         run._step, run._planned = None, []
         if error is not None and not (run._link.live and isinstance(error, Exception) and (is_peer_loss(error) or group.broken)):
             return False
-        if error is None or self.updates:
+        if self.updates or (error is None and not group.broken):
             run._commit(self)
             run._torn = error is not None
         else:

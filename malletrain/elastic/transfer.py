@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic.group import Group
+
 PIECE_BYTES = 8 << 20
 
 
@@ -22,11 +24,20 @@ def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield from flat.split(PIECE_BYTES)
 
 
-def move(chain: list[int], rank: int, tensors: list[torch.Tensor]) -> None:
+def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
     """Send ``tensors`` along ``chain`` (source first); in place on the receivers. Call on the ranks of the chain only.
 
     All must pass tensors of the same shapes and types in the same order. Raises what the collectives raise when a peer is lost.
     """
+    group.apart(lambda: _move(group.place.rank, chain, tensors))
+
+
+def _done(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _move(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
     at = chain.index(rank)
     sending = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -52,15 +63,11 @@ def move(chain: list[int], rank: int, tensors: list[torch.Tensor]) -> None:
             tensor.copy_(copy)
 
 
-def _done(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
-
-
-def send_bytes(chain: list[int], rank: int, data: bytes) -> bytes:
+def send_bytes(group: Group, chain: list[int], data: bytes) -> bytes:
     """A short message along ``chain``; returns it on every rank of the chain."""
     size = torch.tensor([len(data)])
-    move(chain, rank, [size])
-    body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if chain[0] == rank else torch.empty(int(size), dtype=torch.uint8)
-    move(chain, rank, [body])
+    move(group, chain, [size])
+    source = chain[0] == group.place.rank
+    body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if source else torch.empty(int(size), dtype=torch.uint8)
+    move(group, chain, [body])
     return bytes(body.numpy().tobytes())

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"])
 
@@ -33,8 +33,11 @@ def _work(script: Callable[..., None], environment: dict[str, str], output: str,
     os.environ.update(environment)
     os.setpgid(0, 0)
     import atexit
+    import faulthandler
 
     import torch
+
+    faulthandler.register(signal.SIGUSR1)
 
     torch.set_num_threads(1)
     code = 1
@@ -152,6 +155,9 @@ class Conductor:
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:
+                for worker in self.workers:
+                    worker.kill(signal.SIGUSR1)  # where they hang is the better half of the message
+                time.sleep(0.3)
                 raise AssertionError(f"Not within {patience_s:g} s: {what}.\n{self.outputs()}")
             with self._changed:
                 self._changed.wait(0.01)

@@ -40,6 +40,11 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--per-node", type=COUNT, metavar="N", help="Processors or GPUs of a node, for logs that count those."),
     click.option("--max-nodes", type=COUNT, metavar="N", help="Most nodes of a job.  [default: where its curve ends; built-in: 64]"),
     click.option("--samples", type=POSITIVE, metavar="X", help="Work of each job.  [default: hpo 1.3e8, nas 1.28e7]"),
+    click.option(
+        "--given", type=click.Choice(["exact", "other", "linear", "none"]),
+        help="What owners state of their jobs' scaling: the true curve, another model's, a linear one, nothing. Unless it is true, "
+        "malletrain measures and freetrain believes.  [default: exact; nas: none]",
+    ),
     _one_of("--policy", ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"), "Who shares out the nodes."),
     click.option("--max-jobs", type=COUNT, default=20, show_default=True, metavar="J", help="Jobs at a time."),
     click.option("--t-fwd", type=POSITIVE, default=120.0, show_default=True, metavar="S", help="Forward-looking time."),
@@ -146,4 +151,5 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
             jobs = workloads.hpo(curves, count, o["seed"], samples=o["samples"] or workloads.HPO_SAMPLES, max_nodes=o["max_nodes"])
         else:
             jobs = workloads.read_workload(o["workload"], curves)
-    return workloads.arriving(jobs, arrivals) if log else jobs
+    jobs = workloads.arriving(jobs, arrivals) if log else jobs
+    return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

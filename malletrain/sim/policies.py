@@ -27,10 +27,10 @@ INSTANT_S = 1e-3
 class Policy:
     """How one policy uses the controller.
 
-    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners state no curve (``unknown``), ``all``, or
-    ``none``. ``published``: bids as FreeTrain makes them: a start is free, and a job that lost a node is valued as if it were not to be
-    restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption cost nothing, in the world as in the
-    bids, and the true curves are known.
+    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners do not state the true curve (``unknown``),
+    ``all``, or ``none``. ``published``: bids as FreeTrain makes them: a start is free, and a job that lost a node is valued as if it were
+    not to be restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption cost nothing, in the world as
+    in the bids, and the true curves are known.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Policy:
 
     def profiled(self, job: SimJob) -> bool:
         """Whether the job is profiled."""
-        return self.profiles == "all" or (self.profiles == "unknown" and job.told is None)
+        return self.profiles == "all" or (self.profiles == "unknown" and job.told != job.curve)
 
     def controller(
         self,
@@ -104,8 +104,8 @@ def _fcfs(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSe
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("malletrain", "the product: exact plans; jobs whose owners state no curve are profiled", profiles="unknown"),
-        Policy("profiled", "the product without being told any curve: every job is profiled", profiles="all"),
+        Policy("malletrain", "the product: exact plans; jobs whose true curve is not known are profiled", profiles="unknown"),
+        Policy("profiled", "the product, every job profiled even where its curve is known", profiles="all"),
         Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", published=True),
         Policy("equal", "equal shares, whatever the curves say", solver=_equal),
         Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),

@@ -44,7 +44,7 @@ class Reports:
     """The reports of all jobs of one simulation, drawn with ``seed``."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng((seed, 2))
         self._rounds: dict[str, _Round] = {}
         self._seen: dict[str, set[int]] = {}
         self._kept: dict[str, Stored] = {}

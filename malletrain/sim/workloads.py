@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from allocator import CurveError, Goal, ScalingCurve
 
 HPO_SAMPLES = 1.3e8
 """Work of one job of a hyperparameter search: a hundred epochs of ImageNet, as in the published replay."""
+
+
+Given = Literal["exact", "other", "linear", "none"]
+"""How well owners know the curves of their jobs."""
 
 
 class WorkloadError(ValueError):
@@ -115,15 +119,25 @@ def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) ->
     return found
 
 
-def misjudged(jobs: Sequence[SimJob], level: float, shape: float, seed: int = 0) -> list[SimJob]:
-    """The same jobs, with owners that are mistaken: what they state is the true curve times ``exp(level·z) · nodes**(shape·y)``, z and y
-    standard normal, drawn once a job."""
-    rng = np.random.default_rng(seed)
+def given(jobs: Sequence[SimJob], how: Given, seed: int = 0) -> list[SimJob]:
+    """The same jobs, with owners that state their curves ``exact``, as that of an ``other`` model of the workload (drawn at random), as
+    ``linear`` in the throughput of one node, or not at all (``none``). Raises WorkloadError when there is no other model."""
+    rng = np.random.default_rng((seed, 1))  # not the numbers that drew the jobs
+    different = sorted({job.curve.points for job in jobs})
+    if how == "other" and len(different) < 2:
+        raise WorkloadError("There is only one model in the workload, so that no owner can state the curve of another.")
     found = []
     for job in jobs:
-        z, y = rng.standard_normal(2)
-        points = ((n, rate * math.exp(level * z) * n ** (shape * y)) for n, rate in job.curve.points)
-        found.append(replace(job, told=ScalingCurve.of(points)))
+        told: ScalingCurve | None = job.curve
+        if how == "none":
+            told = None
+        elif how == "linear":
+            one = job.curve.at(1)
+            told = ScalingCurve.of({1: one, job.curve.largest: one * job.curve.largest})
+        elif how == "other":
+            k = int(rng.integers(len(different) - 1))
+            told = ScalingCurve(different[k] if different[k] != job.curve.points else different[-1])
+        found.append(replace(job, told=told))
     return found
 
 

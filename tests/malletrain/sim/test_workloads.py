@@ -6,12 +6,11 @@ import gzip
 import json
 import math
 
-import numpy as np
 import pytest
 
 from allocator import ScalingCurve
 from malletrain.sim.throughput import NODE, Cluster, amdahl, built_in
-from malletrain.sim.workloads import SimJob, WorkloadError, arriving, hpo, misjudged, read_curves, read_workload
+from malletrain.sim.workloads import SimJob, WorkloadError, arriving, given, hpo, read_curves, read_workload
 from tests.malletrain.sim.conftest import job, linear
 
 CURVES = {"a": linear(4), "b": linear(16)}
@@ -38,14 +37,21 @@ def test_a_real_log_gives_arrivals_sizes_and_work():
     assert (second.max_nodes, second.samples) == (8, 80.0 * 20), "as many node-seconds, on the nodes its curve knows"
 
 
-def test_mistaken_owners_state_another_curve_and_the_truth_stays():
-    jobs = [job(str(k)) for k in range(200)]
-    wrong = misjudged(jobs, 0.5, 0.1, seed=1)
-    assert [j.curve for j in wrong] == [j.curve for j in jobs]
-    levels = np.log([j.told.at(1) / j.curve.at(1) for j in wrong])
-    assert levels.std() == pytest.approx(0.5, rel=0.15)
-    assert misjudged(jobs, 0.5, 0.1, seed=1) == wrong
-    assert misjudged(jobs, 0.0, 0.0)[0].told.at(8) == pytest.approx(jobs[0].curve.at(8))
+def test_what_owners_state_and_the_truth_stays():
+    jobs = hpo({"a": linear(4), "b": ScalingCurve.of({1: 3.0, 8: 12.0}), "c": linear(16, 5.0)}, 100)
+    for how in ("exact", "other", "linear", "none"):
+        stated = given(jobs, how, seed=1)
+        assert [j.curve for j in stated] == [j.curve for j in jobs]
+        assert given(jobs, how, seed=1) == stated
+    assert given(jobs, "exact") == jobs
+    assert all(j.told is None for j in given(jobs, "none"))
+    assert all(j.told.at(j.max_nodes) == pytest.approx(j.max_nodes * j.curve.at(1)) for j in given(jobs, "linear"))
+    other = given(jobs, "other")
+    assert all(j.told != j.curve for j in other)
+    assert {j.told for j in other} == {j.curve for j in jobs}
+    assert len({j.told for j in other if j.model == "a"}) == 2
+    with pytest.raises(WorkloadError, match="only one model"):
+        given([job("x"), job("y")], "other")
 
 
 def test_curves_from_a_file(tmp_path):

@@ -10,6 +10,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
 test: $(VENV)/.installed-test
+	bash tests/slurm/install.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	# Real processes on busy cores: what fails beside others is tried once more alone, and counts if it fails again.

@@ -27,7 +27,7 @@ _PATIENT_WORK = 4e8
 """The same for a core that HiGHS would take long for."""
 _LARGE_CORE = 3000
 _WORK_A_SECOND = 3e8
-_MOST_ROWS, _ROWS_A_SECOND = 20_000, 10_000
+_MOST_ROWS, _ROWS_A_SECOND = 10_000, 4_000
 """Largest core given to HiGHS, whose presolve does not look at the clock often enough on larger ones, and how it shrinks with the time
 left."""
 

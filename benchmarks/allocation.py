@@ -27,10 +27,10 @@ from pathlib import Path
 
 import numpy as np
 
-from allocator import Allocation, Bid, NodeInfo, ScalingCurve, dp, make_bid, place, solve
+from allocator import Allocation, Bid, NodeInfo, ScalingCurve, dp, place, solve
 from allocator.nodewise import NodewiseJob
 from allocator.nodewise import solve as nodewise
-from benchmarks.instances import KINDS, Instance, instance, read_curves
+from benchmarks.instances import KINDS, Instance, capacity, instance, read_curves
 
 LADDER = (
     (8, 2),
@@ -60,11 +60,8 @@ def event(
     time_limit_s: float,
 ) -> tuple[Allocation, dict[str, tuple[str, ...]], list[Bid]]:
     """Bids, sizes and nodes: all that one event costs."""
-    bids = [
-        make_bid(job, curve, current=len(current[job]), max_nodes=problem.max_size)
-        for job, curve in zip(problem.jobs, problem.curves, strict=True)
-    ]
-    found = solve(bids, {"default": len(nodes)}, warm=warm, counting=counting, time_limit_s=time_limit_s)
+    bids = [problem.bid(job, on) for job, on in current.items()]
+    found = solve(bids, capacity(nodes), warm=warm, counting=counting, time_limit_s=time_limit_s)
     return found, place(found.sizes, current, nodes), bids
 
 
@@ -77,6 +74,7 @@ def measure(
     kinds: Sequence[str],
     known: Sequence[ScalingCurve],
     oracle: int,
+    classes: int,
     counting: bool,
     time_limit_s: float,
 ) -> dict[str, object]:
@@ -84,7 +82,7 @@ def measure(
     wall, cpu, warm_wall, warm_cpu, gaps, proofs = [], [], [], [], [], []
     objectives, oracles = [], []
     for seed in range(repeats):
-        problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known)
+        problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known, classes)
         began, began_cpu = time.perf_counter(), time.process_time()
         found, plan, bids = event(problem, problem.current, problem.nodes, None, counting=counting, time_limit_s=time_limit_s)
         wall.append(time.perf_counter() - began)
@@ -93,13 +91,13 @@ def measure(
         proofs.append(found.proof)
         if seed < oracle:
             objectives.append(found.objective)
-            oracles.append(dp.solve(bids, {"default": nodes}).objective)
+            oracles.append(dp.solve(bids, capacity(problem.nodes)).objective)
         rng = np.random.default_rng(seed)
-        running = [job for job in problem.jobs if plan.get(job)]
+        running = [job for job in problem.current if plan.get(job)]
         left = dict(problem.nodes)
         for job in rng.permutation(running)[:3]:
             del left[plan[str(job)][-1]]
-        now = {job: tuple(n for n in plan.get(job, ()) if n in left) for job in problem.jobs}
+        now = {job: tuple(n for n in plan.get(job, ()) if n in left) for job in problem.current}
         began, began_cpu = time.perf_counter(), time.process_time()
         found, plan, bids = event(problem, now, left, found, counting=counting, time_limit_s=time_limit_s)
         warm_wall.append(time.perf_counter() - began)
@@ -122,6 +120,9 @@ def measure(
         "warm_worst_ms": _ms(max(warm_wall)),
         "warm_cpu_median_ms": _ms(statistics.median(warm_cpu)),
         "proofs": {proof: proofs.count(proof) for proof in sorted(set(proofs))},
+        "classes": classes,
+        "time_limit_s": time_limit_s,
+        "unproven": sum(gap > 0 for gap in gaps),
         "kinds": list(kinds),
         "repeats": repeats,
         "solver": "dp+highs" if counting else "highs",
@@ -137,7 +138,7 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
     ours = time.perf_counter() - began
     began = time.perf_counter()
     reference = nodewise(
-        [NodewiseJob(job, curve, 1, largest, problem.current[job]) for job, curve in zip(problem.jobs, problem.curves, strict=True)],
+        [NodewiseJob(job, problem.curves[job]["default"], 1, largest, on) for job, on in problem.current.items()],
         list(problem.nodes),
         time_limit_s=time_limit_s,
     ).allocation
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--curves", type=Path, help="draw curves from this CSV file (model, nodes, samples_per_s)")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only these kinds of jobs (default: all in turn)")
+    parser.add_argument("--classes", type=int, default=1, help="classes of nodes (the oracle knows only one)")
     parser.add_argument("--oracle", type=int, default=20, help="repeats checked with the dynamic program")
     parser.add_argument("--highs-only", action="store_true", help="every core to HiGHS, none to the counting program")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve may take")
@@ -203,7 +205,8 @@ def main() -> None:
         repeats=args.repeats,
         kinds=("file",) if known else tuple(args.kind or KINDS),
         known=known,
-        oracle=args.oracle,
+        oracle=args.oracle if args.classes == 1 else 0,
+        classes=args.classes,
         counting=not args.highs_only,
         time_limit_s=args.time_limit,
     )

@@ -1,6 +1,6 @@
 """Random but realistic allocation problems, shared by the allocator's benchmarks.
 
-Kinds of jobs (all seeded, all on one class of nodes):
+Kinds of jobs (all seeded):
 
 * ``measured``: each job its own curve, known at powers of two, straight between: ``base · k / (1 + s (k - 1))`` with a
   log-normal base, a serial part s of 0.01-3 % and 5 % noise at each point, so that most curves are not concave. What a
@@ -16,29 +16,37 @@ Nine of ten jobs of all kinds but ``sweep`` run, at random sizes, until the mach
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from allocator import NodeInfo, ScalingCurve
+from allocator import Bid, NodeInfo, ScalingCurve, make_bid
 
 KINDS = ("measured", "rough", "same", "sweep")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """Jobs with their curves and the nodes they run on, and all nodes of the machine."""
+    """Jobs with their curves (one a class of nodes) and the nodes they run on, and all nodes of the machine."""
 
-    curves: tuple[ScalingCurve, ...]
+    curves: dict[str, dict[str, ScalingCurve]]
     current: dict[str, tuple[str, ...]]
     nodes: dict[str, NodeInfo]
     max_size: int
 
-    @property
-    def jobs(self) -> list[str]:
-        return list(self.current)
+    def bid(self, job: str, on: Sequence[str]) -> Bid:
+        """The bid of a job that runs on the nodes ``on``."""
+        curves = self.curves[job]
+        home = self.nodes[on[0]].node_class if on else next(iter(curves))
+        return make_bid(job, curves, current=len(on), current_class=home, max_nodes=self.max_size)
+
+
+def capacity(nodes: Mapping[str, NodeInfo]) -> dict[str, int]:
+    """Nodes by class."""
+    return dict(Counter(info.node_class for info in nodes.values()))
 
 
 def read_curves(path: Path) -> list[ScalingCurve]:
@@ -61,22 +69,39 @@ def random_curve(rng: np.random.Generator, max_size: int, *, rough: bool) -> Sca
     return ScalingCurve(tuple(zip(sizes.tolist(), rates.tolist(), strict=True)))
 
 
-def instance(seed: int, nodes: int, jobs: int, max_size: int, kind: str, known: Sequence[ScalingCurve] = ()) -> Instance:
-    """One problem; the same arguments give the same problem."""
+def instance(seed: int, nodes: int, jobs: int, max_size: int, kind: str, known: Sequence[ScalingCurve] = (), classes: int = 1) -> Instance:
+    """One problem; the same arguments give the same problem.
+
+    With several classes, each has a part of the nodes, and a job's curve on each is its own times a random speed of 0.5-2.
+    """
     rng = np.random.default_rng(seed)
     names = [f"n{i:05}" for i in range(nodes)]
+    infos = {name: NodeInfo("default" if classes == 1 else f"class{i * classes // nodes}") for i, name in enumerate(names)}
     if kind == "file":
         curves = tuple(known[i] for i in rng.integers(0, len(known), jobs))
     elif kind in ("same", "sweep"):
         curves = (random_curve(rng, max_size, rough=False),) * jobs
     else:
         curves = tuple(random_curve(rng, max_size, rough=kind == "rough") for _ in range(jobs))
+    labels = [f"j{j:04}" for j in range(jobs)]
+    by_class = {label: {"default": curve} for label, curve in zip(labels, curves, strict=True)}
+    if classes > 1:
+        speeds = 2.0 ** rng.uniform(-1.0, 1.0, (jobs if kind not in ("same", "sweep") else 1, classes))
+        for j, label in enumerate(labels):
+            by_class[label] = {f"class{c}": _faster(curves[j], float(s)) for c, s in enumerate(speeds[j % len(speeds)])}
     current: dict[str, tuple[str, ...]] = {}
     at = 0
     for j in range(jobs):
         size = 0
         if kind != "sweep" and rng.random() < 0.9:
             size = min(int(rng.integers(0, max_size + 1)), max(1, 2 * nodes // jobs), nodes - at)
-        current[f"j{j:04}"] = tuple(names[at : at + size])
+        if size and infos[names[at]] != infos[names[at + size - 1]]:  # a job runs on one class
+            while infos[names[at + size - 1]] != infos[names[at]]:
+                size -= 1
+        current[labels[j]] = tuple(names[at : at + size])
         at += size
-    return Instance(curves, current, {name: NodeInfo() for name in names}, max_size)
+    return Instance(by_class, current, infos, max_size)
+
+
+def _faster(curve: ScalingCurve, speed: float) -> ScalingCurve:
+    return ScalingCurve(tuple((size, speed * rate) for size, rate in curve.points))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from allocator import make_bid, solve
+from allocator import solve
 from benchmarks.instances import KINDS, instance
 
 MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
@@ -51,12 +51,7 @@ def run_trainer(trainer: int, load: Load, ready: Any) -> tuple[Times, float, str
     for repeat in range(load.repeats):
         kind = KINDS[repeat % len(KINDS)]
         problem = instance(1000 * trainer + repeat, load.nodes, load.jobs, load.max_size, kind)
-        events.append(
-            [
-                make_bid(job, curve, current=len(problem.current[job]), max_nodes=load.max_size)
-                for job, curve in zip(problem.jobs, problem.curves, strict=True)
-            ]
-        )
+        events.append([problem.bid(job, on) for job, on in problem.current.items()])
     solve(events[0], {"default": load.nodes}, time_limit_s=60.0)  # imports and memory, once
     ready.wait()
     times: Times = []

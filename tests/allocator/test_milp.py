@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, BidError, Options, ScalingCurve, dp, make_bid, powers_of_two, solve
+from allocator import Bid, BidError, Options, ScalingCurve, core, dp, make_bid, powers_of_two, relax, solve
+from allocator.highs import SolverError
 from tests.allocator.oracle import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
@@ -134,6 +135,29 @@ def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -
     check_feasible(found.sizes, bids, {"a": 25, "b": 20})
     assert not found.dropped
     assert found.bound >= solve(bids, {"a": 25, "b": 20}, time_limit_s=30.0).objective
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise SolverError("HiGHS ended with status Unknown.")
+
+    rng = np.random.default_rng(2)
+    capacity = {f"c{i}": 31 for i in range(classes)}
+    bids = []
+    for j in range(12):
+        sizes = np.arange(1, 12)
+        bids.append(Bid(f"j{j}", {name: Options(sizes, rng.random(11) * sizes) for name in capacity}))
+    right = solve(bids, capacity, time_limit_s=30.0)
+    assert right.status == "optimal"
+    for module in (core, relax):
+        monkeypatch.setattr(module, "maximise", fails)
+    found = solve(bids, capacity, time_limit_s=30.0, counting=False)
+    check_feasible(found.sizes, bids, capacity)
+    assert found.sizes
+    assert found.objective <= right.objective <= found.bound
+    assert found.status == "time_limit"
+    assert found.gap > 0
 
 
 def test_a_gap_that_is_good_enough_is_kept() -> None:

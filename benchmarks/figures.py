@@ -1,0 +1,298 @@
+"""The paper's Figures 3.6 to 3.10 (docs/evaluation.md), one command each.
+
+    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv [--out docs/img] [--json]
+
+* ``fig6``: solve time against the number of trainers that decide at once (:mod:`benchmarks.trainers`; no trace needed);
+* ``fig7``: MalleTrain, which profiles its jobs and pays for it, against FreeTrain, which believes what owners state, for hyperparameter
+  and architecture search; by what owners state (their true curve, another model's, a linear one, nothing);
+* ``fig8``: fraction of the upper bound over the forward-looking time, exact plans and equal shares;
+* ``fig9``: the same over the number of jobs at a time;
+* ``fig10``: the same over what a rescale costs, in restart and in live mode.
+
+Every point is the mean over ``--seeds`` draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from +
+--hours`` is simulated on ``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object) and writes FIGURE.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from malletrain.sim.costs import CostModel
+from malletrain.sim.engine import SimSettings, simulate
+from malletrain.sim.nas import nas
+from malletrain.sim.policies import POLICIES
+from malletrain.sim.throughput import built_in
+from malletrain.sim.workloads import given, hpo, read_curves
+from scavenger.trace import Trace, read, read_names
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+
+
+@dataclass(frozen=True)
+class World:
+    """What all points of a figure share."""
+
+    trace: str
+    node_list: str | None
+    curves: str | None
+    nodes: int
+    begin_h: float
+    hours: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulation: ``line`` and ``x`` say where it stands in the figure."""
+
+    line: str
+    x: str
+    seed: int = 0
+    workload: str = "hpo"
+    states: str = "exact"
+    policy: str = "malletrain"
+    max_jobs: int = 10
+    t_fwd: float = 120.0
+    starvation: float = 600.0
+    mode: str = "restart"
+    up: float = 18.0
+    down: float = 12.0
+    start: float = 18.0
+
+
+@lru_cache(maxsize=2)
+def _trace(world: World) -> Trace:
+    whole = read(world.trace, names=read_names(world.node_list) if world.node_list else None)
+    begin = world.begin_h * 3600.0
+    return whole.window(begin, min(whole.duration_s, begin + world.hours * 3600.0))
+
+
+def play(world: World, point: Point) -> dict[str, Any]:
+    """The result of one simulation, as plain values."""
+    p = point
+    trace = _trace(world).sample(world.nodes, p.seed)
+    curves = read_curves(world.curves) if world.curves else built_in()
+    jobs = nas(600, p.seed) if p.workload == "nas" else hpo(curves, 600, p.seed)
+    costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
+    settings = SimSettings(
+        POLICIES[p.policy], costs, max_running=p.max_jobs, t_fwd_s=p.t_fwd, starvation_s=p.starvation, seed=p.seed
+    )
+    return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}  # type: ignore[arg-type]
+
+
+# --- what is simulated -------------------------------------------------------------------------------------------------------------------
+
+
+def fig7() -> list[Point]:
+    """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without turns for starving jobs."""
+    points = []
+    for workload in ("hpo", "nas"):
+        for states in ("exact", "other", "linear", "none"):
+            points.append(Point("FreeTrain", f"{workload} {states}", workload=workload, states=states, policy="freetrain"))
+        measured = Point("MalleTrain", f"{workload} none", workload=workload, states="none", policy="profiled", starvation=float("inf"))
+        points += [measured, replace(measured, line="MalleTrain, with turns", starvation=600.0)]
+    return points
+
+
+def fig8() -> list[Point]:
+    """Forward-looking times."""
+    times = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+    lines = (("exact plans", "malletrain"), ("equal shares", "equal"))
+    return [Point(line, f"{t:g}", policy=policy, t_fwd=t) for line, policy in lines for t in times]
+
+
+def fig9() -> list[Point]:
+    """Jobs at a time."""
+    lines = (("exact plans", "malletrain"), ("equal shares", "equal"), ("first come, first served", "fcfs"))
+    return [Point(line, f"{n}", policy=policy, max_jobs=n) for line, policy in lines for n in (1, 5, 10, 20, 50)]
+
+
+def fig10() -> list[Point]:
+    """Pauses of growing, shrinking and starting as multiples of Summit's, in both modes."""
+    return [
+        Point(f"{mode} mode", f"{18 * f:g}", mode=mode, up=18 * f, down=12 * f, start=18.0)
+        for mode in ("restart", "live")
+        for f in (1 / 18, 1 / 6, 1 / 3, 2 / 3, 1.0, 2.0)
+    ]
+
+
+FIGURES: dict[str, tuple[Callable[[], list[Point]], str, str]] = {
+    "fig7": (fig7, "samples", "what owners state of their jobs"),
+    "fig8": (fig8, "fraction_of_ideal", "forward-looking time in seconds"),
+    "fig9": (fig9, "fraction_of_ideal", "jobs at a time"),
+    "fig10": (fig10, "fraction_of_ideal", "pause of a growth in seconds"),
+}
+
+
+# --- running, telling, drawing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One point of the figure over all seeds."""
+
+    line: str
+    x: str
+    mean: float
+    spread: float
+    runs: tuple[dict[str, Any], ...]
+
+
+def measure(world: World, points: Sequence[Point], key: str, seeds: int, processes: int) -> list[Mean]:
+    """All points over all seeds, in ``processes`` at once."""
+    work = [replace(p, seed=seed) for p in points for seed in range(seeds)]
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        results = list(pool.map(play, [world] * len(work), work, chunksize=1))
+    means = []
+    for k, p in enumerate(points):
+        runs = tuple(results[k * seeds : (k + 1) * seeds])
+        values = [r[key] for r in runs]
+        means.append(Mean(p.line, p.x, statistics.fmean(values), statistics.stdev(values) if seeds > 1 else 0.0, runs))
+    return means
+
+
+def gains(means: Sequence[Mean]) -> list[dict[str, Any]]:
+    """MalleTrain's samples over FreeTrain's, seed by seed, for each workload and each thing that owners state."""
+    rows = []
+    for mine in (m for m in means if m.line != "FreeTrain"):
+        workload = mine.x.split()[0]
+        for theirs in (m for m in means if m.line == "FreeTrain" and m.x.startswith(workload)):
+            each = [a["samples"] / b["samples"] - 1.0 for a, b in zip(mine.runs, theirs.runs, strict=True)]
+            rows.append(
+                {
+                    "workload": workload,
+                    "owners_state": theirs.x.split()[1],
+                    "policy": mine.line,
+                    "gain": statistics.fmean(each),
+                    "spread": statistics.stdev(each) if len(each) > 1 else 0.0,
+                }
+            )
+    return rows
+
+
+def tell(figure: str, means: Sequence[Mean], key: str) -> list[str]:
+    """The figure as a Markdown table."""
+    if figure == "fig7":
+        lines = ["| workload | owners state | policy | samples over FreeTrain's |", "|---|---|---|---|"]
+        for r in gains(means):
+            gain = f"{100 * r['gain']:+.1f} % ± {100 * r['spread']:.1f}"
+            lines.append(f"| {r['workload']} | {r['owners_state']} | {r['policy']} | {gain} |")
+        return lines
+    names = list(dict.fromkeys(m.line for m in means))
+    lines = [f"| {FIGURES[figure][2]} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for x in dict.fromkeys(m.x for m in means):
+        cells = {m.line: f"{m.mean:.3f} ± {m.spread:.3f}" for m in means if m.x == x}
+        lines.append(f"| {x} | " + " | ".join(cells.get(name, "") for name in names) + " |")
+    return lines
+
+
+def draw(figure: str, means: Sequence[Mean], path: Path) -> None:
+    """The figure as a small PNG."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
+    axes = picture.subplots()
+    if figure == "fig7":
+        rows = [r for r in gains(means) if r["policy"] == "MalleTrain"]
+        labels = [f"{r['workload'].upper()}\n{r['owners_state']}" for r in rows]
+        axes.bar(labels, [100 * r["gain"] for r in rows], yerr=[100 * r["spread"] for r in rows], color=COLOURS[0], capsize=3)
+        axes.axhline(0.0, color="black", linewidth=0.8)
+        axes.set(ylabel="samples over FreeTrain's, %", xlabel=FIGURES[figure][2])
+    else:
+        for k, line in enumerate(dict.fromkeys(m.line for m in means)):
+            mine = [m for m in means if m.line == line]
+            axes.errorbar(
+                [float(m.x) for m in mine], [m.mean for m in mine], yerr=[m.spread for m in mine],
+                label=line, color=COLOURS[k], marker="os^"[k % 3], capsize=3, linewidth=1.2,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        ticks = [m.x for m in means if m.line == means[0].line]
+        axes.set_xticks([float(x) for x in ticks], ticks)
+        axes.minorticks_off()
+        axes.set(xlabel=FIGURES[figure][2], ylabel="samples over the upper bound", ylim=(0, 1))
+        axes.legend(frameon=False)
+    _finish(picture, axes, path)
+
+
+def fig6(args: argparse.Namespace) -> None:
+    """Solve time against the number of trainers."""
+    from matplotlib.figure import Figure
+
+    command = [sys.executable, "-m", "benchmarks.trainers", "--json", *(["--repeats", str(args.repeats)] if args.repeats else [])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = rows[0]["rows"] if len(rows) == 1 and "rows" in rows[0] else rows
+    if args.json:
+        print(json.dumps({"figure": "fig6", "rows": rows}))
+    else:
+        print("| trainers | median ms | worst ms |\n|---|---|---|")
+        for r in rows:
+            print(f"| {r['trainers']} | {r['median_ms']:.1f} | {r['worst_ms']:.1f} |")
+    picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
+    axes = picture.subplots()
+    axes.plot([r["trainers"] for r in rows], [r["median_ms"] for r in rows], color=COLOURS[0], marker="o", label="median")
+    axes.plot([r["trainers"] for r in rows], [r["worst_ms"] for r in rows], color=COLOURS[1], marker="s", label="worst")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([r["trainers"] for r in rows], [str(r["trainers"]) for r in rows])
+    axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms", ylim=(0, None))
+    axes.legend(frameon=False)
+    _finish(picture, axes, args.out / "fig6.png")
+
+
+def _finish(picture: Any, axes: Any, path: Path) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, metadata={"Software": None})
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=["fig6", *FIGURES])
+    parser.add_argument("--trace")
+    parser.add_argument("--node-list")
+    parser.add_argument("--curves", help="scaling curves of the hyperparameter search; default: built-in models")
+    parser.add_argument("--nodes", type=int, default=1024)
+    parser.add_argument("--from", dest="begin_h", type=float, default=60.0, metavar="H")
+    parser.add_argument("--hours", type=float, default=48.0)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeats", type=int, help="of benchmarks.trainers (fig6)")
+    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.figure == "fig6":
+        fig6(args)
+        return
+    if not args.trace:
+        parser.error("--trace is needed for this figure.")
+    points, key, _ = FIGURES[args.figure]
+    world = World(args.trace, args.node_list, args.curves, args.nodes, args.begin_h, args.hours)
+    began = time.perf_counter()
+    means = measure(world, points(), key, args.seeds, args.processes)
+    if args.json:
+        rows = [{"line": m.line, "x": m.x, "mean": m.mean, "spread": m.spread, "runs": m.runs} for m in means]
+        print(json.dumps({"figure": args.figure, "world": asdict(world), "seeds": args.seeds, "rows": rows}))
+    else:
+        print("\n".join(tell(args.figure, means, key)))
+    draw(args.figure, means, args.out / f"{args.figure}.png")
+    print(f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from malletrain.cli.common import Refused, print_json, print_text
+from malletrain.cli.common import Refused, print_json, print_text, say
 
 if TYPE_CHECKING:
     from malletrain.sim.engine import SimSettings
@@ -151,5 +151,9 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
             jobs = workloads.hpo(curves, count, o["seed"], samples=o["samples"] or workloads.HPO_SAMPLES, max_nodes=o["max_nodes"])
         else:
             jobs = workloads.read_workload(o["workload"], curves)
-    jobs = workloads.arriving(jobs, arrivals) if log else jobs
+    if log:
+        larger = sum(nodes > job.max_nodes for job, (_, nodes, _) in zip(jobs, arrivals, strict=False))
+        if larger:
+            say(f"{larger} of {count} jobs of the log are larger than their curves reach: they grow to their end and run longer.")
+        jobs = workloads.arriving(jobs, arrivals)
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

@@ -5,6 +5,7 @@ start, rescale, suspend; the trace says that a node is gone. Two semantics:
 
 ``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old throughput × its time, a preemption the
 throughput of what is left × ``down_s``, once however many nodes are lost. Both are taken off at once and the job goes on without a pause.
+There are no snapshots and no notice in this world.
 
 ``real`` (the product): during a start, a rescale and after a preemption the job processes nothing. Without notice, work since the last
 snapshot is lost (``restart`` mode) or the step under way (``live`` mode, as long as one node survives). With notice the job takes a

@@ -211,7 +211,7 @@ class Simulation:
 
     def _trace_says(self, idle: Iterable[int], busy: Iterable[int]) -> list[Event]:
         names = self.trace.names
-        notice = self.costs.notice_s
+        notice = self.costs.notice_s if self.costs.semantics == "real" else 0.0
         events: list[Event] = []
         hit: dict[str, list[str]] = {}
         for k in busy:

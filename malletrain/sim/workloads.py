@@ -88,10 +88,16 @@ def hpo(
 ) -> list[SimJob]:
     """A hyperparameter search: ``count`` jobs, each of one of ``curves`` (model → curve) drawn at random, all submitted at the start.
 
-    ``max_nodes``: largest size of a job; default the largest of its curve. Raises WorkloadError without curves or jobs.
+    ``max_nodes``: largest size of a job, where its curve reaches so far; default the end of its curve. Raises WorkloadError without curves
+    or jobs, and when no curve reaches ``max_nodes``: the simulator does not extrapolate.
     """
     if not curves:
         raise WorkloadError("There is no scaling curve to draw jobs from.")
+    longest = max(curve.largest for curve in curves.values())
+    if max_nodes is not None and max_nodes > longest:
+        raise WorkloadError(
+            f"Jobs of {max_nodes} nodes are asked for but no scaling curve goes beyond {longest}; the simulator does not extrapolate."
+        )
     if count < 1:
         raise WorkloadError(f"A workload of {count} jobs cannot be simulated; give 1 or more.")
     names = sorted(curves)

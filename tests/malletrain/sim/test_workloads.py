@@ -156,6 +156,8 @@ def test_no_jobs_are_no_workload(count):
         hpo(CURVES, count)
     with pytest.raises(WorkloadError, match="no scaling curve"):
         hpo({}, 1)
+    with pytest.raises(WorkloadError, match="no scaling curve goes beyond 16; the simulator does not extrapolate"):
+        hpo(CURVES, 1, max_nodes=17)
 
 
 def test_the_built_in_family_slows_down_with_scale():

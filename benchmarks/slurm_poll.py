@@ -17,9 +17,10 @@ import time
 from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand, fold
 from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import PLACE
 from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
+from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import Partition, SlurmSite
 
 NOW = 1_800_000_000.0
@@ -54,11 +55,11 @@ class Recorded:
             first = rng.randrange(nodes)
             planned = fold(names[first : first + rng.randint(1, 100)]) if number < 200 else "(null)"
             start = f"{NOW + 60 * number:.0f}"
-            lines.append(f"{MARK}|PENDING|{number}|user{number % 97}|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}")
+            lines.append(f"{MARK}|PENDING|{number}|user{number % 97}|batch|9|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}")
         times = f"{NOW:.0f}|{NOW:.0f}|{NOW + 9e4:.0f}"
         for number in range(nodes // 10):
-            lines.append(f"{MARK}|RUNNING|{10**6 + number}|me|{times}|{names[10 * number]}|||None|malletrain-t-l{number}")
-        lines += [f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|{times}|nid1|||None|other" for n in range(jobs)]
+            lines.append(f"{MARK}|RUNNING|{10**6 + number}|me|low|1|{times}|{names[10 * number]}|||None|malletrain-t-l{number}")
+        lines += [f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|batch|4|{times}|nid1|||None|other" for n in range(jobs)]
         self.squeue = "\n".join(lines) + "\n"
         self.reservations = "".join(
             f"ReservationName=r{i} StartTime={NOW + 9e4:.0f} EndTime={NOW + 9.9e4:.0f} Nodes={fold(names[i * 10 : i * 10 + 50])} Flags=\n"

@@ -8,73 +8,37 @@ lease is asked for :mod:`scavenger.slurm_job`'s; this module brings them togethe
 from __future__ import annotations
 
 import os
-import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
-from scavenger.commands import CommandError, Commands, failure
+from scavenger.commands import Commands
 from scavenger.gap_memory import GapMemory
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.slurm_hold import HOLD_S, Hold
-from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
+from scavenger.slurm_job import batch_script, limit_of, owner_prefix, sbatch
 from scavenger.slurm_parse import Job
+from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import SlurmSite, ask_site
-from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for, submitting_environment
+from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for
 from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
+from scavenger.slurm_submit import LimitReachedError, Submitter, UnsureError, forget_outputs
+from scavenger.slurm_yield import PATIENCE_S, due_jobs, lacking
 
 SITE_EVERY_S = 300.0
 SUBMITTERS = 4
-CANCEL_AT_ONCE = 200
 NO_MORE_FOR_S = 300.0
 """After Slurm said that a limit on our jobs is reached."""
-KEPT_OUTPUTS = 200
 REMEMBERED_S = 3600.0
 TURN_WITHOUT_BACKFILL_S = 60.0
-
-_LIMIT_REACHED = re.compile(r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs|Slurm temporarily unable", re.IGNORECASE)
-_UNSURE = re.compile(r"timed? ?out|Unable to contact|Connection|Communication|Zero Bytes|transmission", re.IGNORECASE)
-"""After these complaints of sbatch the job may be there or not."""
-_ENDED_ALREADY = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class SlurmSettings:
-    """``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch script of a lease. ``idle_for_s`` None:
-    one backfill cycle. ``backfill``: no preemption is counted on, so every lease ends before the next known use of its node, and leaves
-    ``spare_s`` of the time until then unused. ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second. ``max_leases``: 0 for no limit. ``hold_s``: how long no lease is asked for after one was preempted, None: see
-    :mod:`scavenger.slurm_hold`. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
-
-    tag: str
-    template: str
-    lease: LeaseOptions = field(default_factory=LeaseOptions)
-    rules: GapRules = field(default_factory=GapRules)
-    idle_for_s: float | None = None
-    node_classes: tuple[str, ...] = ()
-    backfill: bool = False
-    spare_s: float = 30.0
-    start_within_s: float = 60.0
-    submit_rate: float = 20.0
-    max_leases: int = 0
-    hold_s: float | None = None
-    wanted_grace_s: float = 0.0
-    poll_interval_s: float = 5.0
-    user: str = ""
-
-    @property
-    def prefix(self) -> str:
-        """What the names of our jobs begin with."""
-        return f"malletrain-{self.tag}-"
+HOLD_POLL_S = 2.0
 
 
 class _View(NamedTuple):
-    """One look at Slurm. ``unwanted``: jobs of ours that have to be cancelled."""
+    """One look at Slurm. ``unwanted``: jobs of ours that have to be cancelled; ``yielded``: leases to be asked to leave."""
 
     time: float
     site: SlurmSite
@@ -82,6 +46,7 @@ class _View(NamedTuple):
     facts: Mapping[str, NodeFacts]
     leases: tuple[Lease, ...]
     unwanted: list[Job]
+    yielded: list[str]
     choice: Choice
 
 
@@ -101,8 +66,6 @@ class SlurmScavenger:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self.settings = settings
-        self.environment = environment
-        """What leases inherit, less what would change sbatch's mind."""
         self.commands = commands or Commands(environment=asking_environment(environment))
         self.api = api
         self.source = source or CommandSource(self.commands)
@@ -118,9 +81,11 @@ class SlurmScavenger:
         self._given_up: dict[str, tuple[float, str]] = {}
         """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
         self._hold = Hold()
+        self._yielded: dict[str, float] = {}
+        """Lease id → when it was asked to leave for a job that lacked its node."""
+        self._lacking_since: dict[str, float] = {}
         self._no_more: tuple[float, int, str] | None = None
-        self._next_submit = 0.0
-        self._pace = threading.Lock()
+        self._submitter = Submitter(settings, self.commands, environment)
 
     # --- polling -----------------------------------------------------------------------------------------------------------------------
 
@@ -128,9 +93,10 @@ class SlurmScavenger:
         """Gaps and leases now. Raises SchedulerError, having changed nothing, when Slurm cannot be asked."""
         began = time.monotonic()
         view = self._look()
+        self._ask_to_leave(view)
         if view.unwanted:
-            self._cancel(view.unwanted)
-        self._forget_outputs()
+            self._submitter.cancel(view.unwanted)
+        forget_outputs(self.settings.lease.output_dir)
         now = view.time
         return Snapshot(
             time=now,
@@ -142,7 +108,7 @@ class SlurmScavenger:
             total_nodes=len(view.facts),
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.facts.values(), view.rules, view.choice, now),
-            poll_again_s=self._interval(view.site, time.monotonic() - began),
+            poll_again_s=self._interval(view, time.monotonic() - began),
         )
 
     def _look(self) -> _View:
@@ -154,15 +120,28 @@ class SlurmScavenger:
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         rules = self._rules(site)
         hold = self._hold.look(own, self._given_up, self._hold_s(rules), now)
+        due = [] if self.settings.backfill else due_jobs(jobs.pending, site, self.settings.partition, now)
+        if due and not hold:
+            hold = f"Slurm is about to start job {due[0].id}, which needs {due[0].nodes} nodes"
         rules = replace(rules, hold=hold)
         self._jobs = own
         self._idle_since = {f.name: f.idle_since for f in facts.values() if f.idle_since is not None}
         leases, unwanted = self._leases(own, site, hold, now)
+        yielded = self._yielding(due, facts, leases, now)
         leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         self.memory.update([f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self._room(active, now))
-        return _View(now, site, rules, facts, leases, unwanted, choice)
+        return _View(now, site, rules, facts, leases, unwanted, yielded, choice)
+
+    def _yielding(self, due: Sequence[Job], facts: Mapping[str, NodeFacts], leases: Sequence[Lease], now: float) -> list[str]:
+        """Leases to ask to leave for jobs that lack them, and have done so for a moment."""
+        running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
+        leaving = {lease.id for lease in leases if lease.leaving_by is not None} | (self._yielded.keys() & running.keys())
+        self._yielded = {lease: at for lease, at in self._yielded.items() if lease in running}
+        lacks = lacking(due, facts, running, leaving)
+        self._lacking_since = {job: self._lacking_since.get(job, now) for job in lacks}
+        return [lease for job, wanted in lacks.items() if now - self._lacking_since[job] >= PATIENCE_S for lease in wanted]
 
     def known_site(self) -> SlurmSite:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -196,10 +175,12 @@ class SlurmScavenger:
     def _hold_s(self, rules: GapRules) -> float:
         return min(max(rules.idle_for_s, HOLD_S[0]), HOLD_S[1]) if self.settings.hold_s is None else self.settings.hold_s
 
-    def _interval(self, site: SlurmSite, took_s: float) -> float:
-        """Several polls in a backfill cycle, so that a gap is seen soon after its turn; at most a tenth of the time goes into asking."""
-        cycle = site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S
-        return max(self.settings.poll_interval_s, min(cycle / 4, 30.0), 10 * took_s)
+    def _interval(self, view: _View, took_s: float) -> float:
+        """Several polls in a backfill cycle, so that a gap is seen soon after its turn; every second or two while Slurm takes nodes back.
+        At most a tenth of the time goes into asking."""
+        cycle = view.site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S
+        usual = max(self.settings.poll_interval_s, min(cycle / 4, 30.0))
+        return max(min(usual, HOLD_POLL_S) if view.rules.hold else usual, 10 * took_s)
 
     def _room(self, active: int, now: float) -> tuple[int, str] | None:
         """How many more leases there may be, if that is limited at all."""
@@ -280,7 +261,7 @@ class SlurmScavenger:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
         if self._no_more is not None and self._no_more[0] > now:
             raise SchedulerError(f"Slurm refuses more jobs of ours for now: {self._no_more[2]}")
-        step = s.lease.launch == "step" or (s.lease.launch == "auto" and not site.user_signal)
+        step = self._as_step(site)
         env = {
             **request.env, "MALLETRAIN_LEASE": request.id, "MALLETRAIN_GRACE_S": f"{grace_s:g}",
             "MALLETRAIN_NODE_CLASS": self._class_of(facts.features),
@@ -291,38 +272,23 @@ class SlurmScavenger:
             s.lease, name=name, node=request.node, lease=request.id, limit_s=limit_s, start_within_s=s.start_within_s, grace_s=grace_s,
             step=step, log=request.owner is None,
         )  # fmt: skip
-        self._wait_for_turn()
-        number = self._submit(argv, script, request)
-        user = request.owner or s.user
-        self._jobs[request.id] = Job("PENDING", number, user, now, None, None, "", request.node, "", "submitted", name)
+        try:
+            number = self._submitter.submit(argv, script)
+        except LimitReachedError as error:
+            held = sum(job.state not in ENDED_STATES for job in list(self._jobs.values()))
+            self._no_more = (now + NO_MORE_FOR_S, held, str(error))
+            raise
+        except UnsureError as error:
+            self._given_up[request.id] = (now, str(error))  # should its job turn up, it is cancelled
+            raise
+        self._jobs[request.id] = Job(
+            "PENDING", number, request.owner or s.user, s.partition, 1, now, None, None, "", request.node, "", "submitted", name
+        )
         return Lease(request.id, number, LeaseState.PENDING, request.node)
 
-    def _submit(self, argv: list[str], script: bytes, request: LeaseRequest) -> str:
-        """The job id. Raises SchedulerError; a job that may be there all the same is cancelled when it is seen."""
-        try:
-            result = self.commands.run(argv, stdin=script, environment=submitting_environment(self.environment))
-        except CommandError as error:
-            self._given_up[request.id] = (self.clock(), str(error))
-            raise
-        if result.status == 0:
-            try:
-                return job_id(result.stdout)
-            except SchedulerError as error:
-                self._given_up[request.id] = (self.clock(), str(error))
-                raise
-        if _LIMIT_REACHED.search(result.complaint):
-            held = sum(job.state not in ENDED_STATES for job in list(self._jobs.values()))
-            self._no_more = (self.clock() + NO_MORE_FOR_S, held, result.complaint)
-        elif _UNSURE.search(result.complaint):
-            self._given_up[request.id] = (self.clock(), result.complaint)
-        raise failure(result)
-
-    def _wait_for_turn(self) -> None:
-        """Keep to the submission rate over all submitting threads."""
-        with self._pace:
-            at = max(self._next_submit, time.monotonic())
-            self._next_submit = at + 1.0 / self.settings.submit_rate
-        self.commands.sleep(max(0.0, at - time.monotonic()))
+    def _as_step(self, site: SlurmSite) -> bool:
+        """Whether agents run as a job step: where a preemption's signal would reach the batch script too late."""
+        return self.settings.lease.launch == "step" or (self.settings.lease.launch == "auto" and not site.user_signal)
 
     def _limit(self, facts: NodeFacts, duration_s: float | None, now: float) -> float | None:
         """Time limit of a lease on a node that begins now: it ends before the next known use, and with the hours allowed."""
@@ -336,7 +302,7 @@ class SlurmScavenger:
     def grace_s(self, site: SlurmSite) -> float:
         """Seconds a preempted lease has until it is killed: as configured, else as Slurm says."""
         own = self.settings.lease.grace_s
-        return site.grace_of(self.settings.lease.partition.partition(",")[0]) if own is None else own
+        return site.grace_of(self.settings.partition) if own is None else own
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """Cancel the jobs of these leases."""
@@ -349,47 +315,23 @@ class SlurmScavenger:
                     jobs.append(known)
             elif lease.scheduler_id:
                 name = self.settings.prefix + lease.id
-                jobs.append(Job("RUNNING", lease.scheduler_id, self.settings.user, None, None, None, lease.node, "", "", "", name))
-        if error := self._cancel(jobs):
+                user, partition = self.settings.user, self.settings.partition
+                jobs.append(Job("RUNNING", lease.scheduler_id, user, partition, 1, None, None, None, lease.node, "", "", "", name))
+        if error := self._submitter.cancel(jobs):
             raise error
 
-    def _cancel(self, jobs: Sequence[Job]) -> CommandError | None:
-        """scancel, many at once for each owner. Returns what went wrong; jobs that have ended are no error."""
-        problem = None
-        by_owner: dict[str | None, list[str]] = {}
-        for job in jobs:
-            owner = job.user if self.settings.lease.submit_as and job.user != self.settings.user else None
-            by_owner.setdefault(owner, []).append(job.id)
-        for owner, ids in by_owner.items():
-            for begin in range(0, len(ids), CANCEL_AT_ONCE):
-                argv = [*owner_prefix(self.settings.lease, owner), "scancel", *ids[begin : begin + CANCEL_AT_ONCE]]
-                try:
-                    result = self.commands.run(argv)
-                except CommandError as error:
-                    problem = error
-                    continue
-                if result.status != 0 and not _ENDED_ALREADY.search(result.stderr):
-                    problem = failure(result)
-        return problem
+    def _ask_to_leave(self, view: _View) -> None:
+        """Send leases the signal that a preemption would; one that does not leave within the grace time is cancelled."""
+        grace_s = self.grace_s(view.site)
+        late = [self._jobs[lease] for lease, at in self._yielded.items() if view.time - at > grace_s and lease in self._jobs]
+        if late:
+            self._submitter.cancel(late)
+        jobs = [self._jobs[lease] for lease in view.yielded if lease in self._jobs]
+        if jobs and self._submitter.cancel(jobs, ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))) is None:
+            self._yielded.update(dict.fromkeys(view.yielded, view.time))
 
     def check(self) -> list[tuple[bool, str]]:
         """What works with this Slurm and what does not, and what to change."""
         from scavenger.slurm_check import check
 
         return check(self)
-
-    def _forget_outputs(self) -> None:
-        """Keep the output of the newest leases only."""
-        folder = self.settings.lease.output_dir
-        if folder is None or not folder.is_dir():
-            return
-        files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-        for path in files[KEPT_OUTPUTS:]:
-            path.unlink(missing_ok=True)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

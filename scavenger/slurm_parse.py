@@ -20,8 +20,9 @@ from scavenger.interface import SchedulerError
 
 SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per group of nodes that are alike."""
-SQUEUE_FIELDS = "%T|%A|%u|%V|%S|%e|%N|%n|%Y|%r|%j"
-"""State, job id, user, submission, (expected) start, (expected) end, nodes, nodes asked for, nodes it is planned on, reason, name."""
+SQUEUE_FIELDS = "%T|%A|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%j"
+"""State, job id, user, partitions, number of nodes, submission, (expected) start, (expected) end, nodes, nodes asked for, nodes it is
+planned on, reason, name."""
 
 
 class NodeGroup(NamedTuple):
@@ -43,12 +44,15 @@ class NodeTable(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One job of the queue; times in epoch seconds, None when not known. Nodes as Slurm writes them: those it has (``node_list``), those
-    it asked for by name (``wanted``), those the backfill scheduler has in mind (``planned_on``)."""
+    """One job of the queue; times in epoch seconds, None when not known. ``nodes``: how many, the least of a range. The others as Slurm
+    writes them: those it has (``node_list``), those it asked for by name (``wanted``), those the backfill scheduler has in mind
+    (``planned_on``)."""
 
     state: str
     id: str
     user: str
+    partition: str
+    nodes: int
     submitted: float | None
     start: float | None
     end: float | None
@@ -134,12 +138,14 @@ def read_jobs(text: str, mark: str, prefix: str) -> JobTable:
         mine = own in line
         if not mine and not line.startswith(waiting):
             continue
-        fields = line.split("|", 11)
-        if len(fields) != 12:
+        fields = line.split("|", 13)
+        if len(fields) != 14:
             raise _unreadable("squeue", line)
+        count = fields[5].partition("-")[0]
+        node_list, wanted, planned_on = ("" if nodes == "(null)" else nodes for nodes in fields[9:12])
         job = Job(
-            fields[1], fields[2], fields[3], read_time(fields[4]), read_time(fields[5]), read_time(fields[6]),
-            *("" if nodes == "(null)" else nodes for nodes in fields[7:10]), *fields[10:],
+            fields[1], fields[2], fields[3], fields[4], int(count) if count.isdecimal() else 1,
+            read_time(fields[6]), read_time(fields[7]), read_time(fields[8]), node_list, wanted, planned_on, fields[12], fields[13],
         )  # fmt: skip
         if mine and job.name.startswith(prefix):
             ours.append(job)

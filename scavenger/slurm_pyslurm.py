@@ -120,7 +120,8 @@ def job_table(jobs: Any, prefix: str) -> JobTable:
         if not mine and state != "PENDING":
             continue
         made = Job(
-            state, str(job.id), str(job.user_name), _time(job.submit_time), _time(job.start_time), _time(job.end_time),
+            state, str(job.id), str(job.user_name), job.partition or "", int(job.num_nodes or 1),
+            _time(job.submit_time), _time(job.start_time), _time(job.end_time),
             job.allocated_nodes or "", job.required_nodes or "", job.scheduled_nodes or "", str(job.state_reason), name,
         )  # fmt: skip
         (table.ours if mine else table.pending).append(made)

@@ -16,8 +16,9 @@ from scavenger.hostlist import expand
 from scavenger.hours import parse_hours
 from scavenger.interface import SchedulerError
 from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import LeaseOptions
+from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment
 
 LOOPBACK = ("127.", "localhost", "[::1]")

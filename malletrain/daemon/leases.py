@@ -136,11 +136,11 @@ class Leases:
     # --- polling -----------------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Poll for ever: every poll interval (or as rarely as the main scheduler has news), and soon after being poked."""
+        """Poll for ever: every poll interval, or when the scavenger says that there will be news, and soon after being poked."""
         interval = self.core.config.scheduler.poll_interval
         while True:
             await self.poll()
-            again = max(interval, (self.snapshot.poll_again_s or 0.0) if self.snapshot else 0.0)
+            again = (self.snapshot.poll_again_s if self.snapshot else None) or interval
             # Many pokes in a row (a hundred nodes lost at once) must not become a poll each.
             pause = min(1.0, again / 5)
             await asyncio.sleep(pause)

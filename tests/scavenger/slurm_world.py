@@ -47,9 +47,10 @@ def nodes(states: dict[str, str], partitions: tuple[str, ...] = ("batch", "preem
 
 
 def job(
-    state: str, number: int, name: str, *, user: str = "me", submitted: object = "N/A", start: object = "N/A", end: object = "N/A",
+    state: str, number: int, name: str, *, user: str = "me", partition: str = "batch", count: int = 1,
+    submitted: object = "N/A", start: object = "N/A", end: object = "N/A",
     nodes: str = "", wanted: str = "(null)", planned: str = "(null)", reason: str = "None",
 ) -> str:  # fmt: skip
     """One line of squeue."""
     times = "|".join(f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end))
-    return f"MARK|{state}|{number}|{user}|{times}|{nodes}|{wanted}|{planned}|{reason}|{name}\n"
+    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{name}\n"

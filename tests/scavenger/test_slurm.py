@@ -7,8 +7,9 @@ from scavenger.gap_memory import GapMemory
 from scavenger.hours import parse_hours
 from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError
 from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import PLACE, LeaseOptions
+from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment, submitting_environment
 from tests.scavenger import slurm_world as world
 from tests.scavenger.fake_tools import FakeTools
@@ -28,8 +29,7 @@ class World:
             'case "$*" in *config*) cat "$here/config"; exit 0;; *partition*) cat "$here/partitions"; exit 0;; '
             '*) cat "$here/reservations"; exit 0;; esac',
         )
-        self.tools.runs("sbatch", 'id=$(($(cat "$here/id") + 1)); echo $id >"$here/id"; [ -f "$here/sbatch.mode" ] || echo $id')
-        (self.tools.root / "id").write_text("100")
+        self.tools.runs("sbatch", '[ -f "$here/sbatch.mode" ] || echo $$')
         self.file("config", world.CONFIG)
         self.file("partitions", world.PARTITIONS)
         self.file("reservations", "No reservations in the system\n")
@@ -252,6 +252,30 @@ def test_while_slurm_takes_leases_back_no_other_is_asked_for(slurm):
     assert len(scavenger.poll().gaps) == 7
 
 
+def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
+    scavenger = slurm.ready()
+    slurm.nodes(idle="n1", allocated="n[2-8]")
+    leases = [world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 9999) for i in range(2, 9)]
+    stuck = world.job("PENDING", 5, "main", count=3, start=slurm.now, planned="n[1-3]", reason="Resources")
+    slurm.queue(*leases, stuck)
+    snapshot = scavenger.poll()
+    assert snapshot.gaps == ()
+    assert "about to start job 5, which needs 3 nodes" in why(snapshot, "n1")["hold"]
+    assert snapshot.poll_again_s <= 2.0
+    assert slurm.tools.calls("scancel") == [], "Slurm may be just starting it"
+    slurm.now += 2.5
+    scavenger.poll()
+    assert slurm.tools.calls("scancel") == ["scancel --signal=TERM --batch 22 23"]
+    slurm.now += 2
+    scavenger.poll()
+    assert len(slurm.tools.calls("scancel")) == 1, "they are on their way"
+    # One that does not leave within the grace time is cancelled.
+    slurm.queue(leases[0], stuck)
+    slurm.now += 10
+    scavenger.poll()
+    assert slurm.tools.calls("scancel")[1:] == ["scancel 22"]
+
+
 def test_giving_back_cancels_and_forgives_what_has_ended(slurm):
     scavenger = slurm.ready()
     slurm.queue(
@@ -369,7 +393,7 @@ def test_node_classes_come_from_features(slurm):
 
 
 def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("scavenger.slurm.KEPT_OUTPUTS", 3)
+    monkeypatch.setattr("scavenger.slurm_submit.KEPT_OUTPUTS", 3)
     folder = tmp_path / "leases"
     folder.mkdir()
     for i in range(6):

@@ -3,7 +3,7 @@ from scavenger.slurm_parse import Job
 
 
 def job(state, end):
-    return Job(state, "1", "me", 0.0, 0.0, end, "n1", "", "", "", "malletrain-t-l1")
+    return Job(state, "1", "me", "low", 1, 0.0, 0.0, end, "n1", "", "", "", "malletrain-t-l1")
 
 
 def test_a_lease_whose_end_is_brought_forward_holds_all_others():

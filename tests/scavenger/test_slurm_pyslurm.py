@@ -23,7 +23,7 @@ def node(name, state, partitions=("batch",), features=(), reason=None):
 
 def job(number, state, name, **fields):
     names = ("submit_time", "start_time", "end_time", "allocated_nodes", "required_nodes", "scheduled_nodes")
-    empty = dict.fromkeys(names)
+    empty = {**dict.fromkeys(names), "partition": "batch", "num_nodes": 2}
     return SimpleNamespace(id=number, state=state, name=name, user_name="me", state_reason="None", **{**empty, **fields})
 
 

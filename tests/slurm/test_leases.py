@@ -15,8 +15,9 @@ import pytest
 from scavenger.commands import Commands
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger, SlurmSettings
+from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import LeaseOptions
+from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment
 
 TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()

@@ -16,9 +16,9 @@ import time
 
 from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand, fold
+from scavenger.lease_script import PLACE
 from scavenger.rules import GapRules
 from scavenger.slurm import SlurmScavenger
-from scavenger.slurm_job import PLACE
 from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
 from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import Partition, SlurmSite

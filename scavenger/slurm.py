@@ -17,6 +17,7 @@ from typing import NamedTuple
 from scavenger.commands import Commands
 from scavenger.gap_memory import GapMemory
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
+from scavenger.lease_script import forget_outputs
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.slurm_hold import HOLD_S, Hold
 from scavenger.slurm_job import batch_script, limit_of, owner_prefix, sbatch
@@ -25,8 +26,9 @@ from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import SlurmSite, ask_site
 from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for
 from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
-from scavenger.slurm_submit import LimitReachedError, Submitter, UnsureError, forget_outputs
+from scavenger.slurm_submit import Submitter
 from scavenger.slurm_yield import PATIENCE_S, due_jobs, lacking
+from scavenger.submission import LimitReachedError, UnsureError
 
 SITE_EVERY_S = 300.0
 SUBMITTERS = 4

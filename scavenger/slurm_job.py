@@ -7,20 +7,16 @@ in the batch script, which reaches sbatch through its standard input. Decides ho
 from __future__ import annotations
 
 import math
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from scavenger import lease_script
 from scavenger.interface import SchedulerError
 
-PLACE = "#MALLETRAIN-LEASE"
-"""The line of a batch script that is replaced by the environment and the command of the lease."""
 LEAST_LIMIT_S = 60.0
 """Slurm counts time limits in whole minutes."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Launch = Literal["auto", "batch", "step"]
 
@@ -90,27 +86,12 @@ def sbatch(
 
 def owner_prefix(options: LeaseOptions, owner: str | None) -> list[str]:
     """What stands before a command that must run as ``owner`` (None: as this process's user)."""
-    return [word.replace("{owner}", owner) for word in options.submit_as] if owner is not None else []
+    return lease_script.owner_prefix(options.submit_as, owner)
 
 
 def batch_script(template: str, argv: Sequence[str], env: Mapping[str, str], step: bool) -> bytes:
-    """``template`` with the lease in place of its PLACE line: variables exported, the command as positional parameters.
-
-    Raises SchedulerError when something in it cannot be passed on.
-    """
-    before, found, after = template.partition(f"\n{PLACE}\n")
-    if not found:
-        raise SchedulerError(f"The batch script of the leases has no line {PLACE}, where the agent's command is put; add it before exec.")
-    lines = []
-    for name, value in {**env, "MALLETRAIN_AS_STEP": "1" if step else ""}.items():
-        if not _VARIABLE.fullmatch(name):
-            raise SchedulerError(f"{name!r} is no name of an environment variable.")
-        lines.append(f"export {name}={_quote(value)}")
-    lines.append("set -- " + " ".join(_quote(word) for word in argv))
-    text = "\n".join([before, *lines, after])
-    if "\0" in text:
-        raise SchedulerError("The command or environment of a lease contains a NUL character, which cannot be passed on.")
-    return text.encode("utf-8", "surrogateescape")
+    """``template`` with the lease in it; see :func:`scavenger.lease_script.lease_script`. Raises SchedulerError."""
+    return lease_script.lease_script(template, argv, {**env, "MALLETRAIN_AS_STEP": "1" if step else ""})
 
 
 def job_id(printed: str) -> str:
@@ -121,11 +102,6 @@ def job_id(printed: str) -> str:
     if not number.isdecimal():
         raise SchedulerError(f'sbatch answered "{last[:80]}", which is no job id.')
     return number
-
-
-def _quote(text: str) -> str:
-    """For a POSIX shell. sbatch refuses a script with carriage returns before line breaks, so those are made by printf."""
-    return shlex.quote(text).replace("\r", "'\"$(printf '\\015')\"'")
 
 
 def _pattern(path: str) -> str:

@@ -7,10 +7,7 @@ Decides whether a submission that failed may have made a job all the same. Which
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from scavenger.commands import CommandError, Commands, failure
 from scavenger.interface import SchedulerError
@@ -18,21 +15,13 @@ from scavenger.slurm_job import job_id, owner_prefix
 from scavenger.slurm_parse import Job
 from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import submitting_environment
+from scavenger.submission import LimitReachedError, Pace, UnsureError
 
 CANCEL_AT_ONCE = 200
-KEPT_OUTPUTS = 200
 
 _LIMIT_REACHED = re.compile(r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs|Slurm temporarily unable", re.IGNORECASE)
 _UNSURE = re.compile(r"timed? ?out|Unable to contact|Connection|Communication|Zero Bytes|transmission", re.IGNORECASE)
 _ENDED_ALREADY = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
-
-
-class UnsureError(SchedulerError):
-    """The submission failed, and its job may be there or not."""
-
-
-class LimitReachedError(SchedulerError):
-    """Slurm takes no more jobs of this user for now."""
 
 
 class Submitter:
@@ -42,12 +31,11 @@ class Submitter:
         self.settings = settings
         self.commands = commands
         self.environment = environment
-        self._next = 0.0
-        self._pace = threading.Lock()
+        self.pace = Pace(settings.submit_rate, commands)
 
     def submit(self, argv: Sequence[str], script: bytes) -> str:
         """The id of the new job. Raises SchedulerError, UnsureError or LimitReachedError with Slurm's words."""
-        self._wait_for_turn()
+        self.pace.wait()
         try:
             result = self.commands.run(argv, stdin=script, environment=submitting_environment(self.environment))
             if result.status == 0:
@@ -80,26 +68,3 @@ class Submitter:
                 if result.status != 0 and not _ENDED_ALREADY.search(result.stderr):
                     problem = failure(result)
         return problem
-
-    def _wait_for_turn(self) -> None:
-        """Keep to the submission rate over all threads."""
-        with self._pace:
-            at = max(self._next, time.monotonic())
-            self._next = at + 1.0 / self.settings.submit_rate
-        self.commands.sleep(max(0.0, at - time.monotonic()))
-
-
-def forget_outputs(folder: Path | None) -> None:
-    """Keep what the newest leases printed only."""
-    if folder is None or not folder.is_dir():
-        return
-    files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-    for path in files[KEPT_OUTPUTS:]:
-        path.unlink(missing_ok=True)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

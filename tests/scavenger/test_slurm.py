@@ -6,9 +6,10 @@ from scavenger.commands import Commands, Policy
 from scavenger.gap_memory import GapMemory
 from scavenger.hours import parse_hours
 from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError
+from scavenger.lease_script import PLACE, forget_outputs
 from scavenger.rules import GapRules
 from scavenger.slurm import SlurmScavenger
-from scavenger.slurm_job import PLACE, LeaseOptions
+from scavenger.slurm_job import LeaseOptions
 from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment, submitting_environment
 from tests.scavenger import slurm_world as world
@@ -172,7 +173,7 @@ def test_the_submission_rate_is_kept(slurm):
     scavenger = slurm.ready()
     slept = []
     scavenger.commands.sleep = slept.append
-    scavenger.settings.__dict__["submit_rate"] = 0.5
+    scavenger._submitter.pace.rate = 0.5
     scavenger.take([request(i) for i in range(1, 5)])
     # Nobody really waited, so each is told to wait two seconds longer than the one before.
     assert sorted(round(s) for s in slept) == [0, 2, 4, 6]
@@ -393,7 +394,7 @@ def test_node_classes_come_from_features(slurm):
 
 
 def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("scavenger.slurm_submit.KEPT_OUTPUTS", 3)
+    monkeypatch.setattr("scavenger.slurm.forget_outputs", lambda folder: forget_outputs(folder, 3))
     folder = tmp_path / "leases"
     folder.mkdir()
     for i in range(6):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.interface import SchedulerError
-from scavenger.slurm_job import PLACE, LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
+from scavenger.lease_script import PLACE
+from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"

@@ -1,0 +1,62 @@
+"""Trained models on disk: one safetensors file with the weights, and in its header what they belong to."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from windsr import WindsrError
+from windsr.methods import Method, make
+from windsr.patches import Scales
+from windsr.presets import Preset
+
+FORMAT = "windsr-1"
+
+
+def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | float | int]) -> None:
+    """Write the weights of ``net`` (the method's predicting network, or its average). Whole or not at all. ``facts``: free notes."""
+    from safetensors.torch import save_file
+
+    header = {
+        "format": FORMAT,
+        "method": method.name,
+        "terrain": json.dumps(method.terrain),
+        "preset": json.dumps(asdict(method.preset)),
+        "scales": json.dumps(method.scales.to_dict()),
+        "facts": json.dumps(facts),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}, part, header)
+    os.replace(part, path)
+
+
+def load(path: Path) -> tuple[Method, dict[str, str | float | int]]:
+    """The method with its trained network, and the facts. Raises WindsrError."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise WindsrError(f"There is no model {path}; 'windsr train' writes one.")
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise WindsrError(f"{path} is no safetensors file, or a damaged one: {error}") from error
+    if header.get("format") != FORMAT:
+        raise WindsrError(f"{path} is no model of windsr (its format is {header.get('format')!r}, known is {FORMAT!r}).")
+    try:
+        fields = json.loads(header["preset"])
+        for name in ("channels", "attention", "srcnn", "rrdb"):
+            fields[name] = tuple(fields[name])
+        method = make(header["method"], Preset(**fields), Scales(**json.loads(header["scales"])), json.loads(header["terrain"]))
+        method.nets["net"].load_state_dict(weights)
+        facts: dict[str, str | float | int] = json.loads(header["facts"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise WindsrError(f"{path} does not fit this version of windsr: {' '.join(str(error).split())}") from error
+    method.nets["net"].eval()
+    return method, facts

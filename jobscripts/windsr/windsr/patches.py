@@ -1,0 +1,89 @@
+"""What a training sample is: a piece of a field, and the random numbers that go with it.
+
+Everything random about a sample follows from (seed, epoch, number of the sample), so that it is the same on whichever node it is drawn
+and after every interruption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from windsr import WindsrError
+from windsr.fields import Fields
+from windsr.grids import bicubic, block_mean
+from windsr.presets import Preset
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What numbers are divided by, from the training days: mean and standard deviation of wind (m/s), standard deviation of what bicubic
+    interpolation lacks (m/s), standard deviation of terrain (m), highest wind (m/s)."""
+
+    wind_mean: float
+    wind_std: float
+    residual_std: float
+    terrain_std: float
+    wind_max: float
+
+    def to_dict(self) -> dict[str, float]:
+        """As plain numbers."""
+        return asdict(self)
+
+
+def scales_of(fields: Fields, factor: int) -> Scales:
+    """The scales of a set of fields. ``factor``: of the block mean."""
+    rows, columns = (n // factor * factor for n in fields.terrain.shape)
+    wind = torch.from_numpy(fields.wind[:, None, :rows, :columns])
+    residual = wind - bicubic(block_mean(wind, factor), factor)
+    return Scales(
+        float(wind.mean()), max(float(wind.std()), 1e-3), max(float(residual.std()), 1e-3),
+        max(float(fields.terrain.std()), 1.0), float(wind.max()),
+    )  # fmt: skip
+
+
+class TrainingPatches(Dataset[dict[str, Any]]):
+    """``length`` samples an epoch: a random field, place and orientation (8 turns and mirrors), the noise and the noise level of diffusion.
+
+    Set :attr:`epoch` before the loader is gone through.
+
+    Raises:
+        WindsrError: when the fields are smaller than a patch.
+    """
+
+    def __init__(self, fields: Fields, preset: Preset, length: int, seed: int) -> None:
+        rows, columns = fields.terrain.shape
+        if min(rows, columns) < preset.patch or not len(fields.times):
+            raise WindsrError(
+                f"{fields.source}: {len(fields.times)} fields of {rows} × {columns} points; preset {preset.name!r} trains on patches of "
+                f"{preset.patch} × {preset.patch}."
+            )
+        self._wind, self._terrain = fields.wind, fields.terrain
+        self._preset, self._length, self._seed = preset, length, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), level in 0..noise_levels−1."""
+        rng = np.random.default_rng([self._seed, self.epoch, number])
+        size = self._preset.patch
+        field = rng.integers(len(self._wind))
+        row, column = (int(rng.integers(n - size + 1)) for n in self._terrain.shape)
+        turn, mirror = int(rng.integers(4)), bool(rng.integers(2))
+
+        def piece(array: np.ndarray) -> torch.Tensor:
+            cut = np.rot90(array[row : row + size, column : column + size], turn)
+            return torch.from_numpy(np.ascontiguousarray(cut[:, ::-1] if mirror else cut))[None]
+
+        return {
+            "truth": piece(self._wind[field]),
+            "terrain": piece(self._terrain),
+            "level": int(rng.integers(self._preset.noise_levels)),
+            "noise": torch.from_numpy(rng.standard_normal((1, size, size), dtype=np.float32)),
+        }

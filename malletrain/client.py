@@ -20,7 +20,7 @@ import zmq.utils.monitor
 from malletrain import wire
 from malletrain.keys import CLIENT, read_key
 from malletrain.statedir import StateDirError, default_state_dir, read_daemon_info
-from malletrain.views import EventView, JobDetail, JobView, LogView, NodeView, StatusView
+from malletrain.views import EventView, JobDetail, JobView, LogView, MembersView, NodeView, StatusView
 
 TIMEOUT_S = 10.0
 """How long an answer may take beyond the time the daemon was asked to wait."""
@@ -113,6 +113,10 @@ class Client:
     def job(self, job: str) -> JobDetail:
         """One job by id or name (of several of one name the newest)."""
         return self._read(self.call("job", {"job": job}), JobDetail)
+
+    def members(self, job: str) -> MembersView:
+        """Who is in a service."""
+        return self._read(self.call("members", {"job": job}), MembersView)
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
         """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or failed."""

@@ -10,6 +10,7 @@ Files under ``keys/`` in the state directory (mode 0700), each one key pair as J
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import pwd
@@ -135,6 +136,10 @@ class KeyRing:
         for lease in found - keep:
             self.drop_lease(lease)
         return sorted(found - keep)
+
+    def job_key(self, job: str) -> str:
+        """The secret of a service's processes (64 hexadecimal digits): derived, so that it is the same after a restart of the daemon."""
+        return hmac.new(self.server.secret.encode("ascii"), f"service of job {job}".encode(), "sha256").hexdigest()
 
     def identity(self, public: str | bytes) -> str | None:
         """Whom this public key (z85) stands for; ``None`` for an unknown one."""

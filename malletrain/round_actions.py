@@ -58,6 +58,15 @@ class SendAbort:
 
 
 @dataclass(frozen=True)
+class SendView:
+    """Tell ``node`` who the members of a service are: (node, address, when it leaves) of each, in rank order."""
+
+    node: str
+    generation: int
+    members: tuple[tuple[str, str, float | None], ...]
+
+
+@dataclass(frozen=True)
 class Formed:
     """All members run. Comes again with the same generation where a change of the target turned out to need no new round."""
 
@@ -86,4 +95,4 @@ class LeftOut:
     sentence: str
 
 
-Action = SendAssign | SendRelease | SendDrain | SendAbort | SaveRound | SendRound | Formed | Broke | Finished | LeftOut
+Action = SendAssign | SendRelease | SendDrain | SendAbort | SaveRound | SendRound | SendView | Formed | Broke | Finished | LeftOut

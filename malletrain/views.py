@@ -96,6 +96,24 @@ class JobView(View, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class MemberView(View, frozen=True):
+    """One member of a service. ``leaving_in_s``: seconds until it is gone, None while nothing is known of an end."""
+
+    node: str
+    host: str
+    address: str
+    leaving_in_s: float | None = None
+
+
+class MembersView(View, frozen=True):
+    """``malletrain members JOB``. ``number`` grows with every change; ``key``: the processes' secret, empty for all but the owner."""
+
+    job: str
+    number: int
+    members: tuple[MemberView, ...]
+    key: str = ""
+
+
 class JobDetail(View, frozen=True):
     """``malletrain show JOB``."""
 

@@ -28,9 +28,9 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node, one without GPUs; all nodes of a job
-    must come to the same number. ``curve`` maps nodes (as text) to samples/s where the user knows it; without a ``goal`` the site's
-    objective counts. ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one
-    ``profile_key`` are taken to scale alike."""
+    must come to the same number. ``mode``: ``restart`` | ``live`` | ``service``. ``curve`` maps nodes (as text) to samples/s where the user
+    knows it, for a service to what so many nodes are worth; without a ``goal`` the site's objective counts. ``profile``: measure how it
+    scales, at ``profile_sizes`` if given; jobs of one ``profile_key`` are taken to scale alike."""
 
     name: str
     owner: str
@@ -67,13 +67,23 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     ``phase``: ``starting`` (launcher comes up) → ``ready`` (waits for a round) → ``running`` → ``succeeded`` | ``failed``
     (its workers ended; the launcher waits for the next round) | ``exited`` (the launcher itself is gone).
-    ``generation`` is the round its workers belong to, 0 before the first.
+    ``generation`` is the round its workers belong to, 0 before the first. ``address``: where the process of a service can be reached.
     """
 
     job: str
     phase: str
     generation: int = 0
     failures: tuple[Failure, ...] = ()
+    address: str = ""
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One member of a service as the others hear of it. ``leaving_in_s``: it leaves within so many seconds."""
+
+    node: str
+    host: str
+    address: str = ""
+    leaving_in_s: float | None = None
 
 
 # --- agent -> daemon ---
@@ -215,18 +225,20 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent)."""
+    """Start the launcher of this job (idempotent). ``key``: the secret that the members of a service share."""
 
     job: str
     spec: JobSpec
     stop_grace_s: float = 5.0
     join_timeout_s: float = 60.0
+    key: str = ""
 
 
 class Round(Message, frozen=True):
     """Membership of the job's next round: this node is ``group_rank`` of ``group_size``.
 
-    The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it once the store is up.
+    The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it once the store is up. For a service a
+    round is news only: ``members`` in rank order, and nobody serves a store.
     """
 
     job: str
@@ -235,6 +247,7 @@ class Round(Message, frozen=True):
     group_size: int
     store_host: str = ""
     store_port: int = 0
+    members: tuple[Peer, ...] = ()
 
 
 class Drain(Message, frozen=True):

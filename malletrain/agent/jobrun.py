@@ -25,6 +25,7 @@ from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, Reports
 from malletrain.local_channel import FlagsWriter
 from malletrain.node_channel import LaunchOrder, write_order
+from malletrain.service_launcher import SERVICE_LOG
 from malletrain.wire import Abort, Assign, Assignment, Drain, Drained, Error, Failure, Phase, Release, Released, Round, StoreUp
 
 log = logging.getLogger("malletrain.agent")
@@ -72,6 +73,7 @@ class JobRun:
         self.phase = "starting"
         self.generation = 0
         self.failures: tuple[Failure, ...] = ()
+        self.address = ""
         self.reports = Reports(assign.job, send)
         self.ended = False
         """No process of the job is left and the daemon was told."""
@@ -95,6 +97,9 @@ class JobRun:
         self._log_dir.mkdir()
         self._launcher_log = place.directory / "launcher.log"
         self._logs.add(self.job, 0, "launcher", self._launcher_log)
+        self._is_service = assign.spec.mode == "service"
+        if self._is_service:
+            self._logs.add(self.job, 0, "service", self._log_dir / SERVICE_LOG)
         self._flags = FlagsWriter(str(place.directory / "flags"))
         self._process: JobProcess | None = None
         self._start()
@@ -103,7 +108,7 @@ class JobRun:
 
     def assignment(self) -> Assignment:
         """What this node holds of the job, for the daemon."""
-        return Assignment(self.job, self.phase, self.generation, self.failures)
+        return Assignment(self.job, self.phase, self.generation, self.failures, self.address)
 
     @property
     def releasing(self) -> bool:
@@ -157,7 +162,9 @@ class JobRun:
 
     def save_alone(self, within_s: float) -> None:
         """The node is wanted back and no daemon is there to move the job: have what the workers did saved, if they can."""
-        if self.phase == "running" and self.generation in self.reports.capable:
+        if self._is_service:
+            self._tell(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
+        elif self.phase == "running" and self.generation in self.reports.capable:
             self.drain(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
 
     def release(self, grace_s: float) -> None:
@@ -171,10 +178,14 @@ class JobRun:
 
     # --- what the launcher and the workers say ---
 
-    def from_launcher(self, message: Phase | StoreUp) -> None:
+    def from_launcher(self, message: Phase | StoreUp | Drained) -> None:
         """News of the launcher."""
         if isinstance(message, StoreUp):
             self._store = message
+            self._send(message)
+            return
+        if isinstance(message, Drained):  # of a service's process
+            self.standing_still = message.saved
             self._send(message)
             return
         said = message.assignment
@@ -183,11 +194,14 @@ class JobRun:
         failures: tuple[Failure, ...] = ()
         if self._drain is not None and said.phase != "running":
             self._drain_failed("The workers ended before they could take a snapshot.")
-        if said.phase == "failed":
+        if self._is_service:
+            failures = said.failures
+        elif said.phase == "failed":
             failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
         elif said.phase == "running" and said.generation in self._rounds:
             self._entered(self._rounds[said.generation])
         self.phase, self.generation, self.failures, self._waited_s = said.phase, said.generation, failures, 0.0
+        self.address = said.address
         self._report()
         if said.phase in ("ready", "failed") and (pending := self._pending()):
             self._tell(pending)
@@ -239,13 +253,14 @@ class JobRun:
         self.phase, self.failures, self._store, self._waited_s = "starting", (), None, 0.0
         pending = self._pending()
         self._rounds = {pending.generation: pending} if pending else {}
-        self.generation = 0
+        self.generation, self.address = 0, ""
         self._no_drain()
         try:
             write_order(order_file, order)
             environment = job_environment(
-                place.environment, order, node=place.node, lease=place.lease, worker_socket=place.worker_socket, flags=self._flags.path
-            )
+                place.environment, order, node=place.node, lease=place.lease, worker_socket=place.worker_socket, flags=self._flags.path,
+                key=self._assign.key,
+            )  # fmt: skip
             command = launch_command(spec, order, order_file, place.directory / "torchrun")
             self._process = JobProcess(kept_command(command, os.getpid(), spec.workdir, self._launcher_log), environment)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from malletrain import _tether
 from malletrain.local_channel import ENV_FLAGS, ENV_JOB, ENV_MAX_WORLD_SIZE, ENV_SOCKET
+from malletrain.membership import ENV_KEY
 from malletrain.node_channel import ENV_AGENT, ENV_HOST, LaunchOrder
 from malletrain.wire import JobSpec
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of torch's take its place.
 _SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
 _BUILTIN = _SAFE_PATH + "from malletrain.template import main; sys.exit(main())"
+_SERVICE = _SAFE_PATH + "from malletrain.service_launcher import main; sys.exit(main())"
 _STOCK = _SAFE_PATH + "from torch.distributed.run import main; sys.exit(main())"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _ENDLESS = 1_000_000
@@ -35,7 +37,7 @@ _KEPT = {
 
 
 def job_environment(
-    agent_environment: Mapping[str, str], order: LaunchOrder, *, node: str, lease: str, worker_socket: str, flags: str
+    agent_environment: Mapping[str, str], order: LaunchOrder, *, node: str, lease: str, worker_socket: str, flags: str, key: str = ""
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's own, and where to find the agent."""
     spec = order.spec
@@ -59,6 +61,8 @@ def job_environment(
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
+    if key:
+        environment[ENV_KEY] = key
     return environment
 
 
@@ -91,7 +95,7 @@ def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch:
     if spec.launcher == "torchrun":
         arguments = ["-c", _STOCK, *_stock_arguments(order, scratch)]
     else:
-        arguments = ["-c", _BUILTIN, "--launch", str(order_file)]
+        arguments = ["-c", _SERVICE if spec.mode == "service" else _BUILTIN, "--launch", str(order_file)]
     if spec.setup:
         return ["bash", "-c", _SETUP % spec.setup, "bash", *arguments]
     return [spec.python, *arguments]

@@ -107,7 +107,7 @@ class LogForwarder:
     def close(self, job: str, before: int | None = None) -> None:
         """The job's workers of rounds before ``before`` are gone (None: everything of the job): nothing is added to their logs."""
         for file in self.files.values():
-            if file.job == job and (before is None or (file.generation < before and file.stream != "launcher")):
+            if file.job == job and (before is None or (file.generation < before and file.stream not in ("launcher", "service"))):
                 file.over = True
 
     def step(self) -> None:

@@ -29,7 +29,22 @@ from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.node_channel import socket_directory
-from malletrain.wire import Alive, Assign, Drain, Goodbye, Hello, Leaving, LogAck, Phase, Release, Released, Round, StoreUp, Welcome
+from malletrain.wire import (
+    Alive,
+    Assign,
+    Drain,
+    Drained,
+    Goodbye,
+    Hello,
+    Leaving,
+    LogAck,
+    Phase,
+    Release,
+    Released,
+    Round,
+    StoreUp,
+    Welcome,
+)
 
 STEP_S = 0.1
 LAST_LOGS_S = 2.0
@@ -219,10 +234,10 @@ class Agent:
             except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
-            if not isinstance(message, Phase | StoreUp):
+            if not isinstance(message, Phase | StoreUp | Drained):
                 log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
                 continue
-            job = message.job if isinstance(message, StoreUp) else message.assignment.job
+            job = message.assignment.job if isinstance(message, Phase) else message.job
             if self._run is None or self._run.job != job:
                 self._tell(identity, Release(job, 0.0))
                 continue

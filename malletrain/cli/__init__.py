@@ -16,6 +16,7 @@ from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.logs import logs
+from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
@@ -46,5 +47,5 @@ def main() -> None:
     """
 
 
-for _command in (submit, status, show, logs, cancel, nodes, events, top, daemon, check, assess, simulate, demo, agent):
+for _command in (submit, status, show, logs, cancel, members, nodes, events, top, daemon, check, assess, simulate, demo, agent):
     main.add_command(_command)

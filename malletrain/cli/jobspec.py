@@ -142,12 +142,30 @@ def script_of(text: str) -> Path:
     return path
 
 
+def _service_value(
+    service: bool, value: Path | None, *, live: bool, launcher: str, curve: Path | None, nproc: int
+) -> dict[str, float] | None:
+    """What nodes are worth to a service; None for other jobs."""
+    from malletrain.cli.value import VALUE_HELP, read_value
+
+    if not service:
+        if value is not None:
+            raise SpecError("--value is for services; give --service too, or --curve for a training job.")
+        return None
+    if value is None:
+        raise SpecError(f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}.")
+    if live or launcher != "builtin" or curve is not None or nproc > 1:
+        raise SpecError("A service runs one process on each node and is valued by --value; leave --live, --launcher, --curve and "
+                        "--nproc-per-node out.")  # fmt: skip
+    return read_value(value)
+
+
 def build(
     script: str,
     args: Sequence[str],
     *,
     name: str | None = None,
-    nodes: str = "1",
+    nodes: str | None = None,
     nproc_per_node: int = 0,
     weight: float = 1.0,
     goal: str | None = None,
@@ -160,8 +178,18 @@ def build(
     profile: bool = True,
     profile_sizes: str | None = None,
     profile_key: str | None = None,
+    service: bool = False,
+    value: Path | None = None,
 ) -> JobSpec:
-    """The checked job. By default it has the script's name without suffix, the present directory and the site's goal."""
+    """The checked job. By default it has the script's name without suffix, the present directory and the site's goal.
+
+    A service has one process on each node, is valued by its ``value`` file and by default asks for the sizes of that file.
+    """
+    worth = _service_value(service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node)
+    if nodes is None:
+        from malletrain.cli.value import span
+
+        nodes = span(worth) if worth else "1"
     low, high = parse_nodes(nodes)
     path = script_of(script)
     if name is None:
@@ -190,13 +218,13 @@ def build(
         setup=setup or None,
         min_nodes=low,
         max_nodes=high,
-        nproc_per_node=nproc_per_node,
+        nproc_per_node=1 if service else nproc_per_node,
         weight=weight,
-        goal=goal or "",
-        curve=read_curve(curve) if curve else None,
+        goal="throughput" if service else goal or "",
+        curve=worth or (read_curve(curve) if curve else None),
         launcher=launcher,
-        mode="live" if live else "restart",
-        profile=profile,
+        mode="service" if service else "live" if live else "restart",
+        profile=profile and not service,
         profile_sizes=None if profile_sizes is None else parse_sizes(profile_sizes, low, high),
         profile_key=profile_key or "",
     )

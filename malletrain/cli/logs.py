@@ -19,9 +19,10 @@ PACE_S = 0.3
 @click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, over every rescale, until the job has ended.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Global rank of the worker.")
 @click.option("--launcher", is_flag=True, help="The log of the launcher instead of a worker's: why workers did not start.")
+@click.option("--service", is_flag=True, help="The logs of a service's processes, one node after another.")
 @state_dir_option
 @json_option
-def logs(job: str, follow: bool, rank: int, launcher: bool, state_dir: Path | None, as_json: bool) -> None:
+def logs(job: str, follow: bool, rank: int, launcher: bool, service: bool, state_dir: Path | None, as_json: bool) -> None:
     """Print the log of JOB (id or name): standard output and errors of one rank, all rounds in order.
 
     \b
@@ -32,7 +33,7 @@ def logs(job: str, follow: bool, rank: int, launcher: bool, state_dir: Path | No
 
     With --json, one object per piece: text, cursor, streams.
     """
-    stream = "launcher" if launcher else f"rank{rank}"
+    stream = "launcher" if launcher else "service" if service else f"rank{rank}"
     cursor, wrote, newline = "", False, True
     with asking(state_dir) as client:
         while True:

@@ -14,7 +14,9 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Name of the job. Default: the script's name without its suffix.")
 @click.option(
-    "--nodes", metavar="MIN:MAX", default="1", show_default=True, help="Nodes the job can use: N, or MIN:MAX to grow and shrink."
+    "--nodes",
+    metavar="MIN:MAX",
+    help="Nodes the job can use: N, or MIN:MAX to grow and shrink. Default: 1; for a service the sizes of its value file.",
 )
 @click.option(
     "--nproc-per-node", metavar="N", type=int, default=0, help="Worker processes on each node. Default: one for each GPU, one without GPUs."
@@ -55,6 +57,17 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
     is_flag=True,
     help="The script uses malletrain.elastic: its processes live on when nodes come and go, instead of being started again.",
 )
+@click.option(
+    "--service",
+    is_flag=True,
+    help="The script is a service: one process on each node, told by malletrain.membership of nodes that come and go. Needs --value.",
+)
+@click.option(
+    "--value",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='What nodes are worth to a service: CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0.',
+)
 @state_dir_option
 @json_option
 @click.argument("script")
@@ -72,6 +85,7 @@ def submit(script: str, args: tuple[str, ...], state_dir: Path | None, as_json: 
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
           --setup "module load cuda" --env WANDB_MODE=offline train.py
+      malletrain submit --service --value value.csv cache.py
     """
     from malletrain.cli.jobspec import SpecError, build
 

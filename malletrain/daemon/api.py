@@ -24,6 +24,7 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.events import JobCancelled, JobState
 from malletrain.learned import Learned
 from malletrain.schema import JobRow, ProfileRow
+from malletrain.service_rounds import ServiceRounds
 from malletrain.views import (
     CurvePointView,
     EventView,
@@ -31,6 +32,8 @@ from malletrain.views import (
     JobDetail,
     JobView,
     LogView,
+    MembersView,
+    MemberView,
     NodeView,
     ProfileView,
     RateView,
@@ -67,6 +70,7 @@ class Api:
             "nodes": self._nodes,
             "events": self._events,
             "logs": self._logs,
+            "members": self._members,
             "status": self._status,
         }
 
@@ -135,6 +139,17 @@ class Api:
             row.failure,
             self._profile(row, spec),
         )
+
+    async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
+        row = self._find(params["job"])
+        run = self.core.runs.get(row.id)
+        if decode_spec(row.spec).mode != "service":
+            raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
+        rounds = run.rounds if run else None
+        view = rounds.view if isinstance(rounds, ServiceRounds) else ()
+        members = tuple(MemberView(p.node, p.host, p.address, p.leaving_in_s) for p in self.core.peers(view))
+        key = self.core.key_of(row.id) if user == row.owner else ""
+        return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _profile(self, row: JobRow, spec: wire.JobSpec) -> ProfileView | None:
         settings = self.core.config.profiling
@@ -269,8 +284,10 @@ def problem_of(spec: wire.JobSpec) -> str:
         return f"The job's weight is {spec.weight}; give a number above 0."
     if spec.goal not in {goal.value for goal in Goal}:
         return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
-    if spec.mode not in ("restart", "live"):
-        return f"The mode '{spec.mode}' is not known; accepted is restart or live."
+    if spec.mode not in ("restart", "live", "service"):
+        return f"The mode '{spec.mode}' is not known; accepted is restart, live or service."
+    if spec.mode == "service" and (spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"):
+        return "A service runs one process on each node under the builtin launcher and says what nodes are worth to it: give --value FILE."
     if spec.mode == "live" and spec.launcher != "builtin":
         return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
     if spec.launcher not in ("builtin", "torchrun"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from malletrain.daemon.trail import Trail
 from malletrain.events import (
     Announce,
     Command,
+    CurveLearned,
     Event,
     GiveBack,
     JobBroke,
@@ -56,7 +57,7 @@ from malletrain.metrics import Metrics
 from malletrain.monitor import JobMonitor
 from malletrain.planning import PlanningSettings
 from malletrain.profiling import ProfilingSettings, advisor_config
-from malletrain.round_actions import SendAbort
+from malletrain.round_actions import SendAbort, SendView
 from malletrain.rounds import (
     Action,
     Broke,
@@ -73,6 +74,7 @@ from malletrain.rounds import (
     Stage,
 )
 from malletrain.schema import JobRow, ObservationRow, RescaleRow
+from malletrain.service_rounds import ServiceRounds
 from malletrain.store import Store
 
 log = structlog.get_logger(__name__)
@@ -80,10 +82,15 @@ log = structlog.get_logger(__name__)
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others."""
 KEPT_NOTICES = 20
+SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
+"""What a change of a service's size is taken to cost in seconds of its value: nobody stops for a joiner, and leavers hand over what they
+hold; a little, so that no plan swaps nodes to and fro for nothing."""
 NO_CURVE = (
     "How the job scales could not be found out: {why} It is taken to speed up as nodes^{exponent:g}. Call malletrain.report() at the "
     "end of every step, or give a curve with --curve."
 )
+
+ROUNDS: dict[str, type[JobRounds]] = {"restart": JobRounds, "live": LiveRounds, "service": ServiceRounds}
 
 
 @dataclass
@@ -129,6 +136,8 @@ class Core:
         self.agents = Agents(self._post)
         self.outside: Outside = Outside(lambda nodes: None, lambda nodes: None)
         self.transmit: Callable[[bytes, wire.Message], bool] = lambda peer, message: False
+        self.key_of: Callable[[str], str] = lambda job: ""
+        """The secret that the processes of a service share, as hexadecimal text."""
         self._events: deque[Event] = deque()
         self._outbox: list[tuple[bytes, wire.Message]] = []
         self._depth = 0
@@ -225,7 +234,7 @@ class Core:
 
     def add(self, row: JobRow, spec: wire.JobSpec) -> JobRun:
         """Take a job in hand: a new one, or one that the store knows."""
-        rounds = (LiveRounds if spec.mode == "live" else JobRounds)(round_settings(self.config), min_nodes=spec.min_nodes)
+        rounds = ROUNDS[spec.mode](round_settings(self.config), min_nodes=spec.min_nodes)
         rounds.generation = row.generation
         run = JobRun(row, spec, rounds, JobMonitor(row.samples, row.samples_before, row.generation), saved_at=self.clock.now())
         self.runs[row.id] = run
@@ -247,6 +256,8 @@ class Core:
                 learned=learned,
             )
         )
+        if spec.mode == "service" and curve is not None:
+            self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
 
     def progressed(self, run: JobRun, record: wire.Progress) -> None:
@@ -366,7 +377,8 @@ class Core:
 
     def _move(self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None) -> None:
         run.starting_until = None
-        run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
+        if run.spec.mode != "service":  # whose processes do not stop
+            run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
         self.act(run, run.rounds.move(nodes, now, within_s))
 
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
@@ -413,6 +425,10 @@ class Core:
             elif isinstance(action, SendRound):
                 host, port = action.store or ("", 0)
                 self.agents.tell(action.node, wire.Round(job, action.generation, action.rank, action.size, host, port))
+            elif isinstance(action, SendView):
+                self.agents.tell(action.node, self._view(run, action))
+            elif isinstance(action, Formed) and run.spec.mode == "service":
+                self._rescale_over(run)
             elif isinstance(action, Formed):
                 run.monitor.formed(action.generation, self.clock.now())
                 run.starting_until = self.clock.now() + self.config.jobs.warmup_timeout
@@ -438,7 +454,21 @@ class Core:
 
     def _assign(self, run: JobRun) -> wire.Assign:
         jobs = self.config.jobs
-        return wire.Assign(run.row.id, run.spec, stop_grace_s=jobs.stop_grace, join_timeout_s=jobs.join_timeout)
+        key = self.key_of(run.row.id) if run.spec.mode == "service" else ""
+        return wire.Assign(run.row.id, run.spec, stop_grace_s=jobs.stop_grace, join_timeout_s=jobs.join_timeout, key=key)
+
+    def _view(self, run: JobRun, action: SendView) -> wire.Round:
+        """What a member of a service is told."""
+        rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
+        return wire.Round(run.row.id, action.generation, rank, len(action.members), members=self.peers(action.members))
+
+    def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[wire.Peer, ...]:
+        """The members of a service with their hosts, and how long the leavers have left."""
+        now, peers = self.clock.now(), []
+        for node, address, leaves in view:
+            agent = self.agents.on(node)
+            peers.append(wire.Peer(node, agent.host if agent else "", address, None if leaves is None else max(0.0, leaves - now)))
+        return tuple(peers)
 
     # --- a restart ---------------------------------------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class Inbox:
 
     def _warn_of_silence(self, run: JobRun, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
-        if run.rounds.stage is Stage.RUNNING and run.monitor.silent_for(now) > limit:
+        if run.spec.mode != "service" and run.rounds.stage is Stage.RUNNING and run.monitor.silent_for(now) > limit:
             sentence = (
                 f"The job has reported no progress for more than {limit:g} s: it hangs, or its script does not call malletrain.report(). "
                 "Without it MalleTrain cannot know how the job scales."

@@ -35,8 +35,8 @@ class LogSink:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(fd).st_size
-            if stream == "launcher" and offset == 0:
-                os.ftruncate(fd, 0)  # a new launcher on the same node begins its log anew
+            if stream in ("launcher", "service") and offset == 0:
+                os.ftruncate(fd, 0)  # a new launcher on the same node begins its logs anew
             if offset > size:
                 return size
             os.pwrite(fd, data[: self._limit - offset], offset)

@@ -53,6 +53,7 @@ class Daemon:
         self.boot = str(store.boot())
         self.keys = KeyRing(config.state_dir)
         self.core = Core(config, store, self.clock, self.metrics)
+        self.core.key_of = self.keys.job_key
         self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
         self.inbox = Inbox(self.core, self.logs, self.boot, self._horizon)
         self.transport = Transport(

@@ -1,0 +1,37 @@
+"""``malletrain members``: who is in a service, and how to reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json, state_dir_option
+
+
+@click.command()
+@click.argument("job")
+@click.option("--key", is_flag=True, help="Print the secret that the service's processes share instead; for the job's owner only.")
+@state_dir_option
+@json_option
+def members(job: str, key: bool, state_dir: Path | None, as_json: bool) -> None:
+    """Show the members of the service JOB (id or name): node, address, and who is about to leave.
+
+    \b
+    Examples:
+      malletrain members cache
+      malletrain members cache --json
+      MALLETRAIN_JOB_KEY=$(malletrain members cache --key) python client.py
+    """
+    with asking(state_dir) as client:
+        found = client.members(job)
+    if as_json:
+        print_json(found)
+    elif key:
+        click.echo(found.key)
+    elif not found.members:
+        click.echo(f"Job {found.job} has no members now.")
+    else:
+        for m in found.members:
+            leaving = "" if m.leaving_in_s is None else f"  leaves within {m.leaving_in_s:.0f} s"
+            click.echo(f"{m.node}  {m.address or m.host}{leaving}")

@@ -1,0 +1,117 @@
+"""Services on real processes: members come and go, nobody is restarted for it, and kills are survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from malletrain.cli.jobspec import build
+
+pytestmark = pytest.mark.timeout(240)
+
+SERVICE = """
+import json, os, time
+from malletrain import membership
+
+group = membership.join(f"{membership.host()}:{os.getpid()}")
+print("key of", len(membership.key()), "bytes", flush=True)
+assert "torch" not in __import__("sys").modules
+with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
+    for change in group.changes():
+        print(json.dumps([change.kind, change.member.node, change.member.address, len(group.members)]), file=news)
+        if change.kind == "leaving" and change.member == group.me:
+            if os.path.exists("deaf"):
+                continue
+            print(json.dumps(["drained", group.me.node, f"{change.member.seconds_left:.1f}", 0]), file=news)
+            group.drained()
+"""
+"""Writes down every change it hears of, one file a process."""
+
+
+def news(site):
+    """Process (node, pid) → what it heard, in order."""
+    found = {}
+    for path in site.work.glob("news-*"):
+        _, node, pid = path.name.rsplit("-", 2)
+        found[node, int(pid)] = [json.loads(line) for line in path.read_text().splitlines() if line]
+    return found
+
+
+def submit(site, nodes="1:3"):
+    script = site.script("service.py", SERVICE)
+    value = site.root / "value.csv"
+    value.write_text("nodes,value\n1,10\n2,25\n3,30\n")
+    spec = build(str(script), (), name="service", nodes=nodes, service=True, value=value, workdir=str(site.work))
+    with site.client() as client:
+        return client.submit(spec).id
+
+
+def members(site, job):
+    with site.client() as client:
+        return {m.node: m.address for m in client.members(job).members}
+
+
+def up(site, job, count):
+    """Wait until so many members are there; their addresses by node."""
+    site.until(lambda: len(members(site, job)) == count, f"{count} members")
+    return members(site, job)
+
+
+def heard(site, kind, node, by):
+    """Whether process ``by`` has heard of ``kind`` about ``node``."""
+    return any(line[:2] == [kind, node] for line in news(site).get(by, []))
+
+
+def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(embedded):
+    job = submit(embedded)
+    first = up(embedded, job, 3)
+    pids = {node: int(address.rpartition(":")[2]) for node, address in first.items()}
+    a, b, c = sorted(first)
+    embedded.until(lambda: all(len(lines) >= 3 for lines in news(embedded).values()) and len(news(embedded)) == 3, "all heard of all")
+
+    agents = embedded.agents()
+    agents[c].send_signal(signal.SIGTERM)  # the main scheduler wants it back: it is told, drains and goes
+    embedded.until(lambda: heard(embedded, "leaving", c, (a, pids[a])), "the others hear that it leaves")
+    embedded.until(lambda: heard(embedded, "drained", c, (c, pids[c])), "it drains itself")
+    embedded.until(lambda: heard(embedded, "left", c, (a, pids[a])), "it has left")
+
+    embedded.agents()[b].kill()  # without notice
+    embedded.until(lambda: heard(embedded, "left", b, (a, pids[a])), "the loss is told")
+    up(embedded, job, 3)  # both come back when their nodes do
+    assert members(embedded, job)[a] == first[a], "the survivor was restarted"
+    with embedded.client() as client:
+        assert client.job(job).job.tries == 0
+        assert len(client.members(job).key) == 64
+        assert "key of 32 bytes" in client.logs(job, stream="service").text
+
+
+def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(embedded):
+    job = submit(embedded)
+    first = up(embedded, job, 3)
+    embedded.kill_daemon()
+    embedded.start_daemon()
+    embedded.until(lambda: members(embedded, job) == first, "the same processes are members again")
+
+    node, address = sorted(first.items())[1]
+    os.kill(int(address.rpartition(":")[2]), signal.SIGKILL)
+    embedded.until(lambda: members(embedded, job).get(node, address) != address, "it was started again")
+    after = up(embedded, job, 3)
+    assert {n: a for n, a in after.items() if n != node} == {n: a for n, a in first.items() if n != node}
+    assert embedded.job(job).tries == 1
+    with embedded.client() as client:
+        client.cancel([job])
+    embedded.until_state(job, "cancelled")
+
+
+def test_a_leaver_that_says_nothing_is_released_within_its_notice(embedded):
+    (embedded.work / "deaf").touch()
+    job = submit(embedded, nodes="3:3")
+    first = up(embedded, job, 3)
+    node = sorted(first)[0]
+    embedded.agents()[node].send_signal(signal.SIGTERM)
+    embedded.until(lambda: node not in embedded.agents() or members(embedded, job).get(node) != first[node], "it has gone")
+    assert not heard(embedded, "drained", node, (node, int(first[node].rpartition(":")[2])))
+    up(embedded, job, 3)

@@ -50,8 +50,8 @@ class GapRules:
     ``partitions``: where leases run; a node must be in one of them (empty: anywhere). ``features``: those a node must have, all of them.
     ``nodes``/``exclude``: names (expanded). ``reserve``: idle nodes to leave to the main scheduler. ``idle_for_s``: how long a node must
     have been idle, so that the main scheduler has had its turn. ``use_planned``: also nodes held for a waiting job, with leases that end
-    before it starts. ``min_free_s``: at least so long must be left before a known use.
-    ``max_at_once``: gaps shown in one poll at most. ``hold``: why no node may be taken at this moment.
+    before it starts. ``min_free_s``: at least so long must be left before a known use. ``max_at_once``: gaps shown in one poll at most.
+    ``hold``: why no node may be taken at this moment; ``kept``: why single ones may not.
     """
 
     partitions: frozenset[str] = frozenset()
@@ -65,6 +65,7 @@ class GapRules:
     min_free_s: float = 0.0
     max_at_once: int = 200
     hold: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 Verdict = tuple[bool, str]
@@ -139,7 +140,8 @@ def _turn(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
 
 
 def _hold(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
-    return not rules.hold, rules.hold or "the main scheduler takes no nodes back just now"
+    why = rules.hold or rules.kept.get(node.name, "")
+    return not why, why or "the main scheduler does not need it just now"
 
 
 RULES: tuple[tuple[str, Rule], ...] = (

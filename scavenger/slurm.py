@@ -19,6 +19,7 @@ from scavenger.gap_memory import GapMemory
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
 from scavenger.lease_script import forget_outputs
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.slurm_due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm_hold import HOLD_S, Hold
 from scavenger.slurm_job import batch_script, limit_of, owner_prefix, sbatch
 from scavenger.slurm_parse import Job
@@ -27,7 +28,6 @@ from scavenger.slurm_site import SlurmSite, ask_site
 from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for
 from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
 from scavenger.slurm_submit import Submitter
-from scavenger.slurm_yield import PATIENCE_S, due_jobs, lacking
 from scavenger.submission import LimitReachedError, UnsureError
 
 SITE_EVERY_S = 300.0
@@ -85,6 +85,7 @@ class SlurmScavenger:
         self._hold = Hold()
         self._yielded: dict[str, float] = {}
         """Lease id → when it was asked to leave for a job that lacked its node."""
+        self._due_since: dict[str, float] = {}
         self._lacking_since: dict[str, float] = {}
         self._no_more: tuple[float, int, str] | None = None
         self._submitter = Submitter(settings, self.commands, environment)
@@ -120,30 +121,30 @@ class SlurmScavenger:
         nodes, jobs, reservations = self.source.read(self.settings.prefix)
         own = own_jobs(jobs.ours, self.settings.prefix, "" if self.settings.lease.submit_as else self.settings.user)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        due = [] if self.settings.backfill else self._believed(due_jobs(jobs.pending, site, self.settings.partition, now), now)
+        grace_s = self.grace_s(site)
+        running = {i: s for i, job in own.items() if (s := lease_of(i, job, now, grace_s)).state is LeaseState.RUNNING}
+        self._yielded = {lease: at for lease, at in self._yielded.items() if lease in running}
+        leaving = {i for i, lease in running.items() if lease.leaving_by is not None or i in self._yielded or i in self._given_up}
+        claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         rules = self._rules(site)
-        hold = self._hold.look(own, self._given_up, self._hold_s(rules), now)
-        due = [] if self.settings.backfill else due_jobs(jobs.pending, site, self.settings.partition, now)
-        if due and not hold:
-            hold = f"Slurm is about to start job {due[0].id}, which needs {due[0].nodes} nodes"
-        rules = replace(rules, hold=hold)
+        hold = self._hold.look(own, self._given_up, facts, bool(claimed.kept or claimed.lacked), self._hold_s(rules), now)
+        rules = replace(rules, hold=hold, kept=claimed.kept)
         self._jobs = own
         self._idle_since = {f.name: f.idle_since for f in facts.values() if f.idle_since is not None}
-        leases, unwanted = self._leases(own, site, hold, now)
-        yielded = self._yielding(due, facts, leases, now)
+        leases, unwanted = self._leases(own, site, rules, now)
+        self._lacking_since = {job: self._lacking_since.get(job, now) for job in claimed.lacked}
+        yielded = [lease for job, some in claimed.lacked.items() if now - self._lacking_since[job] >= PATIENCE_S for lease in some]
         leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         self.memory.update([f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self._room(active, now))
         return _View(now, site, rules, facts, leases, unwanted, yielded, choice)
 
-    def _yielding(self, due: Sequence[Job], facts: Mapping[str, NodeFacts], leases: Sequence[Lease], now: float) -> list[str]:
-        """Leases to ask to leave for jobs that lack them, and have done so for a moment."""
-        running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
-        leaving = {lease.id for lease in leases if lease.leaving_by is not None} | (self._yielded.keys() & running.keys())
-        self._yielded = {lease: at for lease, at in self._yielded.items() if lease in running}
-        lacks = lacking(due, facts, running, leaving)
-        self._lacking_since = {job: self._lacking_since.get(job, now) for job in lacks}
-        return [lease for job, wanted in lacks.items() if now - self._lacking_since[job] >= PATIENCE_S for lease in wanted]
+    def _believed(self, due: Sequence[Job], now: float) -> list[Job]:
+        """Those that have been about to start for a while at most."""
+        self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
+        return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
 
     def known_site(self) -> SlurmSite:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -182,7 +183,7 @@ class SlurmScavenger:
         At most a tenth of the time goes into asking."""
         cycle = view.site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S
         usual = max(self.settings.poll_interval_s, min(cycle / 4, 30.0))
-        return max(min(usual, HOLD_POLL_S) if view.rules.hold else usual, 10 * took_s)
+        return max(min(usual, HOLD_POLL_S) if view.rules.hold or self._lacking_since else usual, 10 * took_s)
 
     def _room(self, active: int, now: float) -> tuple[int, str] | None:
         """How many more leases there may be, if that is limited at all."""
@@ -207,7 +208,7 @@ class SlurmScavenger:
 
     # --- what Slurm said ---------------------------------------------------------------------------------------------------------------
 
-    def _leases(self, own: Mapping[str, Job], site: SlurmSite, hold: str, now: float) -> tuple[tuple[Lease, ...], list[Job]]:
+    def _leases(self, own: Mapping[str, Job], site: SlurmSite, rules: GapRules, now: float) -> tuple[tuple[Lease, ...], list[Job]]:
         """Every lease, and the jobs that have to be cancelled: not started in time, suspended, or given up before."""
         leases, unwanted = [], []
         self._given_up = {k: t for k, t in self._given_up.items() if now - t[0] < REMEMBERED_S}
@@ -220,8 +221,8 @@ class SlurmScavenger:
                     reason = self._given_up[lease_id][1]
                 elif job.state == "SUSPENDED":
                     reason = "the main scheduler suspended it"
-                elif lease.state is LeaseState.PENDING and hold:
-                    reason = hold
+                elif lease.state is LeaseState.PENDING and (needed := rules.hold or rules.kept.get(job.wanted, "")):
+                    reason = needed
                 elif lease.state is LeaseState.PENDING and now - (job.submitted or now) > self.settings.start_within_s:
                     reason = f"it did not start within {self.settings.start_within_s:g} s ({job.reason})"
                 if reason:
@@ -325,10 +326,10 @@ class SlurmScavenger:
     def _ask_to_leave(self, view: _View) -> None:
         """Send leases the signal that a preemption would; one that does not leave within the grace time is cancelled."""
         grace_s = self.grace_s(view.site)
-        late = [self._jobs[lease] for lease, at in self._yielded.items() if view.time - at > grace_s and lease in self._jobs]
+        late = [self._jobs[i] for i, at in self._yielded.items() if view.time - at > grace_s and self._jobs[i].state != "COMPLETING"]
         if late:
             self._submitter.cancel(late)
-        jobs = [self._jobs[lease] for lease in view.yielded if lease in self._jobs]
+        jobs = [self._jobs[lease] for lease in view.yielded]
         if jobs and self._submitter.cancel(jobs, ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))) is None:
             self._yielded.update(dict.fromkeys(view.yielded, view.time))
 

@@ -51,6 +51,22 @@ class LocalScheduler(SchedulerTable):
     autostart: bool = key(True, description="Start the embedded cluster together with the daemon when it does not run.")
 
 
+def _options(value: Words) -> Words:
+    for option in value:
+        if not option.startswith("-"):
+            raise PydanticCustomError(
+                "option", '"{value}" is no option; write each one as one text, such as "--licenses=scratch"', {"value": option}
+            )
+    return value
+
+
+def _submit_as(value: Words) -> Words:
+    if value and not any("{owner}" in word for word in value):
+        sentence = 'one of the words must hold {owner}, such as ["sudo", "-n", "-u", "{owner}", "--"]'
+        raise PydanticCustomError("owner", sentence, {"owner": "{owner}"})
+    return value
+
+
 class SlurmScheduler(SchedulerTable):
     """Slurm, 20.11 or later. Leases are one-node jobs; `malletrain check` tests these keys against the running Slurm."""
 
@@ -101,23 +117,65 @@ class SlurmScheduler(SchedulerTable):
     command_timeout: Duration = key("20 s", gt=0, description="A command of Slurm that takes longer is stopped and counts as failed.")
     command_tries: int = key(2, ge=1, le=10, description="How often a command that changes nothing is tried before the poll fails.")
 
-    @field_validator("options")
-    @classmethod
-    def _options(cls, value: Words) -> Words:
-        for option in value:
-            if not option.startswith("-"):
-                raise PydanticCustomError(
-                    "option", '"{value}" is no option; write each one as one text, such as "--licenses=scratch"', {"value": option}
-                )
-        return value
+    _check_options = field_validator("options")(_options)
+    _check_submit_as = field_validator("submit_as")(_submit_as)
 
-    @field_validator("submit_as")
-    @classmethod
-    def _submit_as(cls, value: Words) -> Words:
-        if value and not any("{owner}" in word for word in value):
-            sentence = 'one of the words must hold {owner}, such as ["sudo", "-n", "-u", "{owner}", "--"]'
-            raise PydanticCustomError("owner", sentence, {"owner": "{owner}"})
-        return value
+
+class PbsScheduler(SchedulerTable):
+    """OpenPBS or PBS Professional, 18.1 or later. Leases are one-host jobs; `malletrain check` tests these keys against the running PBS."""
+
+    mode: Literal["preemptable", "backfill"] = key(
+        "preemptable",
+        description="Leases that PBS preempts for other jobs; or, where it does not, leases that end before their node is wanted.",
+    )
+    queue: str = key("", description="Queue of the leases, below those of the main jobs; empty: the server's default one.")
+    account: str = key("", description="Account that the leases are charged to (qsub -A); empty: the user's default.")
+    project: str = key("", description="Project of the leases (qsub -P); empty: PBS's default.")
+    resources: Words = key(
+        ["ncpus", "ngpus", "mem"],
+        description="Resources that a lease asks for in full, as much as its node has of them; what a node does not have is left out.",
+    )
+    select: str = key("", description='Further resources of a lease\'s chunk (qsub -l select=1:…), such as "system=polaris"; empty: none.')
+    place: str = key("pack:exclhost", description="How a lease has its node (qsub -l place=…); whole hosts unless there is a reason.")
+    options: Words = key(
+        [], description='Further words of qsub for the leases, options and their values one text each, such as ["-l", "filesystems=home"].'
+    )
+    time_limit: Duration = key("12 h", gt=0, description="Longest walltime of a lease.")
+    time_min: Duration = key(
+        "5 min",
+        description="Shortest lease that is of use, for which PBS may find a hole before another job (qsub -l min_walltime=…).",
+    )
+    spare: Duration = key("30 s", description="A lease ends this long before its node is wanted by a reservation or a planned job.")
+    rerunnable: Literal["auto", "yes", "no"] = key(
+        "auto",
+        description="Whether leases are rerunnable (qsub -r); auto: only where PBS preempts in no other way than requeuing, which it "
+        "cannot do to a job that is not.",
+    )
+    grace: MaybeDuration = key(
+        None,
+        description="Time between the signal of a preemption and SIGKILL; not given: the queue's kill_delay (10 s by default).",
+    )
+    start_within: Duration = key("60 s", gt=0, description="A lease that has not started this long after it was asked for is withdrawn.")
+    submit_rate: float = key(10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most.")
+    max_leases: int = key(0, ge=0, description="Leases at the same time at most; 0: no limit but PBS's own.")
+    script: MaybeLocation = key(
+        None,
+        description="Batch script of the leases, a copy of jobscripts/pbs/lease.sh with what the site's nodes need; not given: that one.",
+    )
+    submit_as: Words = key(
+        [],
+        description='Command put before qsub and qdel to run them as a lease\'s owner, such as ["sudo", "-n", "-u", "{owner}", "--"]; '
+        "empty: all leases are this user's.",
+    )
+    keep_output: bool = key(True, description="Keep what the newest leases print, in the folder leases in state_dir.")
+    api: Literal["auto", "commands", "bindings"] = key(
+        "auto",
+        description="Ask PBS through its commands or through its Python bindings (pbs_ifl); auto: the bindings where they can be imported.",
+    )
+    command_timeout: Duration = key("20 s", gt=0, description="A command of PBS that takes longer is stopped and counts as failed.")
+    command_tries: int = key(2, ge=1, le=10, description="How often a command that changes nothing is tried before the poll fails.")
+
+    _check_submit_as = field_validator("submit_as")(_submit_as)
 
 
 class GapsSection(Section):
@@ -179,6 +237,7 @@ class SchedulerSection(Section):
     )
     local: LocalScheduler = section(LocalScheduler)
     slurm: SlurmScheduler = section(SlurmScheduler)
+    pbs: PbsScheduler = section(PbsScheduler)
 
     @field_validator("kind")
     @classmethod

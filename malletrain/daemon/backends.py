@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from malletrain.config import Config
-from malletrain.daemon import backend_slurm
+from malletrain.daemon import backend_pbs, backend_slurm
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.local import LocalScavenger, start_cluster
 
@@ -67,4 +67,5 @@ def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
 _BACKENDS = {
     "local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local),
     "slurm": Backend(backend_slurm.connect, backend_slurm.prepare, backend_slurm.grace_s, backend_slurm.check),
+    "pbs": Backend(backend_pbs.connect, backend_pbs.prepare, backend_pbs.grace_s, backend_pbs.check),
 }

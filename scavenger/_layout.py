@@ -10,6 +10,7 @@ Everything is below one directory. A file is always replaced whole (temporary na
 ``leases/ID/``     working directory of a lease, with ``output.log`` (standard output and error of its command)
 ``cluster.log``    what the cluster process itself prints
 ``cluster.lock``   held while a cluster runs: there is one per directory
+``hold``           while this file is there, the trace stands still at its first second
 =================  =======================================================================================================
 """
 
@@ -55,6 +56,10 @@ class Layout:
     @property
     def lock(self) -> Path:
         return self.root / "cluster.lock"
+
+    @property
+    def hold(self) -> Path:
+        return self.root / "hold"
 
     @property
     def log(self) -> Path:

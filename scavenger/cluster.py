@@ -105,7 +105,7 @@ class Cluster:
         self._stopping = False
         self._dirty = True
         self._written = -math.inf
-        self._accounted = self._started = time.monotonic()
+        self._accounted = self._started = self._trace_began = time.monotonic()
         self._history: TextIO | None = None
         self._last_complaint = ""
 
@@ -120,7 +120,7 @@ class Cluster:
         if self.layout.history.stat().st_size == 0:
             csv.writer(self._history).writerow(HISTORY_HEADER)
         wake = _install_signals(self)
-        self._started = self._accounted = time.monotonic()
+        self._started = self._accounted = self._trace_began = time.monotonic()
         self._log("", "start")
         try:
             while not self._finished():
@@ -187,7 +187,9 @@ class Cluster:
                     node.idle_since = wall
                     self._changed(node)
             return
-        for change in self.replay.advance(now - self._started):
+        if self.replay.time <= 0 and self.layout.hold.exists():
+            self._trace_began = now
+        for change in self.replay.advance(now - self._trace_began):
             node = self.nodes[change.node]
             if change.idle:
                 node.idle_since = wall

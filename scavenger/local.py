@@ -191,6 +191,10 @@ class ClusterProcess:
             self.process.poll()  # reaps it when it is our child
         return _processes.alive(self.pid, self.pid_start)
 
+    def go_on(self) -> None:
+        """Let the trace begin that :func:`start_cluster` was told to hold. Harmless where it has begun."""
+        Layout(self.directory).hold.unlink(missing_ok=True)
+
     def stop(self, timeout_s: float = 30.0) -> None:
         """Stop it in order (leases get their grace time); after ``timeout_s`` by force. Returns when it is gone."""
         for number, patience in ((signal.SIGTERM, timeout_s), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -214,6 +218,7 @@ def start_cluster(
     duration_s: float | None = None,
     trace_end_s: float | None = None,
     at_end: str = "repeat",
+    hold: bool = False,
     grace_s: float = 5.0,
     notice_fraction: float = 1.0,
     sweep_s: float = 1.0,
@@ -223,11 +228,13 @@ def start_cluster(
 ) -> ClusterProcess:
     """Start a cluster as a process in its own session, which outlives this one, and wait until it is ready.
 
-    The options are those of ``python -m scavenger.cluster --help``. Raises SchedulerError with the cluster's own words when it does not
+    The options are those of ``python -m scavenger.cluster --help``. ``hold``: the trace stands still at its first second until
+    :meth:`ClusterProcess.go_on`. Raises SchedulerError with the cluster's own words when it does not
     start.
     """
     layout = Layout(Path(directory).resolve())
     layout.create()
+    layout.hold.touch() if hold else layout.hold.unlink(missing_ok=True)
     argv = [
         sys.executable, "-m", "scavenger.cluster", "--dir", str(layout.root), "--nodes", str(nodes), "--speedup", repr(speedup),
         "--at-end", at_end, "--grace", repr(grace_s), "--notice-fraction", repr(notice_fraction), "--sweep", repr(sweep_s),

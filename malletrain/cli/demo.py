@@ -19,7 +19,7 @@ from malletrain.cli.common import Refused
 )
 @click.option(
     "--duration", type=click.FloatRange(min=30, max=3600), default=100.0, show_default=True, metavar="S",
-    help="Seconds in which nodes come and go; then all are idle until the jobs are done.",
+    help="Seconds of the trace: a calm beginning, then nodes come and go; after it all are idle until the jobs are done.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trace, the preemptions and the jobs.")
 @click.option("--chaos", is_flag=True, help="Kill the daemon (kill -9) in the middle, and announce fewer preemptions.")

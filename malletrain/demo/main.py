@@ -35,8 +35,14 @@ SHORTEST_GAP_S = 8.0
 IDLE_SHARE = 0.65
 """Share of the nodes that is idle in a synthetic trace. Summit's 8 % of six nodes would be half a node."""
 TRIES = 40
-"""Synthetic traces looked at for one that takes enough nodes at times when jobs train: ``TAKEN_PER_S`` between ``EARLY`` and ``LATE``."""
-TAKEN_PER_S, EARLY, LATE = 1 / 15, 0.1, 0.75
+"""Synthetic traces looked at for one that takes enough nodes at times when jobs train: ``TAKEN_PER_S`` before ``LATE`` of its time."""
+TAKEN_PER_S, LATE = 1 / 10, 0.75
+HELD_S = 1.0
+"""Seconds at the beginning of a synthetic trace in which all nodes are idle."""
+CALM = 0.3
+"""Share of the time before nodes begin to come and go on a synthetic trace: the first job is profiled on nodes that stay."""
+CALM_AT_MOST = 0.5
+"""The same where the machine is so slow that the profile is not over by then."""
 LOOK_EVERY_S = 0.5
 KILL_AT = 0.45
 """With chaos: when the daemon is killed, as a share of the trace's time."""
@@ -85,24 +91,29 @@ def run(options: Options) -> int:
 def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
-    cut = cut_trace(options)
-    times, counts = cut.idle_count()
-    offered = plan.offered_node_seconds(list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s)
+    given = cut_trace(options) if options.trace else None  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
     with Stage(options.output) as stage:
         folder = stage.folder
-        trace.write(cut, folder.trace)
         folder.config.write_text(plan.config_text(folder.state, folder.cluster, stage.port, options.nodes))
         load_config(folder.config)  # a mistake shows here and not in the daemon's log
         terminal.print(f"Three jobs on {options.nodes} virtual nodes; everything is kept in {folder.root}. Loading PyTorch once …")
-        work = plan.share(stage.loading_s()) * offered
+        loading = stage.loading_s()
+        cut = given or cut_trace(options)
+        trace.write(cut, folder.trace)
+        times, counts = cut.idle_count()
+        offered = plan.offered_node_seconds(list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s)
+        if not given:
+            offered += CALM * options.duration_s * options.nodes
+        work = plan.share(loading) * offered
         for job in plan.JOBS:
             stage.run_undisturbed(job.name, script, job.arguments(work, options.seed))
         stage.start_cluster(
             options.nodes,
             trace=folder.trace,
-            trace_end_s=options.duration_s,
+            trace_end_s=cut.duration_s,
             at_end="idle",
+            hold=given is None,
             grace_s=plan.GRACE_S,
             notice_fraction=plan.NOTICE_CHAOS if options.chaos else plan.NOTICE,
             seed=options.seed,
@@ -141,27 +152,32 @@ def example_script() -> Path:
 
 
 def cut_trace(options: Options) -> trace.Trace:
-    """The trace that is played, in real seconds and with the names of the virtual nodes."""
+    """The trace that is played, in real seconds and with the names of the virtual nodes.
+
+    In the first second of a synthetic one all nodes are idle; that second is held until the first profile is over.
+    """
     names = [f"n{k + 1}" for k in range(options.nodes)]
     if options.trace is not None:
         return replay.fit(trace.read(options.trace), names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
     make = lively_trace
+    lively_s = (1 - CALM) * options.duration_s
     best: trace.Trace | None = None
     most = -1
     for attempt in range(TRIES):
         seed = options.seed * TRIES + attempt
         try:
-            made = make(names, options.duration_s, seed)
+            made = make(names, lively_s, seed)
         except trace.TraceError:
             if make is any_trace:
                 raise
             make = any_trace  # this number of nodes and seconds has no lively one; looking again would take long
-            made = make(names, options.duration_s, seed)
-        # Nodes taken at the very beginning, or when the jobs are nearly done, show nothing.
-        taken = int((~made.idle & (made.time > EARLY * options.duration_s) & (made.time < LATE * options.duration_s)).sum())
+            made = make(names, lively_s, seed)
+        made = plan.after_calm(made, HELD_S)
+        # Nodes taken when the jobs are nearly done show nothing.
+        taken = int((~made.idle & (made.time < LATE * lively_s)).sum())
         if taken > most:
             best, most = made, taken
-        if taken >= TAKEN_PER_S * options.duration_s:
+        if taken >= TAKEN_PER_S * lively_s:
             break
     assert best is not None
     return best
@@ -197,6 +213,8 @@ def _watch(watcher: Watcher, stage: Stage, start: float, deadline: float, option
         if all(j.state in ENDED for j in jobs):
             return jobs
         now = time.time()
+        if now > start + CALM_AT_MOST * options.duration_s or any(e.kind == "profile-finished" for e in watcher.events):
+            stage.go_on()
         if now > deadline:
             raise DemoError(f"After {now - start:.0f} s the jobs are not done, so the demo gives up; see {stage.folder.daemon_log}.")
         if kill_at is not None and now >= kill_at:
@@ -241,14 +259,10 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
 def _result(
     jobs: list[JobView], status: StatusView, undisturbed: dict[str, float | None], sums: Account, wall_s: float, notes: tuple[str, ...]
 ) -> Result:
-    made = tuple(
-        JobResult(j.name, j.state, j.samples, j.rescales, _known(j.metrics, "accuracy"), undisturbed.get(j.name)) for j in jobs
-    )
+    made = tuple(JobResult(j.name, j.state, j.samples, j.rescales, _known(j.metrics, "accuracy"), undisturbed.get(j.name)) for j in jobs)
     return Result(made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes)
 
 
 def _known(values: dict[str, Any], name: str) -> float | None:
     value = values.get(name)
     return None if value is None else round(float(value), 4)
-
-

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from scavenger.trace import Trace
+
 TRAINING_SAMPLES = 1437
 """Images per epoch of the digits example (1,797 less 360 for the test)."""
 SAMPLES_PER_S = 450.0
@@ -54,8 +58,8 @@ class DemoJob:
 
 
 JOBS = (
-    DemoJob("digits-small", 0.30, 1, 3, batch_size=96, hidden=64, lr=0.05),
     DemoJob("digits-wide", 0.40, 1, 4, batch_size=128, hidden=256, lr=0.05),
+    DemoJob("digits-small", 0.30, 1, 3, batch_size=96, hidden=64, lr=0.05),
     DemoJob("digits-pair", 0.30, 2, 4, batch_size=128, hidden=128, lr=0.08),
 )
 
@@ -134,3 +138,19 @@ def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> flo
         until = idle[k + 1][0] if k + 1 < len(idle) else end
         total += max(0.0, min(until, end) - moment) * count
     return total
+
+
+def after_calm(trace: Trace, calm_s: float) -> Trace:
+    """``trace``, before which all its nodes are idle for ``calm_s`` seconds."""
+    if calm_s <= 0:
+        return trace
+    later = trace.time > 0
+    taken = np.flatnonzero(~trace.idle_at(0.0))
+    every = np.arange(len(trace.names))
+    return Trace.validated(
+        np.concatenate([np.zeros(len(every)), np.full(len(taken), calm_s), trace.time[later] + calm_s]),
+        np.concatenate([every, taken, trace.node[later]]),
+        np.concatenate([np.ones(len(every), np.bool_), np.zeros(len(taken), np.bool_), trace.idle[later]]),
+        trace.names,
+        trace.duration_s + calm_s,
+    )

@@ -124,6 +124,11 @@ class Stage:
         with _later():
             self.cluster = start_cluster(self.folder.cluster, nodes, lifetime_s=LIFETIME_S, **options)  # type: ignore[arg-type]
 
+    def go_on(self) -> None:
+        """Let nodes come and go from now on."""
+        if self.cluster is not None:
+            self.cluster.go_on()
+
     def start_daemon(self) -> None:
         """The daemon as ``malletraind`` starts it, its log in ``daemon.log``. Returns at once; see :meth:`client`."""
         with open(self.folder.daemon_log, "ab") as log, _later():

@@ -99,5 +99,3 @@ class Watcher:
                 where = f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
                 line = f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, {count(j.samples)} samples, {j.rescales} rescales"
                 self.terminal.print(Text(line, "dim"), soft_wrap=True)
-
-

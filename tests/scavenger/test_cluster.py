@@ -186,6 +186,16 @@ def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
     assert (refused.state, refused.reason) == (LeaseState.ENDED, "Node n1 is busy, not idle.")
 
 
+def test_a_held_trace_begins_when_told(cluster, trace_file):
+    held = cluster(2, **trace_file([(0, 0.0, 0.05), (1, 0.0, 900.0)]), hold=True, at_end="hold")
+    scavenger = held.scavenger()
+    wait_for(lambda: scavenger.totals()["offered_node_s"] > 1.0, "half a second to pass on two nodes")
+    assert {gap.node for gap in scavenger.poll().gaps} == {"n1", "n2"}
+    held.go_on()
+    wait_for(lambda: {gap.node for gap in scavenger.poll().gaps} == {"n2"}, "the trace to begin")
+    held.go_on()
+
+
 def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
     scavenger = cluster(1, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 2.0)], nodes=1)).scavenger()
     take(scavenger, "a", "n1", PARENT)

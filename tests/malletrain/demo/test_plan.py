@@ -5,8 +5,8 @@ import pytest
 from malletrain.cli.jobspec import parse_nodes
 from malletrain.config import parse_config
 from malletrain.demo import plan
-from malletrain.demo.main import EARLY, LATE, Options, cut_trace, example_script
-from scavenger.trace import TraceError
+from malletrain.demo.main import CALM, HELD_S, LATE, Options, cut_trace, example_script
+from scavenger.trace import Trace, TraceError
 
 
 def options(tmp_path, **changes):
@@ -52,12 +52,25 @@ def test_offered_node_seconds():
     assert plan.offered_node_seconds([], 15.0) == 0
 
 
+def test_after_the_calm_a_trace_is_what_it_was():
+    trace = Trace.validated([0.0, 0.0, 3.0, 5.0], [0, 2, 0, 1], [True, True, False, True], ["a", "b", "c"], 9.0)
+    later = plan.after_calm(trace, 20.0)
+    assert (later.names, later.duration_s) == (trace.names, 29.0)
+    assert later.idle_at(0.0).all()
+    assert later.idle_at(19.9).all()
+    for t in (0.0, 2.9, 3.0, 5.0, 9.0):
+        assert later.idle_at(20.0 + t).tolist() == trace.idle_at(t).tolist()
+    assert plan.after_calm(trace, 0.0) is trace
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_the_trace_takes_enough_nodes(tmp_path, seed):
+def test_the_trace_begins_calmly_and_takes_enough_nodes(tmp_path, seed):
     cut = cut_trace(options(tmp_path, seed=seed))
     assert cut.names == tuple(f"n{k}" for k in range(1, 7))
-    assert cut.duration_s == pytest.approx(105.0)
-    taken = (~cut.idle & (cut.time > EARLY * 105) & (cut.time < LATE * 105)).sum()
+    assert cut.duration_s == pytest.approx((1 - CALM) * 105.0 + HELD_S)
+    assert cut.idle_at(0.0).all()
+    assert cut.idle_at(0.99 * HELD_S).all()
+    taken = (~cut.idle & (cut.time < LATE * cut.duration_s)).sum()
     assert taken >= 5
 
 
@@ -91,5 +104,5 @@ def test_the_example_ships():
 def test_any_size_has_a_trace(tmp_path, nodes, duration):
     cut = cut_trace(options(tmp_path, nodes=nodes, duration_s=duration))
     assert len(cut.names) == nodes
-    assert cut.duration_s == pytest.approx(duration)
+    assert cut.duration_s == pytest.approx((1 - CALM) * duration + HELD_S)
     assert cut.idle_count()[1].max() > 0

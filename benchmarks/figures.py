@@ -1,16 +1,19 @@
 """The paper's Figures 3.6 to 3.10 (docs/evaluation.md), one command each.
 
-    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv [--out docs/img] [--json]
+    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv [--out docs/images] [--json]
 
 * ``fig6``: solve time against the number of trainers that decide at once (:mod:`benchmarks.trainers`; no trace needed);
 * ``fig7``: MalleTrain, which profiles its jobs and pays for it, against FreeTrain, which believes what owners state, for hyperparameter
-  and architecture search; by what owners state (their true curve, another model's, a linear one, nothing);
-* ``fig8``: fraction of the upper bound over the forward-looking time, exact plans and equal shares;
-* ``fig9``: the same over the number of jobs at a time;
-* ``fig10``: the same over what a rescale costs, in restart and in live mode.
+  and architecture search; by what owners state (their true curve, another model's, a linear one, nothing); once with the same ten jobs
+  all the time (*long*) and once with jobs that end and make room for the next (*stream*);
+* ``fig8``: samples over the forward-looking time, exact plans and equal shares;
+* ``fig9``: samples over the number of jobs at a time;
+* ``fig10``: samples over what a rescale costs, in restart and in live mode.
 
-Every point is the mean over ``--seeds`` draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from +
---hours`` is simulated on ``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object) and writes FIGURE.png.
+Figures 8 to 10 have long jobs: where jobs end, policies are soon left with different jobs, and samples compare the jobs as much as the
+policies. Samples are divided by those of the same jobs on the same nodes in a world without costs (policy ``ideal``). Every point is the
+mean over ``--seeds`` draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from + --hours`` is simulated on
+``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object) and writes FIGURE.png.
 """
 
 from __future__ import annotations
@@ -28,17 +31,22 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import SimSettings, simulate
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.throughput import built_in
-from malletrain.sim.workloads import given, hpo, read_curves
+from malletrain.sim.workloads import Given, given, hpo, read_curves
 from scavenger.trace import Trace, read, read_names
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+STREAM = 600
+"""Jobs of a stream: more than any policy completes in two days."""
+ENDLESS = 1e18
+"""Samples of a job that is not done before the trace is over."""
+STATEMENTS = {"exact": "true", "other": "another\nmodel's", "linear": "linear", "none": "none"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,8 @@ class Point:
     x: str
     seed: int = 0
     workload: str = "hpo"
-    states: str = "exact"
+    length: Literal["long", "stream"] = "long"
+    states: Given = "exact"
     policy: str = "malletrain"
     max_jobs: int = 10
     t_fwd: float = 120.0
@@ -84,12 +93,13 @@ def play(world: World, point: Point) -> dict[str, Any]:
     p = point
     trace = _trace(world).sample(world.nodes, p.seed)
     curves = read_curves(world.curves) if world.curves else built_in()
-    jobs = nas(600, p.seed) if p.workload == "nas" else hpo(curves, 600, p.seed)
+    count = STREAM if p.length == "stream" else p.max_jobs
+    jobs = nas(count, p.seed) if p.workload == "nas" else hpo(curves, count, p.seed)
+    if p.length == "long":
+        jobs = [replace(job, samples=ENDLESS) for job in jobs]
     costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
-    settings = SimSettings(
-        POLICIES[p.policy], costs, max_running=p.max_jobs, t_fwd_s=p.t_fwd, starvation_s=p.starvation, seed=p.seed
-    )
-    return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}  # type: ignore[arg-type]
+    settings = SimSettings(POLICIES[p.policy], costs, max_running=p.max_jobs, t_fwd_s=p.t_fwd, starvation_s=p.starvation, seed=p.seed)
+    return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 
 
 # --- what is simulated -------------------------------------------------------------------------------------------------------------------
@@ -98,11 +108,12 @@ def play(world: World, point: Point) -> dict[str, Any]:
 def fig7() -> list[Point]:
     """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without turns for starving jobs."""
     points = []
-    for workload in ("hpo", "nas"):
-        for states in ("exact", "other", "linear", "none"):
-            points.append(Point("FreeTrain", f"{workload} {states}", workload=workload, states=states, policy="freetrain"))
-        measured = Point("MalleTrain", f"{workload} none", workload=workload, states="none", policy="profiled", starvation=float("inf"))
-        points += [measured, replace(measured, line="MalleTrain, with turns", starvation=600.0)]
+    for length in ("long", "stream"):
+        for workload in ("hpo", "nas"):
+            base = Point("FreeTrain", f"{length} {workload}", workload=workload, length=length, policy="freetrain")
+            points += [replace(base, x=f"{base.x} {states}", states=states) for states in get_args(Given)]
+            base = replace(base, line="MalleTrain", x=f"{base.x} none", states="none", policy="profiled", starvation=float("inf"))
+            points += [base, replace(base, line="MalleTrain, with turns", starvation=600.0)]
     return points
 
 
@@ -128,12 +139,17 @@ def fig10() -> list[Point]:
     ]
 
 
-FIGURES: dict[str, tuple[Callable[[], list[Point]], str, str]] = {
-    "fig7": (fig7, "samples", "what owners state of their jobs"),
-    "fig8": (fig8, "fraction_of_ideal", "forward-looking time in seconds"),
-    "fig9": (fig9, "fraction_of_ideal", "jobs at a time"),
-    "fig10": (fig10, "fraction_of_ideal", "pause of a growth in seconds"),
+FIGURES: dict[str, tuple[Callable[[], list[Point]], str]] = {
+    "fig7": (fig7, "what owners state of their jobs"),
+    "fig8": (fig8, "forward-looking time in seconds"),
+    "fig9": (fig9, "jobs at a time"),
+    "fig10": (fig10, "pause of a growth in seconds"),
 }
+
+
+def without_costs(point: Point) -> Point:
+    """The same jobs on the same nodes in a world without costs."""
+    return Point("ideal", "", seed=point.seed, workload=point.workload, length=point.length, policy="ideal", max_jobs=point.max_jobs)
 
 
 # --- running, telling, drawing -----------------------------------------------------------------------------------------------------------
@@ -141,7 +157,7 @@ FIGURES: dict[str, tuple[Callable[[], list[Point]], str, str]] = {
 
 @dataclass(frozen=True)
 class Mean:
-    """One point of the figure over all seeds."""
+    """One point of the figure over all seeds: samples as a fraction of those in a world without costs."""
 
     line: str
     x: str
@@ -150,48 +166,62 @@ class Mean:
     runs: tuple[dict[str, Any], ...]
 
 
-def measure(world: World, points: Sequence[Point], key: str, seeds: int, processes: int) -> list[Mean]:
+def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -> list[Mean]:
     """All points over all seeds, in ``processes`` at once."""
     work = [replace(p, seed=seed) for p in points for seed in range(seeds)]
+    bounds = list(dict.fromkeys(map(without_costs, work)))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        results = list(pool.map(play, [world] * len(work), work, chunksize=1))
+        every = list(pool.map(play, [world] * (len(work) + len(bounds)), [*work, *bounds], chunksize=1))
+    results, best = every[: len(work)], {p: r["samples"] for p, r in zip(bounds, every[len(work) :], strict=True)}
+    for p, r in zip(work, results, strict=True):
+        r["of_ideal"] = r["samples"] / best[without_costs(p)]
     means = []
     for k, p in enumerate(points):
         runs = tuple(results[k * seeds : (k + 1) * seeds])
-        values = [r[key] for r in runs]
-        means.append(Mean(p.line, p.x, statistics.fmean(values), statistics.stdev(values) if seeds > 1 else 0.0, runs))
+        means.append(Mean(p.line, p.x, *_mean([r["of_ideal"] for r in runs]), runs))
     return means
 
 
-def gains(means: Sequence[Mean]) -> list[dict[str, Any]]:
-    """MalleTrain's samples over FreeTrain's, seed by seed, for each workload and each thing that owners state."""
-    rows = []
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Samples of MalleTrain (``policy``: with turns or without) over FreeTrain's, seed by seed, less 1."""
+
+    length: str
+    workload: str
+    states: str
+    policy: str
+    mean: float
+    spread: float
+    theirs: Mean
+    mine: Mean
+
+
+def gains(means: Sequence[Mean]) -> list[Gain]:
+    """MalleTrain over FreeTrain, for each workload and each thing that owners state."""
+    found = []
     for mine in (m for m in means if m.line != "FreeTrain"):
-        workload = mine.x.split()[0]
-        for theirs in (m for m in means if m.line == "FreeTrain" and m.x.startswith(workload)):
+        length, workload, _ = mine.x.split()
+        for theirs in (m for m in means if m.line == "FreeTrain" and m.x.startswith(f"{length} {workload} ")):
             each = [a["samples"] / b["samples"] - 1.0 for a, b in zip(mine.runs, theirs.runs, strict=True)]
-            rows.append(
-                {
-                    "workload": workload,
-                    "owners_state": theirs.x.split()[1],
-                    "policy": mine.line,
-                    "gain": statistics.fmean(each),
-                    "spread": statistics.stdev(each) if len(each) > 1 else 0.0,
-                }
-            )
-    return rows
+            found.append(Gain(length, workload, theirs.x.split()[2], mine.line, *_mean(each), theirs, mine))
+    return found
 
 
-def tell(figure: str, means: Sequence[Mean], key: str) -> list[str]:
+def tell(figure: str, means: Sequence[Mean]) -> list[str]:
     """The figure as a Markdown table."""
     if figure == "fig7":
-        lines = ["| workload | owners state | policy | samples over FreeTrain's |", "|---|---|---|---|"]
-        for r in gains(means):
-            gain = f"{100 * r['gain']:+.1f} % ± {100 * r['spread']:.1f}"
-            lines.append(f"| {r['workload']} | {r['owners_state']} | {r['policy']} | {gain} |")
+        lines = ["| jobs | owners state | FreeTrain | policy | of ideal | samples over FreeTrain's |", "|---|---|---|---|---|---|"]
+        for g in gains(means):
+            gain = f"{100 * g.mean:+.1f} % ± {100 * g.spread:.1f}"
+            lines.append(f"| {g.length} {g.workload} | {g.states} | {g.theirs.mean:.3f} | {g.policy} | {g.mine.mean:.3f} | {gain} |")
         return lines
     names = list(dict.fromkeys(m.line for m in means))
-    lines = [f"| {FIGURES[figure][2]} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = [f"| {FIGURES[figure][1]} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for x in dict.fromkeys(m.x for m in means):
         cells = {m.line: f"{m.mean:.3f} ± {m.spread:.3f}" for m in means if m.x == x}
         lines.append(f"| {x} | " + " | ".join(cells.get(name, "") for name in names) + " |")
@@ -203,14 +233,10 @@ def draw(figure: str, means: Sequence[Mean], path: Path) -> None:
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
-    axes = picture.subplots()
     if figure == "fig7":
-        rows = [r for r in gains(means) if r["policy"] == "MalleTrain"]
-        labels = [f"{r['workload'].upper()}\n{r['owners_state']}" for r in rows]
-        axes.bar(labels, [100 * r["gain"] for r in rows], yerr=[100 * r["spread"] for r in rows], color=COLOURS[0], capsize=3)
-        axes.axhline(0.0, color="black", linewidth=0.8)
-        axes.set(ylabel="samples over FreeTrain's, %", xlabel=FIGURES[figure][2])
+        _draw_gains(picture, [g for g in gains(means) if g.policy == "MalleTrain"])
     else:
+        axes = picture.subplots()
         for k, line in enumerate(dict.fromkeys(m.line for m in means)):
             mine = [m for m in means if m.line == line]
             axes.errorbar(
@@ -221,9 +247,29 @@ def draw(figure: str, means: Sequence[Mean], path: Path) -> None:
         ticks = [m.x for m in means if m.line == means[0].line]
         axes.set_xticks([float(x) for x in ticks], ticks)
         axes.minorticks_off()
-        axes.set(xlabel=FIGURES[figure][2], ylabel="samples over the upper bound", ylim=(0, 1))
+        axes.set(xlabel=FIGURES[figure][1], ylabel="samples ÷ those without costs", ylim=(0, 1))
         axes.legend(frameon=False)
-    _finish(picture, axes, path)
+    _finish(picture, path)
+
+
+def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
+    """Bars by what owners state, a panel for each length of jobs."""
+    lengths = list(dict.fromkeys(g.length for g in rows))
+    for axes, length in zip(picture.subplots(1, len(lengths), sharey=True, squeeze=False)[0], lengths, strict=True):
+        for k, workload in enumerate(dict.fromkeys(g.workload for g in rows)):
+            mine = [g for g in rows if g.length == length and g.workload == workload]
+            at = [i + 0.4 * k - 0.2 for i in range(len(mine))]
+            bars = axes.bar(
+                at, [100 * g.mean for g in mine], 0.4, yerr=[100 * g.spread for g in mine],
+                label=workload.upper(), color=COLOURS[k], capsize=2, error_kw={"linewidth": 0.8},
+            )  # fmt: skip
+            axes.bar_label(bars, [f"{100 * g.mean:+.0f}" for g in mine], fontsize=7, padding=2)
+        axes.set_xticks(range(len(STATEMENTS)), STATEMENTS.values(), fontsize=8)
+        axes.axhline(0.0, color="black", linewidth=0.8)
+        axes.set_title({"long": "ten jobs that go on", "stream": "jobs that end, ten at a time"}[length], fontsize=9)
+        axes.set_xlabel("curve stated by owners", fontsize=9)
+    picture.axes[0].set_ylabel("MalleTrain's samples over FreeTrain's, %", fontsize=9)
+    picture.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def fig6(args: argparse.Namespace) -> None:
@@ -248,14 +294,15 @@ def fig6(args: argparse.Namespace) -> None:
     axes.set_xticks([r["trainers"] for r in rows], [str(r["trainers"]) for r in rows])
     axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms", ylim=(0, None))
     axes.legend(frameon=False)
-    _finish(picture, axes, args.out / "fig6.png")
+    _finish(picture, args.out / "fig6.png")
 
 
-def _finish(picture: Any, axes: Any, path: Path) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
-    axes.set_axisbelow(True)
+def _finish(picture: Any, path: Path) -> None:
+    for axes in picture.axes:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+        axes.set_axisbelow(True)
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, metadata={"Software": None})
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB", file=sys.stderr)
@@ -267,13 +314,13 @@ def main() -> None:
     parser.add_argument("--trace")
     parser.add_argument("--node-list")
     parser.add_argument("--curves", help="scaling curves of the hyperparameter search; default: built-in models")
-    parser.add_argument("--nodes", type=int, default=1024)
+    parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--from", dest="begin_h", type=float, default=60.0, metavar="H")
-    parser.add_argument("--hours", type=float, default=48.0)
+    parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, help="of benchmarks.trainers (fig6)")
-    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.figure == "fig6":
@@ -281,15 +328,15 @@ def main() -> None:
         return
     if not args.trace:
         parser.error("--trace is needed for this figure.")
-    points, key, _ = FIGURES[args.figure]
+    points = FIGURES[args.figure][0]
     world = World(args.trace, args.node_list, args.curves, args.nodes, args.begin_h, args.hours)
     began = time.perf_counter()
-    means = measure(world, points(), key, args.seeds, args.processes)
+    means = measure(world, points(), args.seeds, args.processes)
     if args.json:
         rows = [{"line": m.line, "x": m.x, "mean": m.mean, "spread": m.spread, "runs": m.runs} for m in means]
         print(json.dumps({"figure": args.figure, "world": asdict(world), "seeds": args.seeds, "rows": rows}))
     else:
-        print("\n".join(tell(args.figure, means, key)))
+        print("\n".join(tell(args.figure, means)))
     draw(args.figure, means, args.out / f"{args.figure}.png")
     print(f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""How good fine fields are: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of wind by class of terrain. Pure functions."""
+"""How good fine fields are: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of wind by class of terrain. No I/O."""
 
 from __future__ import annotations
 

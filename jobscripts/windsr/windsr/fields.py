@@ -19,7 +19,8 @@ LOWEST, HIGHEST = -500.0, 9000.0
 """m; land heights of the Earth, with room."""
 
 SPEED_UNITS = {
-    "m s-1": 1.0, "m/s": 1.0, "m s**-1": 1.0, "m s^-1": 1.0, "ms-1": 1.0, "meter second-1": 1.0, "metre second-1": 1.0, "meters/second": 1.0,
+    "m s-1": 1.0, "m/s": 1.0, "m s**-1": 1.0, "m s^-1": 1.0, "ms-1": 1.0, "meter second-1": 1.0, "metre second-1": 1.0,
+    "meters/second": 1.0,
     "km/h": 1 / 3.6, "km h-1": 1 / 3.6, "kt": 1852 / 3600, "knot": 1852 / 3600, "knots": 1852 / 3600,
     "mph": 0.44704, "mi/h": 0.44704,
 }  # fmt: skip
@@ -54,8 +55,8 @@ class Fields:
     wind: NDArray[np.float32]
     terrain: NDArray[np.float32]
     times: NDArray[np.datetime64]
-    y: NDArray[np.float64]
-    x: NDArray[np.float64]
+    y: NDArray[np.floating]
+    x: NDArray[np.floating]
     source: str
 
     def __post_init__(self) -> None:
@@ -68,11 +69,12 @@ class Fields:
             raise WindsrError(f"{self.source}: {len(self.y)} × {len(self.x)} coordinates for a grid of {rows} × {columns}.")
         for name, values, low, high, unit in (("Wind", self.wind, 0, FASTEST, "m/s"), ("Terrain", self.terrain, LOWEST, HIGHEST, "m")):
             if not np.isfinite(values).all():
-                raise WindsrError(f"{self.source}: {name.lower()} has {(~np.isfinite(values)).sum()} missing values; fill or cut them first.")
+                missing = int((~np.isfinite(values)).sum())
+                raise WindsrError(f"{self.source}: {name.lower()} has {missing} missing values; fill or cut them first.")
             if values.size and (values.min() < low or values.max() > high):
                 raise WindsrError(
-                    f"{self.source}: {name.lower()} from {values.min():.4g} to {values.max():.4g} {unit} cannot be right (possible: {low:g} "
-                    f"to {high:g}); are its units what the file says?"
+                    f"{self.source}: {name.lower()} from {values.min():.4g} to {values.max():.4g} {unit} cannot be right (possible: "
+                    f"{low:g} to {high:g}); are its units what the file says?"
                 )
         for name, axis in (("y", self.y), ("x", self.x)):
             steps = np.diff(axis)

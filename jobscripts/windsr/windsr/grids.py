@@ -40,7 +40,8 @@ def regrid(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float32]]:
     """Values [k, points] at scattered points onto the largest regular grid that the points cover; (y, x, [k, len(y), len(x)]).
 
-    Linear inside triangles of the points (scipy's LinearNDInterpolator). Rows and columns at the rim that are not wholly covered are left out.
+    Linear inside triangles of the points (scipy's LinearNDInterpolator). Rows and columns at the rim that are not wholly covered are left
+    out.
 
     Raises:
         WindsrError: when no grid of at least 2×2 fits.
@@ -84,7 +85,7 @@ class Tile:
 
 
 def tiles(rows: int, columns: int, size: int, factor: int, overlap: int = 0) -> list[Tile]:
-    """Tiles that cover a field of ``rows`` × ``columns``, each beginning at a multiple of ``factor``, neighbours sharing ``overlap`` or more.
+    """Tiles that cover a field of ``rows`` × ``columns``: each begins at a multiple of ``factor``, neighbours share ``overlap`` or more.
 
     What does not fill a whole coarse cell at the far rim is left out.
 

@@ -48,7 +48,7 @@ class Held:
 
 
 class Method:
-    """Base of all: ``nets`` are the networks that are trained, ``"net"`` the one that predicts. ``terrain``: whether it sees the terrain."""
+    """Base of all. ``nets``: the networks that are trained, ``"net"`` the one that predicts; ``terrain``: whether it sees the terrain."""
 
     name = ""
 
@@ -112,7 +112,9 @@ class Bicubic(Method):
 
     name = "bicubic"
 
-    def _predict(self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None) -> torch.Tensor:
+    def _predict(
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
+    ) -> torch.Tensor:
         return bicubic(low, self.preset.factor).clamp_min(0.0)
 
 
@@ -130,7 +132,9 @@ class SrcnnMethod(Method):
         found = nets["net"](self._condition(base, batch["terrain"]))
         return {"net": functional.mse_loss(found.float(), self._target(batch["truth"], base))}
 
-    def _predict(self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None) -> torch.Tensor:
+    def _predict(
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
+    ) -> torch.Tensor:
         base = bicubic(low, self.preset.factor)
         return self._speed(net(self._condition(base, terrain)).float(), base)
 
@@ -158,7 +162,9 @@ class Esrgan(Method):
             "critic": functional.softplus(critic(made.detach()) - real).mean(),
         }
 
-    def _predict(self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None) -> torch.Tensor:
+    def _predict(
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
+    ) -> torch.Tensor:
         made = net(self._low(low), self._height(terrain) if self.terrain else None).float()
         return self._speed(made, bicubic(low, self.preset.factor))
 
@@ -198,7 +204,9 @@ class Windsr(Method):
         found = nets["net"](noisy, self._condition(base, batch["terrain"]), level)
         return {"net": functional.mse_loss(found.float(), wanted)}
 
-    def _predict(self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None) -> torch.Tensor:
+    def _predict(
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
+    ) -> torch.Tensor:
         members, device = draw.members, low.device
         scheduler = self._scheduler(draw.scheduler)
         scheduler.set_timesteps(draw.steps or self.preset.sample_steps, device=device)

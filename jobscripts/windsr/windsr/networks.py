@@ -60,9 +60,7 @@ class Srcnn(nn.Module):
 class _Dense(nn.Module):
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(channels + k * growth, growth if k < 4 else channels, 3, padding=1) for k in range(5)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels + k * growth, growth if k < 4 else channels, 3, padding=1) for k in range(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = [x]

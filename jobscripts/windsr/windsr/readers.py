@@ -27,7 +27,7 @@ class Options:
         spacing: m of the model's grid; needed where the file's own grid is curved or scattered, else the file's.
         height: m above ground of the wind, in names such as ``windspeed_100m``.
         units: of wind where the file says none.
-        terrain: another NetCDF file or GeoTIFF-less height field (NetCDF) with the terrain on the same grid.
+        terrain: a NetCDF file with the terrain on the same grid, where the file itself has none.
     """
 
     spacing: float | None = None
@@ -122,7 +122,7 @@ def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.date
     if found is None or not np.issubdtype(found.dtype, np.datetime64):
         raise WindsrError(f"{name} says no time of its fields (valid_time, time); days cannot be told apart.")
     own = [dim for dim in wind.dims[:-2] if dim in found.dims]
-    times = found.transpose(*own).broadcast_like(wind.isel({dim: 0 for dim in wind.dims[-2:]}, drop=True)) if own else found
+    times = found.transpose(*own).broadcast_like(wind.isel(dict.fromkeys(wind.dims[-2:], 0), drop=True)) if own else found
     flat = times.to_numpy().astype("datetime64[s]").ravel()
     if len(flat) not in (1, count):
         raise WindsrError(f"{name}: {len(flat)} times for {count} fields.")
@@ -176,7 +176,7 @@ def _wrf_or_wtk(path: Path, options: Options) -> Fields:
         if f"windspeed_{options.height}m" in file:
             return _wtk(file, str(path), options)
         held = ", ".join(sorted(file)[:20])
-        raise WindsrError(f"{path} is neither WRF output (U10, V10) nor of the WIND Toolkit (windspeed_{options.height}m); it holds {held}.")
+        raise WindsrError(f"{path}: neither WRF output (U10, V10) nor WIND Toolkit (windspeed_{options.height}m); it holds {held}.")
 
 
 def _units(dataset: Any) -> str | None:
@@ -206,7 +206,8 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
 
 
 def _wtk(file: Any, name: str, options: Options) -> Fields:
-    """WIND Toolkit: windspeed_*m [time, site] as whole numbers times ``scale_factor``, ``meta`` (latitude, longitude, elevation), ``time_index``."""
+    """WIND Toolkit: windspeed_*m [time, site] as whole numbers that are ``scale_factor`` times too large, ``time_index``, and ``meta`` with
+    latitude, longitude and elevation of the sites."""
     missing = [key for key in ("meta", "time_index") if key not in file]
     if missing:
         raise WindsrError(f"{name} lacks {', '.join(missing)}, which files of the WIND Toolkit have.")

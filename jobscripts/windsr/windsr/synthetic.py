@@ -60,15 +60,13 @@ def terrain(rng: np.random.Generator, size: int, spacing: float, relief: float) 
 
 def divergence(qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float) -> NDArray[np.float64]:
     """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave the grid holds."""
-    ky, kx = _waves(*qy.shape, spacing)
+    ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
     return np.asarray(np.fft.irfft2(1j * ky * np.fft.rfft2(qy) + 1j * kx * np.fft.rfft2(qx), s=qy.shape))
 
 
-def mass_consistent(
-    qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def mass_consistent(qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The flux without divergence that is nearest to (qy, qx) in the mean square: q − ∇∇⁻²(∇·q), periodic."""
-    ky, kx = _waves(*qy.shape, spacing)
+    ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
     fy, fx = np.fft.rfft2(qy), np.fft.rfft2(qx)
     k2 = ky**2 + kx**2
     along = np.divide(ky * fy + kx * fx, k2, out=np.zeros_like(fy), where=k2 > 0)

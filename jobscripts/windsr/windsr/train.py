@@ -108,12 +108,10 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
     schedules = {name: torch.optim.lr_scheduler.LambdaLR(optimizer, share) for name, optimizer in optimizers.items()}
     scaler = torch.amp.GradScaler(device.type, enabled=preset.precision == "fp16")
     sampler = malletrain.ElasticSampler(len(data), global_batch_size=preset.batch, seed=training.seed)
-    run = elastic.Run(
-        snapshot=training.folder / SNAPSHOT, snapshot_every_s=training.snapshot_every, device=device, average=average,
-        sampler=sampler, scaler=scaler, **method.nets,
-        **{f"optimizer_{name}": made for name, made in optimizers.items()},
-        **{f"schedule_{name}": made for name, made in schedules.items()},
-    )  # fmt: skip
+    objects: dict[str, Any] = {"average": average, "sampler": sampler, "scaler": scaler, **method.nets}
+    objects |= {f"optimizer_{name}": made for name, made in optimizers.items()}
+    objects |= {f"schedule_{name}": made for name, made in schedules.items()}
+    run = elastic.Run(snapshot=training.folder / SNAPSHOT, snapshot_every_s=training.snapshot_every, device=device, **objects)
     # One network: DDP, whose exchange goes on during the backward pass. Several losses over shared networks: one exchange after them.
     single = len(method.nets) == 1
     nets = {name: run.ddp(net) if single else net for name, net in method.nets.items()}
@@ -140,7 +138,12 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
     run.save()
     path = training.folder / MODEL
     if run.rank == 0:
-        facts = {"steps": run.steps_done, "samples": run.samples_done, "seed": training.seed, "data": fields.source}
+        facts: dict[str, str | float | int] = {
+            "steps": run.steps_done,
+            "samples": run.samples_done,
+            "seed": training.seed,
+            "data": fields.source,
+        }
         checkpoint.save(path, method, average.module, facts)
         say(f"wrote {path}")
     return path

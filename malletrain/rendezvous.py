@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -212,19 +213,58 @@ class DaemonRendezvous(RendezvousHandler):
         return RendezvousInfo(store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port))
 
     def _connect(self, pending: Round) -> TCPStore | None:
-        """A client of the round's store. Tries a plain connection first: TCPStore itself cannot be interrupted while it waits."""
+        """A client of the round's store; None when something newer came up meanwhile."""
         deadline = time.monotonic() + self._timeout_s
         host, port = pending.store_host, pending.store_port
         while True:
+            attempt = _Connecting(host, port)
+            self._agent.also_wake_on(attempt.fileno())
             try:
-                socket.create_connection((host, port), timeout=1.0).close()
-                return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_TIMEOUT_S))
-            except (OSError, RuntimeError) as error:
-                if time.monotonic() > deadline:
-                    raise RendezvousTimeoutError(
-                        f"The store of round {pending.generation} of job {self._job} at {host}:{port} cannot be reached from this node "
-                        f"within {self._timeout_s:g} s ({error}). Check that the agents' --host is an address the other nodes can reach."
-                    ) from None
+                while not attempt.over and time.monotonic() <= deadline:
+                    self._listen(0.5)
+                    if self._closed or self._inbox.pending() is not pending:
+                        return None
+            finally:
+                self._agent.also_wake_on(attempt.fileno(), wake=False)
+            if attempt.store is not None:
+                return attempt.store
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(
+                    f"The store of round {pending.generation} of job {self._job} at {host}:{port} cannot be reached from this node "
+                    f"within {self._timeout_s:g} s ({attempt.error}). Check that the agents' --host is an address that the other nodes "
+                    "can reach."
+                )
             self._listen(0.1)
             if self._closed or self._inbox.pending() is not pending:
                 return None
+
+
+class _Connecting(threading.Thread):
+    """One attempt to connect to a store, in a thread that can be left behind.
+
+    TCPStore's constructor cannot be interrupted: when the server dies between the connection and its first answer, as that of a node
+    which is taken does, it tries again until its time limit; when the server is silent it waits for ever. A plain connection goes first,
+    so that a server which is not there ends the attempt at once. :meth:`fileno` can be read when the attempt is over.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(daemon=True, name="store-connection")
+        self._address = (host, port)
+        self._mine, self._its = socket.socketpair()
+        self.store: TCPStore | None = None
+        self.error: Exception | None = None
+        self.over = False
+        self.start()
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def run(self) -> None:
+        host, port = self._address
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_TIMEOUT_S))
+        except (OSError, RuntimeError) as error:
+            self.error = error
+        self.over = True
+        self._its.close()

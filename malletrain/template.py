@@ -35,6 +35,8 @@ ENV_TEMPLATE = "MALLETRAIN_TEMPLATE"
 ENV_PRELOAD = "MALLETRAIN_PRELOAD"
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+"""Signals that are meant for the launcher when the template gets them."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Template:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._woken)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _PASSED_ON:
             signal.signal(number, lambda number, _: _signal(self._launcher, number))
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -94,8 +96,11 @@ class Template:
 
     def _fork(self, request: dict[str, Any], output: int) -> int:
         template = os.getpid()
+        # A signal for the worker must wait until the worker is itself: the template's handlers would pass it on to the launcher.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             return pid
         code = 1
         try:
@@ -103,6 +108,7 @@ class Template:
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             die_with_parent(template)
             _dress(request, output)
             self._selector.close()

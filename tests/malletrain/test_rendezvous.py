@@ -202,6 +202,26 @@ def test_a_newer_round_makes_one_void_whose_store_does_not_answer(agent, make):
         assert waiting.result().world_size == 1
 
 
+@pytest.mark.parametrize("answers", ["nothing", "goodbye"])
+def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(agent, make, answers):
+    waiting = Waiting(make())
+    agent.hear()
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", 0))
+        store.listen()
+        agent.say(wire.Round("j1", 1, 1, 2, *store.getsockname()))
+        store.accept()[0].close()  # the plain connection
+        half, _ = store.accept()  # TCPStore's own: it has said hello and waits for the answer
+        assert half.recv(1)
+        if answers == "goodbye":
+            half.close()  # it connects again and again from now on, as the listening socket is still there
+        agent.say(wire.Round("j1", 2, 0, 1))
+        assert agent.hear().generation == 2
+        assert agent.hear_phase() == ("running", 2)
+        assert waiting.result().world_size == 1
+        half.close()
+
+
 def test_a_store_that_cannot_be_reached_ends_with_a_sentence(agent, make):
     waiting = Waiting(make(timeout_s=0.3))
     agent.hear()

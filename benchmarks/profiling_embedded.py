@@ -7,8 +7,9 @@ one machine):
 
 * a run with a profile and one without, as long as ``--seconds``: the samples that the first lacks, and what share that is of a run of ten
   minutes, in which nothing more is lost (an extrapolation: only the beginning is run);
-* each size by itself, without a profile: the exhaustively measured curve;
-* the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's curve and from the exhaustive one.
+* each size by itself, without a profile: the exhaustively measured curve, in two halves;
+* the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's curve and from the exhaustive one; and,
+  to see what the measurement itself leaves open, from the two halves of the exhaustive one. Plans that differ are printed.
 
 Needs nothing but this machine. Other load on it makes rescales slower and the loss larger; the load is printed.
 """
@@ -16,6 +17,7 @@ Needs nothing but this machine. Other load on it makes rescales slower and the l
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -25,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
+from jpa import MeasuredCurve
 from malletrain.planning import Candidate, PlanningSettings, make_plan
+from malletrain.profiling import ProfilingSettings
 from malletrain.views import JobDetail
 from tests.integration.embedded import Site, site
 
@@ -44,8 +48,23 @@ while not os.path.exists("stop"):
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A plan for ``jobs`` jobs on ``machine`` nodes that differs: sizes by the profile and by the exhaustive curve, and the share of the
+    samples that the first lacks by the law that the model job follows."""
+
+    jobs: int
+    machine: int
+    profile: list[int]
+    exhaustive: list[int]
+    loss: float
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S seconds without a profile."""
+    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S seconds without a profile.
+
+    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the two halves of the exhaustive one.
+    """
 
     model: str
     visited: list[int]
@@ -56,7 +75,8 @@ class Outcome:
     worst_error: float
     plans: int
     same: int
-    regret: float
+    same_again: int
+    differences: list[Difference]
     profile: dict[int, float]
     exhaustive: dict[int, float]
     load: float
@@ -75,10 +95,14 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
         bids = {p.nodes: p.bid for p in detail.profile.points}
     with tempfile.TemporaryDirectory() as directory, _site(Path(directory), nodes) as other:
         _, without = _train(other, words, nodes, seconds, profile=False)
-        exhaustive = {k: _rate(other, words, k) for k in range(1, nodes + 1)}
+        halves = {k: _rates(other, words, k) for k in range(1, nodes + 1)}
+    exhaustive = {k: (first + second) / 2 for k, (first, second) in halves.items()}
     lost = without - with_profile
     total = without + exhaustive[nodes] * (RUN_S - seconds)
-    same, plans, regret = _compare(ScalingCurve.of(bids), ScalingCurve.of(exhaustive), nodes)
+    serial, parallel = MODELS[model]
+    law = ScalingCurve.of((k, BATCH / (serial + parallel / k)) for k in exhaustive)
+    plans, differences = _compare(ScalingCurve.of(bids), _bids(exhaustive), law, nodes)
+    _, noise = _compare(*(_bids({k: both[i] for k, both in halves.items()}) for i in (0, 1)), law, nodes)
     return Outcome(
         model,
         list(finished.data["visited"]),
@@ -88,8 +112,9 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
         lost / total,
         max(abs(curve[k] / exhaustive[k] - 1) for k in exhaustive),
         plans,
-        same,
-        regret,
+        plans - len(differences),
+        plans - len(noise),
+        differences,
         curve,
         exhaustive,
         load,
@@ -97,7 +122,7 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
 
 
 def _site(root: Path, nodes: int) -> Any:
-    config = "rescale_up = \"1.5 s\"\nrescale_down = \"1.5 s\"\nstart = \"3 s\"\n"
+    config = 'rescale_up = "1.5 s"\nrescale_down = "1.5 s"\nstart = "3 s"\n'
     return site(root, nodes=nodes, config=config, profiling='lease_patience = "20 s"')
 
 
@@ -115,16 +140,18 @@ def _train(made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, pr
     return detail, detail.job.samples
 
 
-def _rate(made: Site, words: tuple[str, ...], nodes: int, seconds: float = 8.0) -> float:
-    """Samples/s on exactly ``nodes``, from the counts between one second after the first sample and ``seconds`` later."""
+def _rates(made: Site, words: tuple[str, ...], nodes: int, seconds: float = 5.0) -> tuple[float, float]:
+    """Samples/s on exactly ``nodes``, in two stretches of ``seconds`` from one second after the first sample on."""
     job = made.submit(made.work / "train.py", *words, nodes=(nodes, nodes), profile=False)
     made.until(lambda: made.job(job).samples > 0, "the job trains")
     time.sleep(1.0)
-    first, begin = made.job(job).samples, time.time()
-    time.sleep(seconds)
-    last, end = made.job(job).samples, time.time()
+    counts = []
+    for k in range(3):
+        time.sleep(seconds if k else 0.0)
+        counts.append((made.job(job).samples, time.time()))
     _stop(made, job)
-    return (last - first) / (end - begin)
+    first, second = ((b[0] - a[0]) / (b[1] - a[1]) for a, b in itertools.pairwise(counts))
+    return first, second
 
 
 def _stop(made: Site, job: str) -> None:
@@ -133,18 +160,25 @@ def _stop(made: Site, job: str) -> None:
     (made.work / "stop").unlink()
 
 
-def _compare(bids: ScalingCurve, truth: ScalingCurve, nodes: int) -> tuple[int, int, float]:
-    """(plans that give the same sizes, plans, largest relative loss of throughput, both by the exhaustive curve)."""
-    same = plans = 0
-    worst = 0.0
+def _bids(measured: dict[int, float]) -> ScalingCurve:
+    """What the product bids with when it has measured these throughputs."""
+    curve = MeasuredCurve()
+    for size, rate in measured.items():
+        curve = curve.with_measurement(size, rate, 0.0, 0.0)
+    return curve.conservative(measured, ProfilingSettings().kappa)
+
+
+def _compare(one: ScalingCurve, other: ScalingCurve, law: ScalingCurve, nodes: int) -> tuple[int, list[Difference]]:
+    """How many plans were made from each of two curves, and those that differ."""
+    plans, differences = 0, []
     for jobs in (1, 2):
         for machine in range(1, jobs * nodes + 1):
-            sizes = [_sizes(curve, jobs, machine, nodes) for curve in (bids, truth)]
-            rates = [sum(truth.at(k) for k in made) for made in sizes]
+            mine, theirs = (_sizes(curve, jobs, machine, nodes) for curve in (one, other))
             plans += 1
-            same += sizes[0] == sizes[1]
-            worst = max(worst, 1 - rates[0] / rates[1])
-    return same, plans, worst
+            if mine != theirs:
+                loss = 1 - sum(map(law.at, mine)) / sum(map(law.at, theirs))
+                differences.append(Difference(jobs, machine, mine, theirs, loss))
+    return plans, differences
 
 
 def _sizes(curve: ScalingCurve, jobs: int, machine: int, nodes: int) -> list[int]:
@@ -162,13 +196,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     outcomes = [run(options.nodes, options.seconds, model) for model in options.model or MODELS]
-    print("model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  regret  load")
+    print("model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  twice exhaustive  load")
     for o in outcomes:
         visited = ",".join(map(str, o.visited))
         print(
             f"{o.model:9} {visited:18} {o.scale_ups:9}  {o.seconds:5.1f} s  {o.lost:13,.0f}  {o.share:13.1%}  {o.worst_error:11.1%}"
-            f"  {o.same:>4} of {o.plans}  {o.regret:6.2%}  {o.load:.1f}"
+            f"  {o.same:>4} of {o.plans}  {o.same_again:>10} of {o.plans}  {o.load:.1f}"
         )
+        for d in o.differences:
+            sizes = f"{d.profile} by the profile, {d.exhaustive} exhaustively"
+            print(f"          {d.jobs} jobs on {d.machine} nodes: {sizes}; loss {d.loss:.2%}")
     if options.json:
         options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
 

@@ -39,7 +39,7 @@ class Method(ABC):
 
     def believes(self, nodes: int) -> float:
         """Throughput at ``nodes``, samples/s."""
-        return self.curve.estimate(nodes)[0]
+        return self.curve.believed(nodes)[0]
 
 
 class Inverse(Method):

@@ -99,6 +99,12 @@ class MeasuredCurve:
             return 0.0, 0.0
         return self.current.estimate(nodes, self.neutral_rate)
 
+    def believed(self, nodes: int) -> tuple[float, float]:
+        """(samples/s, standard deviation) at ``nodes`` to make bids from: smoothed where a law explains all that was measured."""
+        if nodes in self.unusable:
+            return 0.0, 0.0
+        return self.current.believed(nodes, self.neutral_rate)
+
     def relative_half_width(self, nodes: int) -> float:
         """Half-width of the 95 % interval at ``nodes`` as a share of the throughput; 0 where the throughput is known to be 0."""
         rate, std = self.estimate(nodes)
@@ -116,7 +122,7 @@ class MeasuredCurve:
         )
 
     def conservative(self, sizes: Iterable[int], kappa: float = 1.0) -> ScalingCurve:
-        """The curve for the allocator at every one of ``sizes``: each estimate lowered by ``kappa`` of its standard deviations.
+        """The curve for the allocator at every one of ``sizes``: each belief lowered by ``kappa`` of its standard deviations.
 
         The relative deviation r lowers it by the factor exp(−kappa·r): hardly different from 1 − kappa·r where a size is known, and never
         worth nothing where it is not. Name all sizes that will be bid for: between named ones the allocator's curve is linear.
@@ -126,7 +132,7 @@ class MeasuredCurve:
         """
         points = {}
         for k in sizes:
-            rate, std = self.estimate(k)
+            rate, std = self.believed(k)
             points[k] = rate * math.exp(-kappa * std / rate) if rate > 0 else 0.0
         return ScalingCurve.of(points)
 

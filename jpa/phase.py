@@ -7,6 +7,8 @@ Decides the estimate at any size from the points of one phase and an optional pr
 * Between two sizes: seconds per sample run linearly in 1/k, ``1/rate = s0 + s1/k``. That is Amdahl's law through the two points, and it
   always stays between the two throughputs (no invented peak or dip), whichever way they lie.
 * Outside: the α-β law (:mod:`jpa.fit`) through all points, moved to pass through the outermost one.
+* Where the α-β law through three measured sizes or more leaves out no more than noise, bids are made from the law instead of the single
+  points (:meth:`PhaseCurve.believed`): else the plan would split nodes by the errors of the measurement.
 * With a prior shape (a sibling job, an earlier phase, the curve before a drift): the prior's curve, with the ratio measured/prior
   interpolated, and never outside the range of the two measured neighbours.
 
@@ -32,6 +34,11 @@ _ROUGHNESS_WEIGHT = 2.0
 _MOST_STD = 3.0
 UNKNOWN_STD = 0.5
 """Relative standard deviation of a throughput about which nothing is known."""
+_LAW_POINTS = 3
+"""The law is believed from so many measured sizes on."""
+_LAW_SIGMAS = 2.0
+"""... when the squared deviations of the points from it, in their own standard deviations, sum to no more than this many standard
+deviations above their mean (chi-squared: n points give n ± √(2n))."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,15 @@ class PhaseCurve:
         edge = below[-1] if below else above[0]
         return self._outside(nodes, edge) if edge.rate > 0 else self._beyond_nothing(nodes, edge, neutral_rate)
 
+    def believed(self, nodes: int, neutral_rate: float = 1.0) -> tuple[float, float]:
+        """(samples/s, standard deviation) at ``nodes`` for the allocator: the law's where the law holds, else :meth:`estimate`."""
+        rate, std = self.estimate(nodes, neutral_rate)
+        if nodes < 1 or not self._law_holds:
+            return rate, std
+        by_law = self._law.rate(nodes)
+        relative = self._law.relative_std(nodes) if self.at(nodes) is not None else std / rate if rate > 0 else 0.0
+        return by_law, by_law * relative
+
     def _between(self, nodes: int, low: Point, high: Point) -> tuple[float, float]:
         to_low, to_high = math.log2(nodes / low.nodes), math.log2(high.nodes / nodes)
         share = to_low / (to_low + to_high)
@@ -151,6 +167,15 @@ class PhaseCurve:
     @cached_property
     def _law(self) -> AlphaBeta:
         return fit([(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0])
+
+    @cached_property
+    def _law_holds(self) -> bool:
+        """Whether the points lie off the law by no more than their own errors."""
+        count = len(self.points)
+        if self.prior is not None or count < _LAW_POINTS or any(p.rate <= 0 or p.variance <= 0 for p in self.points):
+            return False
+        off = sum(((p.rate / self._law.rate(p.nodes) - 1) / p.relative_std) ** 2 for p in self.points)
+        return off <= count + _LAW_SIGMAS * math.sqrt(2 * count)
 
     @cached_property
     def _roughness(self) -> float:

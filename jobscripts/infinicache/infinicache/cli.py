@@ -1,0 +1,91 @@
+"""``infinicache get|put|delete|stat|summary``: the cache from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from infinicache.objects import CacheError
+from infinicache.sync import Cache
+
+PIECE = 8 << 20
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(PIECE):
+        yield piece
+
+
+def _where(options: argparse.Namespace) -> tuple[list[str], bytes]:
+    """Addresses and key: from the options, or of the service job that ``--job`` names."""
+    if options.job:
+        from malletrain.client import Client
+
+        with Client.of() as client:
+            found = client.members(options.job)
+        return [m.address for m in found.members if m.address], bytes.fromhex(found.key)
+    return [a for a in options.at.split(",") if a], bytes.fromhex(os.environ.get("MALLETRAIN_JOB_KEY", ""))
+
+
+def _run(cache: Cache, options: argparse.Namespace) -> int:
+    if options.command == "put":
+        size = os.path.getsize(options.file)
+        with open(options.file, "rb") as file:
+            receipt = cache.put_stream(options.key, size, _pieces(file))
+        weak = "" if receipt.protection >= receipt.wanted else f", but {receipt.wanted} were wanted"
+        print(f"{size} bytes in {receipt.code}; {receipt.protection} nodes may be lost{weak}")
+    elif options.command == "get":
+        found = False
+        with open(options.file, "wb") if options.file else sys.stdout.buffer as file:
+            for part in cache.get_stream(options.key):
+                found = True
+                file.write(part)
+        if not found:
+            print(f"{options.key} is not in the cache.", file=sys.stderr)
+            return 1
+    elif options.command == "delete":
+        return 0 if cache.delete(options.key) else 1
+    elif options.command == "stat":
+        stat = cache.stat(options.key)
+        if stat is None:
+            return 1
+        print(json.dumps(msgspec.to_builtins(stat, str_keys=True)))
+    else:
+        print(json.dumps(cache.summary(), indent=1))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 a miss or refused, 2 usage."""
+    parser = argparse.ArgumentParser(prog="infinicache", description="Objects in the memory of idle nodes.")
+    parser.add_argument("--job", help="the service job of MalleTrain, by name or id: its members and its key are asked for")
+    parser.add_argument("--at", default="", metavar="HOST:PORT,…", help="members of the cache; the key is in MALLETRAIN_JOB_KEY")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("put", "get", "delete", "stat"):
+        command = commands.add_parser(name)
+        command.add_argument("key")
+        if name in ("put", "get"):
+            command.add_argument("file", nargs=None if name == "put" else "?")
+    commands.add_parser("summary")
+    options: Any = parser.parse_args(arguments)
+    if not (options.job or options.at):
+        parser.error("name the cache: --job NAME, or --at HOST:PORT")
+    try:
+        addresses, key = _where(options)
+        if not addresses:
+            raise CacheError(f"The cache {options.job or options.at} has no members now.")
+        with Cache(addresses, key) as cache:
+            return _run(cache, options)
+    except (CacheError, OSError, ValueError, RuntimeError) as error:
+        print(f"infinicache: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

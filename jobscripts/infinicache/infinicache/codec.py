@@ -1,0 +1,96 @@
+"""Reed-Solomon by object: cutting an object into stripes and chunks, parity, and what is missing out of what is there.
+
+A stripe of ``n`` bytes is cut into d data chunks of ``ceil(n / d)`` bytes (the last ones padded with zeros) and p parity chunks of the same
+length; any d of the d+p make the stripe. Pure: no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infinicache import isal
+from infinicache.isal import Buffer
+
+MIB = 1 << 20
+STRIPE_BYTES = 64 * MIB
+"""Objects are coded in stripes of at most this, so that a stream needs no more memory than a few of them."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """``d`` data and ``p`` parity chunks: any ``d`` of the ``d + p`` suffice."""
+
+    d: int
+    p: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.d and 0 <= self.p and self.n <= 128):
+            raise ValueError(f"A ({self.d}+{self.p}) code is not possible; give d >= 1, p >= 0 and d + p <= 128.")
+
+    @property
+    def n(self) -> int:
+        """Chunks in all."""
+        return self.d + self.p
+
+    def __str__(self) -> str:
+        return f"({self.d}+{self.p})"
+
+
+SMALL, MEDIUM, DEFAULT, LARGE = Code(1, 2), Code(4, 2), Code(10, 2), Code(20, 4)
+BY_SIZE = ((64 << 10, SMALL), (MIB, MEDIUM), (256 * MIB, DEFAULT))
+"""(sizes below, code): small objects gain nothing from many chunks."""
+
+
+def code_for(size: int) -> Code:
+    """The code of an object of ``size`` bytes where the user names none."""
+    return next((code for below, code in BY_SIZE if size < below), LARGE)
+
+
+def fit(wanted: Code, nodes: int) -> Code:
+    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``wanted`` if it fits; else fewer data chunks, and less
+    parity where even that does not do."""
+    if nodes >= wanted.n:
+        return wanted
+    p = min(wanted.p, max(0, nodes - 1))
+    return Code(max(1, min(wanted.d, nodes - p)), p)
+
+
+def chunk_bytes(stripe: int, d: int) -> int:
+    """Bytes of each chunk of a stripe of ``stripe`` bytes."""
+    return -(-stripe // d)
+
+
+def stripes(size: int, stripe_bytes: int = STRIPE_BYTES) -> list[int]:
+    """Bytes of each stripe of an object; an empty object has one empty stripe."""
+    full, rest = divmod(size, stripe_bytes)
+    return [stripe_bytes] * full + ([rest] if rest or not full else [])
+
+
+def encode(data: Buffer, code: Code) -> list[memoryview]:
+    """The n chunks of a stripe. Data chunks are views of ``data`` (but for the padded ones), parity chunks are new."""
+    view = memoryview(data).cast("B")
+    length = chunk_bytes(len(view), code.d)
+    chunks: list[memoryview] = []
+    for i in range(code.d):
+        part = view[i * length : (i + 1) * length]
+        if len(part) < length:
+            padded = bytearray(length)
+            padded[: len(part)] = part
+            part = memoryview(padded)
+        chunks.append(part)
+    if not code.p or not length:
+        return chunks + [memoryview(b"")] * code.p
+    parity = [memoryview(bytearray(length)) for _ in range(code.p)]
+    isal.combine(isal.matrix(code.d, code.p)[code.d * code.d :], chunks, parity)
+    return chunks + parity
+
+
+def rebuild(chunks: Mapping[int, Buffer], want: Sequence[int], into: Sequence[Buffer], code: Code) -> None:
+    """Make chunks ``want`` in the buffers ``into`` out of any d of ``chunks``. Raises ValueError when there are fewer."""
+    if len(chunks) < code.d:
+        raise ValueError(f"{len(chunks)} chunks of a {code} code are too few; {code.d} are needed.")
+    if not want or not len(into[0]):
+        return
+    have = tuple(sorted(chunks)[: code.d])
+    isal.combine(isal.rows_from(code.d, code.p, have, tuple(want)), [chunks[i] for i in have], into)

@@ -1,0 +1,163 @@
+"""A cache node: chunks in memory, served to clients; it fetches, rebuilds and hands over chunks as its proxy says.
+
+Decides nothing about placement. It registers with the proxies of the view it is told (:meth:`CacheNode.view`), again whenever a proxy does
+not know it, and answers for both roles on one port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from infinicache import isal
+from infinicache.codec import chunk_bytes, rebuild
+from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.isal import Buffer
+from infinicache.objects import CacheError, Shape
+from infinicache.proxy import Proxy
+from infinicache.server import Server
+from infinicache.store import ChunkStore, Refusal
+
+BEAT_S = 0.5
+log = logging.getLogger("infinicache")
+
+
+class CacheNode:
+    """One process of the cache. ``proxies``: how many of the members, counted from the first, are proxies."""
+
+    def __init__(
+        self, capacity: int, key: bytes = b"", *, host: str = "127.0.0.1", port: int = 0, proxies: int = 1, move_bytes_s: float = 200e6
+    ) -> None:
+        self.store = ChunkStore(capacity)
+        self._peers = Peers(key)
+        self._slots = max(1, proxies)
+        self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s)
+        self.server = Server(
+            {
+                "put": self._put, "get": self._get, "drop": self._drop, "forget": self._forget, "pull": self._pull,
+                "topology": self._topology, "health": self._health, **self.proxy.handlers(),
+            },
+            key, host, port,
+        )  # fmt: skip
+        self.address = self.server.address
+        self.number = 0
+        self._members: tuple[str, ...] = ()
+        self._leaving: frozenset[str] = frozenset()
+        self.slot: int | None = None
+        self._known_by: set[str] = set()
+        self._beat = asyncio.get_running_loop().create_task(self._keep_registered())
+
+    # --- the membership ---
+
+    def view(self, members: Sequence[str], leaving: Sequence[str] = (), number: int | None = None) -> None:
+        """Who is in the cache now: addresses in rank order, the same at every member; ``leaving``: those that are about to go."""
+        self._members, self._leaving = tuple(members), frozenset(leaving)
+        self.number = self.number + 1 if number is None else number
+        if self.slot is None and self.address in self._members:
+            self.slot = self._members.index(self.address) % self._slots
+        self._known_by.intersection_update(self.proxies())
+        self.proxy.view(self._members, self._leaving, [s for s, a in enumerate(self.proxies()) if a == self.address])
+        self._peers.forget(set(self._members))
+
+    def proxies(self) -> list[str]:
+        """The address of the proxy of each slot: members that stay come first."""
+        staying = [a for a in self._members if a not in self._leaving] or list(self._members)
+        return [staying[slot % len(staying)] for slot in range(self._slots)] if staying else []
+
+    async def _keep_registered(self) -> None:
+        while True:
+            for address in dict.fromkeys(self.proxies()):
+                try:
+                    await self._register(address)
+                except (ConnectionLost, CallFailed) as error:
+                    log.info("not registered with the proxy at %s: %s", address, error)
+                    self._known_by.discard(address)
+            await asyncio.sleep(BEAT_S if self._known_by else BEAT_S / 10)
+
+    async def _register(self, address: str) -> None:
+        peer = self._peers.at(address)
+        if address in self._known_by:
+            answer, _ = await peer.call("beat", address=self.address, number=self.number)
+            if answer["known"]:
+                return
+        held = [msgspec.to_builtins(h) for h in self.store.inventory()]
+        answer, _ = await peer.call(
+            "register", address=self.address, capacity=self.store.capacity, slot=self.slot, held=held, leaving=self.address in self._leaving
+        )
+        for key, version in answer["drop"]:
+            self.store.drop(key, version)
+        self._known_by.add(address)
+
+    async def drain(self) -> int:
+        """Hand over what this node holds to the others, as far as the time allows. Returns the bytes handed over."""
+        moved = 0
+        for slot, address in enumerate(self.proxies()):
+            if slot == self.slot and address != self.address:
+                answer, _ = await self._peers.at(address).call("drain", address=self.address)
+                moved += answer["bytes"]
+        return moved
+
+    async def close(self) -> None:
+        """Stop serving."""
+        self._beat.cancel()
+        self.proxy.close()
+        self.server.close()
+        self._peers.close()
+        await asyncio.gather(self._beat, return_exceptions=True)
+
+    # --- chunks ---
+
+    def _put(self, key: str, version: int, shape: dict[str, Any], stripe: int, index: int, crc: int, body: Buffer = b"") -> dict[str, Any]:
+        self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
+        return {}
+
+    def _get(self, key: str, version: int, stripe: int, index: int) -> tuple[dict[str, Any], list[Buffer]]:
+        data, crc = self.store.get(key, version, stripe, index)
+        return {"crc": crc}, [data]
+
+    def _drop(self, items: list[list[Any]]) -> dict[str, Any]:
+        for key, version in items:
+            self.store.drop(key, version)
+        return {}
+
+    def _forget(self, key: str, version: int, index: int) -> dict[str, Any]:
+        self.store.forget(key, version, index)
+        return {}
+
+    def _topology(self) -> dict[str, Any]:
+        return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}
+
+    def _health(self) -> dict[str, Any]:
+        return {"used": self.store.used, "capacity": self.store.capacity, "slot": self.slot, "address": self.address}
+
+    async def _pull(self, key: str, version: int, shape: dict[str, Any], index: int, sources: dict[int, str]) -> dict[str, Any]:
+        """Get chunk ``index`` of every stripe of an object: as it is where a source has it, else made out of d others."""
+        form, moved = msgspec.convert(shape, Shape), 0
+        for stripe, length in enumerate(form.stripes):
+            size = chunk_bytes(length, form.d)
+            chunks: dict[int, Buffer] = {}
+            for source in sorted(sources, key=lambda i: i != index):
+                try:
+                    head, body = await self._peers.at(sources[source]).call("get", key=key, version=version, stripe=stripe, index=source)
+                except (ConnectionLost, CallFailed):
+                    continue
+                if len(body) == size and isal.crc64(body) == head["crc"]:
+                    chunks[source] = body
+                    moved += size
+                if index in chunks or len(chunks) == form.d:
+                    break
+            if index not in chunks:
+                if len(chunks) < form.d:
+                    raise CacheError(f"Chunk {index} of {key!r} cannot be made: only {len(chunks)} of {form.d} sources answer.")
+                made = bytearray(size)
+                rebuild(chunks, [index], [made], form.code)
+                chunks[index] = made
+            self.store.put(key, version, form, stripe, index, isal.crc64(chunks[index]), chunks[index])
+        return {"bytes": moved}
+
+
+__all__ = ["CacheNode", "Refusal"]

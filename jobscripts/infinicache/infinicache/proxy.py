@@ -1,0 +1,326 @@
+"""A proxy: the mapping of its pool, and the coordination of puts, evictions, repairs, drains and rebalancing.
+
+Carries out what :mod:`infinicache.table` decides. No object passes through it: clients and nodes exchange chunks directly. Its state can be
+lost: a new proxy waits until the members have registered with what they hold, then goes on from there. Repair and rebalancing share one
+allowance of bytes per second; a leaver's chunks go ahead of both and are not slowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from infinicache.codec import Code
+from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.objects import MAX_KEY, CacheError, Held, Unavailable
+from infinicache.table import Entry, Move, Table
+
+SETTLE_S = 3.0
+"""How long a new proxy waits for members that do not register."""
+PUT_S = 60.0
+"""A put that was not finished by then is taken for dead."""
+DRAINS_AT_ONCE = 4
+IDLE_S = 0.25
+log = logging.getLogger("infinicache")
+
+
+class Proxy:
+    """The proxy role of one process; asleep while no slot is its own."""
+
+    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6) -> None:
+        self.table = Table()
+        self._peers = peers
+        self._rate = move_bytes_s
+        self._slots: set[int] = set()
+        self._members: tuple[str, ...] = ()
+        self._leaving: frozenset[str] = frozenset()
+        self._heard: dict[str, int | None] = {}
+        self._settled = asyncio.Event()
+        self._settle_at = 0.0
+        self._repairs: deque[str] = deque()
+        self._writing: dict[str, float] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
+        self._worker: asyncio.Task[None] | None = None
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        """The requests it answers."""
+        return {
+            "register": self._register, "beat": self._beat, "begin": self._begin, "commit": self._commit, "find": self._find,
+            "delete": self._delete, "report": self._report, "drain": self._drain, "summary": self._summary,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Stop the background work."""
+        if self._worker is not None:
+            self._worker.cancel()
+
+    # --- who is there ---
+
+    def view(self, members: Sequence[str], leaving: Iterable[str], slots: Sequence[int]) -> None:
+        """The members as of now, and the slots that this process serves."""
+        gone = set(self._members) - set(members)
+        self._members, self._leaving = tuple(members), frozenset(leaving)
+        if not slots:
+            self._slots, self.table, self._heard = set(), Table(), {}
+            self._settled.clear()
+            return
+        if not set(slots) <= self._slots:  # a slot that was another's: what its nodes hold is not known yet
+            self._slots = set(slots)
+            self._settled.clear()
+            self._heard = {}
+            self._settle_at = time.monotonic() + SETTLE_S
+            if self._worker is None:
+                self._worker = asyncio.get_running_loop().create_task(self._work())
+        for address in gone & set(self._heard):
+            self._heard.pop(address)
+            degraded, lost = self.table.lose_node(address)
+            self._repairs.extend(entry.key for entry in degraded)
+            if lost:
+                log.warning("%d objects were lost with the node at %s", len(lost), address)
+        for address, node in self.table.nodes.items():
+            node.leaving = address in self._leaving
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._settled.is_set() or not self._slots:
+            return
+        if set(self._members) <= set(self._heard) or time.monotonic() >= self._settle_at:
+            for half in self.table.settle():
+                asyncio.ensure_future(self._drop([half]))
+            self._settled.set()
+            self._look_for_repairs()
+
+    def _look_for_repairs(self) -> None:
+        self._repairs = deque(e.key for e in sorted(self.table.objects.values(), key=lambda e: e.protection) if e.protection < e.shape.p)
+
+    def _register(self, address: str, capacity: int, slot: int | None, held: list[Any], leaving: bool) -> dict[str, Any]:
+        if not self._slots:
+            raise CacheError("This node is no proxy (any more).")
+        self._heard[address] = slot
+        stale: list[tuple[str, str, int]] = []
+        if slot in self._slots:
+            inventory = msgspec.convert(held, list[Held])
+            degraded, _ = self.table.reconcile(address, inventory) if address in self.table.nodes else ([], [])
+            self._repairs.extend(e.key for e in degraded)
+            self.table.add_node(address, capacity)
+            self.table.nodes[address].leaving = leaving
+            stale = self.table.restore(address, inventory, self._settled.is_set())
+        for node, key, version in stale:
+            if node != address:
+                asyncio.ensure_future(self._tell_drop(node, [(key, version)]))
+        if self._settled.is_set():
+            self._look_for_repairs()  # there is room that there was not before
+        self._settle()
+        return {"drop": [(key, version) for node, key, version in stale if node == address]}
+
+    def _beat(self, address: str, number: int) -> dict[str, Any]:
+        self._settle()
+        return {"known": address in self._heard}
+
+    async def _ready(self, key: str = "") -> None:
+        if not self._slots:
+            raise Unavailable("This node is no proxy any more; ask for the topology again.")
+        if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY:
+            raise CacheError(f"The key has more than {MAX_KEY} bytes.")
+        if not self._settled.is_set():
+            try:
+                await asyncio.wait_for(self._settled.wait(), max(0.05, self._settle_at - time.monotonic()))
+            except asyncio.TimeoutError:
+                self._settle()
+
+    # --- objects ---
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        """One put or delete of a key at a time."""
+        if len(self._locks) > 10_000:
+            self._locks = {k: lock for k, lock in self._locks.items() if lock.locked()}
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def _begin(self, key: str, size: int, code: list[int], stripe_bytes: int) -> dict[str, Any]:
+        await self._ready(key)
+        async with self._lock(key):
+            await self._invalidate(key)
+            version = max(self.table.newest + 1, time.time_ns())
+            evicted: list[Entry] = []
+            try:
+                entry = self.table.begin(key, size, Code(*code), stripe_bytes, version, evicted)
+            finally:
+                await self._drop(evicted)
+            self._writing[key] = time.monotonic()
+        return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
+
+    async def _invalidate(self, key: str) -> bool:
+        """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer that it could come back."""
+        entry = self.table.objects.get(key)
+        if entry is None:
+            return False
+        failed = await self._drop([entry])
+        if sum(node in failed for node in entry.at.values()) >= entry.shape.d:
+            raise CacheError(f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not answer; try again in a moment.")
+        self.table.remove(key)
+        return True
+
+    async def _drop(self, entries: Sequence[Entry]) -> set[str]:
+        """Tell the nodes to drop objects; those that did not hear of it."""
+        items: dict[str, list[tuple[str, int]]] = {}
+        for entry in entries:
+            for node in set(entry.at.values()):
+                items.setdefault(node, []).append((entry.key, entry.version))
+        heard = await asyncio.gather(*(self._tell_drop(node, todo) for node, todo in items.items()))
+        return {node for node, ok in zip(items, heard, strict=True) if not ok}
+
+    async def _tell_drop(self, node: str, items: list[tuple[str, int]]) -> bool:
+        try:
+            await asyncio.wait_for(self._peers.at(node).call("drop", items=items), 2.0)
+        except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+            return False
+        return True
+
+    async def _commit(self, key: str, version: int, missing: list[int]) -> dict[str, Any]:
+        await self._ready(key)
+        entry = self.table.objects.get(key)
+        if entry is None or entry.version != version:
+            raise CacheError(f"The put of {key!r} was overtaken by another, by a deletion, or by the loss of the proxy's memory.")
+        self._writing.pop(key, None)
+        for index in missing:
+            self.table.set_chunk(entry, index, None)
+        if entry.protection < 0:
+            await self._drop([entry])
+            self.table.remove(key)
+            raise Unavailable(f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could not be stored.")
+        entry.committed = True
+        if missing:
+            self._repairs.append(key)
+        return {"protection": entry.protection}
+
+    async def _find(self, key: str) -> dict[str, Any]:
+        await self._ready(key)
+        entry = self.table.objects.get(key)
+        if entry is None or not entry.committed:
+            return {"found": False}
+        self.table.touch(entry)
+        return {"found": True, "version": entry.version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
+
+    async def _delete(self, key: str) -> dict[str, Any]:
+        await self._ready(key)
+        async with self._lock(key):
+            return {"found": await self._invalidate(key)}
+
+    async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
+        """A client could not read these chunks from these nodes: they are made anew, unless they were just moved elsewhere."""
+        entry = self.table.objects.get(key)
+        if entry is None or entry.version != version or not entry.committed:
+            return {}
+        for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
+            self.table.set_chunk(entry, index, None)
+            await self._quietly(self._peers.at(bad[index]).call("forget", key=key, version=version, index=index))
+        if entry.protection < 0:
+            self.table.remove(key)
+            self.table.lost += 1
+            await self._drop([entry])
+        else:
+            self._repairs.append(key)
+        return {}
+
+    def _summary(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            "nodes": {a: [n.reserved, n.capacity, n.leaving] for a, n in table.nodes.items()},
+            "objects": len(table.objects),
+            "bytes": sum(e.shape.size for e in table.objects.values()),
+            "degraded": sum(e.protection < e.shape.p for e in table.objects.values()),
+            "weak": sum(e.shape.p < e.shape.wanted_p for e in table.objects.values()),
+            "lost": table.lost,
+            "evicted": table.evicted,
+            "moved_bytes": dict(self.moved_bytes),
+            "waiting_repairs": len(self._repairs),
+        }
+
+    # --- moving chunks ---
+
+    async def _drain(self, address: str) -> dict[str, Any]:
+        """Hand over what a leaver holds, several chunks at once, until all is done or it is gone."""
+        await self._ready()
+        if address in self.table.nodes:
+            self.table.nodes[address].leaving = True
+        before, todo = self.moved_bytes["drain"], deque(self.table.drain(address))
+
+        async def hands() -> None:
+            while todo and address in self.table.nodes:
+                await self._carry_out(todo.popleft(), "drain")
+
+        await asyncio.gather(*(hands() for _ in range(DRAINS_AT_ONCE)))
+        return {"bytes": self.moved_bytes["drain"] - before}
+
+    async def _carry_out(self, move: Move, why: str) -> bool:
+        """Have the target fetch or make a chunk; the table follows when it has it."""
+        entry = self.table.objects.get(move.key)
+        if entry is None or entry.version != move.version or (move.source is not None and entry.at.get(move.index) != move.source):
+            return False
+        sources = {i: a for i, a in entry.at.items() if a in self.table.nodes}
+        try:
+            answer, _ = await self._peers.at(move.target).call(
+                "pull", key=move.key, version=move.version, shape=msgspec.to_builtins(entry.shape), index=move.index, sources=sources
+            )
+        except (ConnectionLost, CallFailed) as error:
+            log.info("a chunk could not be moved (%s): %s", why, error)
+            return False
+        self.moved_bytes[why] += answer["bytes"]
+        current = self.table.objects.get(move.key)
+        if current is not entry or move.target not in self.table.nodes or (move.source is None and move.index in entry.at):
+            await self._quietly(self._peers.at(move.target).call("forget", key=move.key, version=move.version, index=move.index))
+            return False
+        self.table.set_chunk(entry, move.index, move.target)
+        if move.source is not None:
+            await self._quietly(self._peers.at(move.source).call("forget", key=move.key, version=move.version, index=move.index))
+        return True
+
+    @staticmethod
+    async def _quietly(call: Any) -> None:
+        try:
+            await asyncio.wait_for(call, 2.0)
+        except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+            pass
+
+    async def _work(self) -> None:
+        """Repair, then rebalance, within the allowance; and give up puts that died."""
+        while True:
+            try:
+                spent = await self._one_piece_of_work()
+            except Exception:
+                log.exception("repair failed")
+                spent = 0
+            await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_S))
+
+    async def _one_piece_of_work(self) -> int:
+        if not self._slots:
+            return 0
+        self._settle()
+        if not self._settled.is_set():
+            return 0
+        for key in [k for k, began in self._writing.items() if time.monotonic() - began > PUT_S]:
+            del self._writing[key]
+            if (entry := self.table.objects.get(key)) is not None and not entry.committed:
+                await self._drop([entry])
+                self.table.remove(key)
+        while self._repairs:
+            entry = self.table.objects.get(self._repairs.popleft())
+            if entry is None or not entry.committed:
+                continue
+            done = 0
+            for move in self.table.repair(entry):
+                if await self._carry_out(move, "repair"):
+                    done += move.bytes * entry.shape.d
+            if done:
+                return done
+        move = self.table.rebalance()
+        if move is not None and await self._carry_out(move, "rebalance"):
+            return move.bytes
+        return 0

@@ -1,0 +1,107 @@
+"""A cache node as a service job of MalleTrain: one process on each node, which follows the membership and drains before it leaves.
+
+Addresses and the secret come from :mod:`malletrain.membership`. Outside MalleTrain it is a cache of one node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from infinicache.node import CacheNode
+from infinicache.objects import CacheError
+from malletrain import membership
+
+log = logging.getLogger("infinicache")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SHARE_OF_NOTICE = 0.9
+
+
+def parse_size(text: str) -> int:
+    """``"512M"`` in bytes; ``"50%"``: of the memory that is available on this node now. Raises ValueError with what is accepted."""
+    if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
+        share = float(match[1]) / 100
+        if 0 < share <= 1:
+            return int(share * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?\s*", text, re.IGNORECASE)
+    if match and float(match[1]) > 0:
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    raise ValueError(f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a share of free memory such as 50%.')
+
+
+async def serve(capacity: int, proxies: int, port: int, move_bytes_s: float) -> None:
+    """Until the process is ended, or has drained and been released."""
+    host = socket.gethostbyname(membership.host())
+    node = CacheNode(capacity, membership.key(), host=host, port=port, proxies=proxies, move_bytes_s=move_bytes_s)
+    group = membership.join(node.address)
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    print(f"serving {capacity >> 20} MiB at {node.address}", flush=True)
+    follower = asyncio.create_task(_follow(node, group))
+    ended = asyncio.create_task(over.wait())
+    await asyncio.wait([follower, ended], return_when=asyncio.FIRST_COMPLETED)
+    for task in (follower, ended):
+        task.cancel()
+    await asyncio.gather(follower, ended, return_exceptions=True)
+    await node.close()
+
+
+async def _follow(node: CacheNode, group: membership.Membership) -> None:
+    draining: asyncio.Task[None] | None = None
+    async for change in group.watch():
+        members = group.members
+        node.view([m.address for m in members], [m.address for m in members if m.leaving], group.number)
+        if change.kind == membership.LEAVING and change.member == group.me and draining is None:
+            draining = asyncio.create_task(_drain(node, group))
+        elif change.kind == membership.STAYING and change.member == group.me and draining is not None:
+            draining.cancel()
+            draining = None
+
+
+async def _drain(node: CacheNode, group: membership.Membership) -> None:
+    limit = group.me.seconds_left * SHARE_OF_NOTICE
+    try:
+        moved = await asyncio.wait_for(node.drain(), limit)
+        print(f"drained: {moved} bytes handed over, {node.store.used} left behind", flush=True)
+    except asyncio.TimeoutError:
+        print(f"not drained within {limit:.1f} s: {node.store.used} bytes left behind", flush=True)
+    except (CacheError, ConnectionError, RuntimeError) as error:
+        print(f"not drained: {error}", flush=True)
+    group.drained()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process of one node."""
+    parser = argparse.ArgumentParser(prog="infinicache-node", description="One node of the cache.")
+    parser.add_argument("--memory", default="50%", help="memory for chunks: 512M, 8G, or a share of what is free, such as 50%% (default)")
+    parser.add_argument("--proxies", type=int, default=1, help="members that are proxies, the same number on all nodes (default 1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any)")
+    parser.add_argument("--move-rate", default="200M", help="bytes per second for repair and rebalancing of one pool (default 200M)")
+    options = parser.parse_args(arguments)
+    try:
+        capacity, rate = parse_size(options.memory), parse_size(options.move_rate)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.proxies < 1:
+        parser.error(f"{options.proxies} proxies are not possible; accepted is 1 or more.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        asyncio.run(serve(capacity, options.proxies, options.port, rate))
+    except OSError as error:
+        print(f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

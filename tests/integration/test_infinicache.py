@@ -1,0 +1,60 @@
+"""The cache of jobscripts/infinicache as a service job: submitted, filled, and read after nodes were lost with and without notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from infinicache import Cache
+
+from malletrain.cli.jobspec import build
+from tests.integration.embedded import site
+
+pytestmark = pytest.mark.timeout(240)
+
+HOME = Path(__file__).resolve().parents[2] / "jobscripts" / "infinicache"
+
+
+def test_objects_outlive_the_nodes_that_held_them(tmp_path):
+    with site(tmp_path, nodes=5) as s:
+        value = tmp_path / "value.toml"
+        value.write_text("[value]\n3 = 10\n5 = 20.0\n")
+        spec = build(str(HOME / "serve.py"), ("--memory", "200M"), name="cache", service=True, value=value, workdir=str(s.work))
+        with s.client() as client:
+            job = client.submit(spec).id
+
+        def addresses():
+            with s.client() as client:
+                found = client.members(job)
+            return {m.node: m.address for m in found.members}, bytes.fromhex(found.key)
+
+        s.until(lambda: len(addresses()[0]) == 5, "five members")
+        members, key = addresses()
+        random.seed(1)
+        objects = {f"object {i}": random.randbytes(size) for i, size in enumerate((0, 1000, 100_000, 3_000_000, 5_000_001))}
+        with Cache(list(members.values()), key, code=(3, 2)) as cache:
+            for name, data in objects.items():
+                assert cache.put(name, data).protection == 2
+            proxy = next(node for node, address in members.items() if address == next(iter(members.values())))
+            nodes = sorted(members)
+            s.agents()[nodes[1]].send_signal(signal.SIGTERM)  # with notice: it drains
+            s.until(lambda: members[nodes[1]] not in addresses()[0].values(), "it has left")
+            assert {k: cache.get(k) for k in objects} == objects
+            s.agents()[proxy].kill()  # without: the proxy too, whose memory another one makes anew
+            s.until(lambda: members[proxy] not in addresses()[0].values(), "it is lost")
+            assert {k: cache.get(k) for k in objects} == objects
+            s.until(lambda: len(addresses()[0]) == 5, "they come back as new members")
+            s.until(lambda: all(p["degraded"] == 0 and p["objects"] == len(objects) for p in cache.summary()), "repaired")
+            for address in random.sample(sorted(addresses()[0].values()), 2):  # any two may be lost now
+                pid = next(p.pid for p in s.workers(HOME / "serve.py") if _listens(p, int(address.rpartition(":")[2])))
+                os.kill(pid, signal.SIGKILL)
+            assert {k: cache.get(k) for k in objects} == objects
+        with Cache(list(addresses()[0].values()), b"guessed", timeout_s=1.0) as stranger, pytest.raises(RuntimeError):
+            stranger.get("object 1")
+
+
+def _listens(process, port):
+    return any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections())

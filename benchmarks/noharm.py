@@ -30,7 +30,9 @@ from pathlib import Path
 
 from malletrain import wire
 from malletrain.client import Client
+from malletrain.config import DATABASE_NAME
 from malletrain.demo.intervals import Intervals, both, length, normal, without
+from malletrain.store import Store
 from scavenger.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing
 
@@ -149,7 +151,51 @@ def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: flo
         return replay(slurm, jobs, root / "out", minutes)
 
 
-def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> tuple[Run, dict[str, Intervals], dict[str, int]]:
+@dataclass(frozen=True)
+class Harvest:
+    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when one was held."""
+
+    worked: dict[str, Intervals]
+    wanted: dict[str, Intervals]
+    held: dict[str, Intervals]
+    counts: dict[str, int]
+
+
+def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
+    """From the marks of the stubs and the daemon's store."""
+    now = time.time()
+    wanted: dict[str, list[tuple[float, float]]] = {}
+    held: dict[str, list[tuple[float, float]]] = {}
+    with Store.open(f"sqlite:///{root / 'state' / DATABASE_NAME}") as store:
+        for lease in store.list_leases():
+            wanted.setdefault(lease.node, []).append((lease.requested, lease.ended or now))
+            if lease.started is not None:
+                held.setdefault(lease.node, []).append((lease.started, lease.ended or now))
+    return Harvest(
+        spans_of(root / "spans"), {n: normal(p) for n, p in wanted.items()}, {n: normal(p) for n, p in held.items()}, counts
+    )  # fmt: skip
+
+
+def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
+    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a lease, before the first one of a gap,
+    between two, and after the last; ``starting``: a lease was asked for and had no agent yet; ``idle_lease``: an agent without work."""
+    sums = dict.fromkeys(("offered", "worked", "before", "between", "after", "starting", "idle_lease"), 0.0)
+    for node, pieces in gaps.items():
+        for gap in pieces:
+            worked = both((gap,), harvest.worked.get(node, ()))
+            wanted = both((gap,), harvest.wanted.get(node, ()))
+            held = both((gap,), harvest.held.get(node, ()))
+            sums["offered"] += length((gap,))
+            sums["worked"] += length(worked)
+            sums["idle_lease"] += length(without(held, worked))
+            sums["starting"] += length(without(without(wanted, held), worked))
+            for begin, end in without(without((gap,), wanted), worked):
+                kind = "before" if begin == gap[0] else "after" if end == gap[1] else "between"
+                sums[kind] += end - begin
+    return sums
+
+
+def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> tuple[Run, Harvest]:
     """The same beside MalleTrain with three jobs that take whatever there is."""
     spans, state = root / "spans", root / "state"
     spans.mkdir()
@@ -188,7 +234,7 @@ def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float)
             if leases:
                 slurm.run("scancel", *leases)
                 slurm.until(lambda: not slurm.leases(), "the leases end", 120.0)
-        return run, spans_of(spans), found
+        return run, harvest_of(root, found)
 
 
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
@@ -226,20 +272,19 @@ def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, obj
         (root / "a").mkdir()
         (root / "b").mkdir()
         control = without_malletrain(root / "a", nodes, jobs, minutes)
-        beside, spans, counts = with_malletrain(root / "b", nodes, jobs, minutes)
+        beside, harvest = with_malletrain(root / "b", nodes, jobs, minutes)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     idle = sum(length(g) for g in gaps_of(beside, 0.0).values())
-    long_gaps = gaps_of(beside, LONG_GAP_S)
-    offered = sum(length(g) for g in long_gaps.values())
-    harvested = sum(length(both(g, spans.get(node, ()))) for node, g in long_gaps.items())
+    sums = account(gaps_of(beside, LONG_GAP_S), harvest)
+    offered, harvested = sums["offered"], sums["worked"]
     added = [b - a for a, b in zip(control.delays, beside.delays, strict=True)]
     prompt = [b - a for a, b in zip(control.delays, beside.delays, strict=True) if a < 2.0]
     return {
-        **rows, **counts, "delay_without": summary(control.delays), "delay_with": summary(beside.delays), "added": summary(added),
+        **rows, **harvest.counts, "delay_without": summary(control.delays), "delay_with": summary(beside.delays), "added": summary(added),
         "added_to_prompt_starts": summary(prompt) if prompt else None, "prompt_starts": len(prompt),
         "idle_node_s": idle, "idle_share": idle / (nodes * 60 * minutes), "long_gap_node_s": offered, "harvested_node_s": harvested,
-        "harvested_share": harvested / offered if offered else None,
+        "harvested_share": harvested / offered if offered else None, "account_node_s": sums,
     }  # fmt: skip
 
 
@@ -278,7 +323,13 @@ def show(row: dict[str, object]) -> None:
             print(f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} {s['mean_s']:8.2f}")  # type: ignore[index]
     share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
     print(f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}, "
-          f"of which harvested {row['harvested_node_s']:,.0f} = {share}", flush=True)  # fmt: skip
+          f"of which harvested {row['harvested_node_s']:,.0f} = {share}")  # fmt: skip
+    sums = row["account_node_s"]
+    lost = {
+        "no lease yet": "before", "none between two": "between", "none at the end": "after", "lease starting": "starting",
+        "lease without work": "idle_lease",
+    }  # fmt: skip
+    print("not harvested: " + ", ".join(f"{name} {sums[key] / sums['offered']:.1%}" for name, key in lost.items()), flush=True)  # type: ignore[index]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -42,7 +43,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{storage}
 JobCompType=jobcomp/none
 ReturnToService=2
 SlurmctldParameters={controller}
@@ -98,6 +99,7 @@ class SlurmCluster:
             "slurmd_timeout": 60,
             "message_timeout": 10,
             "grace": 6,
+            "storage": "AccountingStorageType=accounting_storage/none",
             "extra": "",
             "partitions": "",
             **options,
@@ -110,7 +112,9 @@ class SlurmCluster:
         """Start everything and wait until all nodes are idle."""
         for name in ("state", "spool", "run", "log"):
             (self.root / name).mkdir(parents=True, mode=0o755)
-        base = _free_ports(len(self.nodes) + 1)
+        base = _free_ports(len(self.nodes) + 2)
+        self.cluster_name, self.spare_port = f"test{base}", base + len(self.nodes) + 1
+        self.options["storage"] = str(self.options["storage"]).format(root=self.root, port=self.spare_port)
         self.conf.write_text(
             CONF.format(
                 root=self.root, port=base, first=base + 1, last=base + len(self.nodes), nodes=len(self.nodes),
@@ -259,7 +263,9 @@ _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv")
 
 def _free_ports(count: int) -> int:
     """The first of ``count`` free ports in a row."""
-    for base in range(21000 + os.getpid() % 8000, 60000, count + 3):
+    # At random, so that two clusters that start at the same time hardly ever look at the same ones; below those of outgoing connections.
+    for _ in range(100):
+        base = random.randrange(10000, 32700 - count)
         sockets = []
         try:
             for port in range(base, base + count):

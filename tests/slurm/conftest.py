@@ -37,8 +37,8 @@ def cluster(root):
         pytest.skip(reason)
     started: list[SlurmCluster] = []
 
-    def start(nodes: int = 4, **options: object) -> SlurmCluster:
-        started.append(SlurmCluster(root / f"c{len(started)}", nodes, **options))
+    def start(nodes: int = 4, kind: type[SlurmCluster] = SlurmCluster, **options: object) -> SlurmCluster:
+        started.append(kind(root / f"c{len(started)}", nodes, **options))
         return started[-1].start()
 
     yield start

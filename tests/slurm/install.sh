@@ -4,9 +4,11 @@
 #
 # Never the packages named *-emulator: they replace the daemons by ones that only pretend.
 set -u
-if command -v slurmctld >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ]; then exit 0; fi
-if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "Slurm is not installed and cannot be installed from here (that needs root and apt); its tests will be skipped." >&2
+PATH=$PATH:/usr/sbin:/sbin
+have() { command -v "$1" >/dev/null 2>&1; }
+if have slurmctld && have slurmdbd && have mariadbd; then exit 0; fi
+if [ "$(id -u)" != 0 ] || ! have apt-get; then
+    echo "Slurm, or its accounting with a database, is not installed and cannot be installed from here (that needs root and apt); its tests will be skipped." >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -17,7 +19,8 @@ if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && made_policy=yes
 fi
 install() {
-    apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
+    apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge \
+        slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 }
 log=$(mktemp)
 install >"$log" 2>&1 || { apt-get update >>"$log" 2>&1; install >>"$log" 2>&1; }

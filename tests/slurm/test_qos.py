@@ -1,0 +1,58 @@
+"""Leases by QOS in the main jobs' own partition, on a real Slurm with accounting: preempted, limited by the site, and checked."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm_job import LeaseOptions
+from tests.slurm.accounting import AccountedCluster, missing
+from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
+
+QOS = (
+    "add qos scavenger preemptmode=cancel gracetime=6 maxsubmitjobsperuser=3",
+    "modify qos normal set preempt+=scavenger",
+    "modify account root set qos=normal,scavenger",
+)
+
+
+@pytest.fixture
+def slurm(cluster, root):
+    if reason := missing():
+        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return cluster(4, kind=AccountedCluster, prepare=QOS, preempt="preempt/qos", lease_mode="")
+
+
+def test_leases_of_a_qos_that_others_preempt(slurm, root):
+    careless = scavenger(slurm, lease=LeaseOptions(partition="batch"))
+    assert any("set qos in [scheduler.slurm]" in sentence for works, sentence in careless.check() if not works)
+    one = scavenger(slurm, lease=LeaseOptions(partition="batch", qos="scavenger", grace_s=6.0))
+    found = one.check()
+    assert all(works for works, _ in found), found
+    assert any("Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in found)
+    assert gaps(one) == slurm.nodes
+    told = [root / f"told-{node}" for node in slurm.nodes]
+    requests = [
+        LeaseRequest(f"l{i}", node, (sys.executable, "-c", LEAVE, str(path)))
+        for i, (node, path) in enumerate(zip(slurm.nodes, told, strict=True), 1)
+    ]
+    leases = one.take(requests)
+    # The site allows three: the fourth is refused, and nothing more is asked for.
+    assert sorted(lease.state for lease in leases) == [LeaseState.ENDED] + 3 * [LeaseState.PENDING], leases
+    [refused] = [lease for lease in leases if lease.state is LeaseState.ENDED]
+    assert "limit" in refused.reason
+    slurm.until(lambda: sum(path.with_name(path.name + ".ready").exists() for path in told) == 3, "three leases run")
+    assert gaps(one) == []
+    assert any("refuses more jobs" in sentence for e in one.poll().explanations for _, passed, sentence in e.rules if not passed)
+    # A job of the normal QOS in the same partition takes two of them, and no other.
+    main = slurm.submit("sleep 1", "--nodes=3", "--exclusive", "--time=1")
+    slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
+    assert sum(path.exists() for path in told) == 2, "two leases were told to leave"
+    assert sorted(state for state in states(one).values() if state is not LeaseState.ENDED) == [LeaseState.RUNNING]
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "the leases are cancelled")

@@ -25,6 +25,15 @@ class PlanningSettings:
     time_limit_s: float = 2.0
     prior_exponent: float = 0.9
 
+    def caution(self, starvation_s: float) -> str | None:
+        """A sentence when a start is taken to cost more than it can bring within the forward-looking time; else None."""
+        if self.t_fwd_s > self.cost.start_s:
+            return None
+        return (
+            f"A start is taken to cost {self.cost.start_s:g} s and plans look {self.t_fwd_s:g} s ahead, so no start pays for itself: "
+            f"a job gets nodes only once it has waited for {starvation_s:g} s. Look further ahead than {self.cost.start_s:g} s."
+        )
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -20,8 +20,8 @@ from malletrain.cli.daemon import load, missing
 if TYPE_CHECKING:
     from malletrain.config import Config
 
-Finding = tuple[str, bool, str]
-"""(what was tested, whether it works, a sentence)"""
+Finding = tuple[str, bool | None, str]
+"""(what was tested, whether it works or None: it works but look at it, a sentence)"""
 
 
 @click.command()
@@ -49,9 +49,11 @@ def check(config_file: Path, as_json: bool) -> None:
             findings.append((name, False, str(missing(error))))
         except Exception as error:  # a test must never hide the others
             findings.append((name, False, f"{' '.join(str(error).split()) or type(error).__name__}"))
-    good = all(works for _, works, _ in findings)
+    good = all(works is not False for _, works, _ in findings)
     if as_json:
-        print_json({"ok": good, "findings": [{"what": w, "works": ok, "sentence": s} for w, ok, s in findings]})
+        print_json(
+            {"ok": good, "findings": [{"what": w, "works": ok is not False, "look": ok is None, "sentence": s} for w, ok, s in findings]}
+        )
     else:
         _print(findings)
     if not good:
@@ -63,10 +65,11 @@ def _print(findings: list[Finding]) -> None:
 
     from malletrain.render.tables import table
 
+    verdicts = {True: Text("OK", "green"), None: Text("look", "bold yellow"), False: Text("would not work", "bold red")}
     made = table("", "WHAT", "", wrap=("",))
     made.show_header = False
     for name, works, sentence in findings:
-        made.add_row(Text("OK", "green") if works else Text("would not work", "bold red"), name, Text(sentence))
+        made.add_row(verdicts[works], name, Text(sentence))
     print_text(made)
 
 
@@ -201,6 +204,18 @@ def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
     yield from backend(config).check(config)
 
 
+def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Plans can start jobs."""
+    from malletrain.daemon.settings import controller_settings
+
+    settings = controller_settings(config)
+    caution = settings.planning.caution(settings.starvation_s)
+    if caution is None:
+        yield True, "A start pays for itself within the forward-looking time."
+    else:
+        yield None, f"{caution} Those are t_fwd and start in [allocation], and starvation in [jobs]."
+
+
 def _answers(config: Config) -> bool:
     from malletrain.client import Client
 
@@ -209,10 +224,11 @@ def _answers(config: Config) -> bool:
     return True
 
 
-TESTS: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool, str]]]], ...] = (
+TESTS: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], ...] = (
     ("state directory", state_directory),
     ("keys", keys),
     ("address", address),
     ("database", database),
     ("main scheduler", scheduler),
+    ("allocation", allocation),
 )

@@ -96,7 +96,11 @@ def simulate(trace_file: Path, node_list: Path | None, nodes: int | None, as_jso
         trace = read(trace_file, names=read_names(node_list) if node_list else None)
         if nodes is not None:
             trace = trace.sample(nodes, options["seed"])
-        result = run(trace, jobs_of(options), settings_of(options))
+        settings = settings_of(options)
+        caution = settings.caution()
+        if caution:
+            say(caution)
+        result = run(trace, jobs_of(options), settings)
     except (TraceError, WorkloadError) as error:
         raise Refused(str(error)) from None
     if as_json:
@@ -112,9 +116,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
     from malletrain.sim.policies import POLICIES
 
     o = options
-    costs = CostModel(
-        o["costs"], o["rescale_up"], o["rescale_down"], o["start_cost"], o["snapshot_every"], o["notice"], o["mode"]
-    )
+    costs = CostModel(o["costs"], o["rescale_up"], o["rescale_down"], o["start_cost"], o["snapshot_every"], o["notice"], o["mode"])
     return SimSettings(
         POLICIES[o["policy"]],
         costs,

@@ -81,6 +81,10 @@ class SimSettings:
         if self.hours is not None and not self.hours > 0:
             raise WorkloadError(f"{self.hours} hours cannot be simulated; give a number above 0.")
 
+    def caution(self) -> str | None:
+        """A sentence about settings that make sense and yet hardly let a job run; else None."""
+        return self.policy.caution(self.policy.world(self.costs), self.t_fwd_s, self.starvation_s)
+
 
 class _Kind(IntEnum):
     """What can be due, in the order in which it is told at one instant."""

@@ -56,6 +56,12 @@ class Policy:
         """Whether the job is profiled."""
         return self.profiles == "all" or (self.profiles == "unknown" and job.told != job.curve)
 
+    def caution(self, costs: CostModel, t_fwd_s: float, starvation_s: float) -> str | None:
+        """What the product would be warned of in the world of ``costs``; None where starts are not valued, or taken to be free."""
+        if self.published or self.solver is not exact:
+            return None
+        return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
+
     def controller(
         self,
         costs: CostModel,

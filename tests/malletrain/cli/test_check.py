@@ -33,6 +33,16 @@ def test_good(run, config, tmp_path):
     assert not (tmp_path / "state").exists()  # nothing was created
 
 
+def test_a_forward_looking_time_that_lets_no_job_start(run, config):
+    path = config(rest='[allocation]\nt_fwd = "10 s"\nstart = "12 s"')
+    result = run("check", "--config", path)
+    assert result.exit_code == 0, result.stdout
+    assert "12 s and plans look 10 s ahead" in " ".join(result.stdout.split())
+    data = json.loads(run("check", "--config", path, "--json").stdout)
+    assert [f["look"] for f in data["findings"] if f["what"] == "allocation"] == [True]
+    assert data["ok"] is True
+
+
 def test_json(run, config):
     data = json.loads(run("check", "--config", config(), "--json").stdout)
     assert data["ok"] is True

@@ -53,6 +53,24 @@ def test_json_has_what_is_promised(week, workload):
     assert 0 < data["fraction_of_ideal"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("policy", "t_fwd", "costs", "warned"),
+    [
+        ("malletrain", 10, "real", True),
+        ("profiled", 18, "real", True),
+        ("malletrain", 19, "real", False),
+        ("malletrain", 10, "freetrain", False),
+        ("freetrain", 10, "real", False),
+        ("equal", 10, "real", False),
+    ],
+)
+def test_a_forward_looking_time_below_the_start_cost_is_warned_of(week, policy, t_fwd, costs, warned):
+    done = run("simulate", "--trace", week, "--jobs", 3, "--hours", 0.2, "--policy", policy, "--t-fwd", t_fwd, "--costs", costs, "--json")
+    assert done.exit_code == 0, done.output
+    assert ("no start pays for itself" in done.stderr) is warned
+    assert json.loads(done.stdout)["policy"] == policy
+
+
 def test_the_same_seed_gives_the_same_and_another_another(week):
     def samples(seed):
         return json.loads(run("simulate", "--trace", week, "--nodes", 20, "--jobs", 30, "--seed", seed, "--json").stdout)["samples"]

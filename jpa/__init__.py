@@ -22,6 +22,7 @@ from jpa.messages import (
     Result,
     Scaled,
     SetSize,
+    Suggested,
     Tick,
     Waiting,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Scaled",
     "SetSize",
     "Stored",
+    "Suggested",
     "ThroughputMeter",
     "Tick",
     "Waiting",

@@ -31,6 +31,7 @@ from jpa.messages import (
     Result,
     Scaled,
     SetSize,
+    Suggested,
     Tick,
     Waiting,
 )
@@ -105,6 +106,7 @@ class Advisor:
         self._interrupted: dict[str, float] = {}
         self._table: dict[type, Callable[[Any, float], Iterable[Answer]]] = {
             ProfileWanted: self._wanted,
+            Suggested: self._suggested,
             NodesChanged: self._nodes_changed,
             Scaled: self._scaled,
             Progress: self._progress,
@@ -146,6 +148,18 @@ class Advisor:
             return ()
         new_plan(event.min_nodes, event.max_nodes, MeasuredCurve(), allowed=event.sizes, chosen=event.chosen)  # raises on nonsense
         self._queue.append(_Queued(event, now))
+        return ()
+
+    def _suggested(self, event: Suggested, now: float) -> Iterable[Answer]:
+        for queued in self._queue:
+            if queued.wanted.job == event.job:
+                queued.wanted = replace(queued.wanted, curve=queued.wanted.curve.with_prior(event.prior), chosen=event.chosen)
+        active = self._active
+        if active is not None and active.job == event.job and active.curve.current.prior is None:
+            # The size being measured is measured all the same; of those below only what the belief leaves open.
+            wanted = replace(active.queued.wanted, chosen=event.chosen)
+            active.queued.wanted, active.curve = wanted, active.curve.with_prior(event.prior)
+            active.plan = replace(self._plan(wanted, active.curve), asked=active.plan.asked, visited=active.plan.visited)
         return ()
 
     def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[Answer]:
@@ -324,9 +338,7 @@ class Advisor:
         """Start a profile, end one that has nothing to measure, or say why its nodes cannot be had."""
         wanted, config = queued.wanted, self.config
         try:
-            plan = new_plan(
-                wanted.min_nodes, wanted.max_nodes, wanted.curve, allowed=wanted.sizes, chosen=wanted.chosen, config=config.plan
-            )
+            plan = self._plan(wanted, wanted.curve)
         except ValueError as error:  # every size is unusable; anything else was refused on arrival
             return self._nothing(queued, Result.UNKNOWN, str(error))
         best = next_step(plan, wanted.curve, wanted.max_nodes)
@@ -349,6 +361,10 @@ class Advisor:
         self._active = active
         self._take(offer, wanted.node_class, now)
         return self._go(active, step.size, step.reason, now, offer if offer.total else None)
+
+    def _plan(self, wanted: ProfileWanted, curve: MeasuredCurve) -> ProfilePlan:
+        """Which sizes to visit. Raises ValueError when every size is unusable."""
+        return new_plan(wanted.min_nodes, wanted.max_nodes, curve, allowed=wanted.sizes, chosen=wanted.chosen, config=self.config.plan)
 
     def _offer(self, wanted: ProfileWanted, size: int, least: int, now: float) -> Offer:
         others = [d for d in self._nodes.donors if d.job != wanted.job and d.node_class == wanted.node_class]

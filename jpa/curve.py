@@ -178,6 +178,10 @@ class MeasuredCurve:
             prior = shape.as_prior(factor, config.drift_level_std, config.drift_shape_std, "the curve before the drift")
         return self._with_current(PhaseCurve((point,), prior)), change
 
+    def with_prior(self, prior: Prior) -> MeasuredCurve:
+        """With what another job suggests of the current phase, unless a belief is there already."""
+        return self if self.current.prior is not None else self._with_current(replace(self.current, prior=prior))
+
     def with_phase(self, phase: str, config: CurveConfig = DEFAULT_CONFIG) -> tuple[MeasuredCurve, Change | None]:
         """In ``phase`` from now on. A phase seen before has its curve back; a new one starts from the shape of the current one."""
         if phase == self.phase:

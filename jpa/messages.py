@@ -9,6 +9,7 @@ from enum import Enum
 from jpa.curve import MeasuredCurve
 from jpa.donors import Donor
 from jpa.measure import Measurement
+from jpa.phase import Prior
 
 # --- events ---
 
@@ -29,6 +30,16 @@ class ProfileWanted:
     chosen: tuple[int, ...] | None = None
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
     node_class: str = "default"
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """Another job's curve tells something of this one's, which waits for its profile or is being profiled. ``chosen``: the user's ladder;
+    None: what ``prior`` tells need not be visited."""
+
+    job: str
+    prior: Prior
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Tick:
     """Time passed. Send one every second or so: limits of time are noticed here."""
 
 
-AdvisorEvent = ProfileWanted | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
+AdvisorEvent = ProfileWanted | Suggested | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
 
 # --- answers ---
 

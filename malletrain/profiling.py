@@ -23,11 +23,13 @@ from jpa import (
     Monitor,
     NodesChanged,
     PlanConfig,
+    Prior,
     ProfileWanted,
     Progress,
     RescaleCosts,
     Result,
     Scaled,
+    Suggested,
     Tick,
 )
 from malletrain.events import JobSubmitted, Progressed
@@ -227,10 +229,9 @@ class Profiler:
         """The class of nodes that the job was put forward for."""
         return self._told.get(job, "default")
 
-    def believed(self, job: Job, now: float) -> list[Answer]:
-        """What other jobs suggest has become known: a profile that has not begun begins from there."""
-        name = job.submitted.job
-        return self._withdraw(name, now) if name in self._told and name != self.profiling else []
+    def believed(self, job: Job, prior: Prior, now: float) -> list[Answer]:
+        """What other jobs suggest has become known: a profile that waits begins from there, one under way goes on from there."""
+        return self.advisor.handle(Suggested(job.submitted.job, prior, job.submitted.profile_sizes), now)
 
     # --- inside ---
 

@@ -128,10 +128,14 @@ class Staircase:
     def believed(self, event: Believed, now: float) -> list[Command]:
         """Other jobs suggest something of this one's scaling."""
         job = self._of._unfinished.get(event.job)
-        if self.profiler is None or job is None or job.learned.known or job.learned.profiled:
+        prior = event.learned.curve.current.prior
+        if self.profiler is None or job is None or prior is None or job.learned.profiled:
             return []
-        answers = self.profiler.believed(job, now)
-        commands = self._learn(job, replace(job.learned, curve=event.learned.curve))
+        curve = job.learned.curve.with_prior(prior)
+        if curve is job.learned.curve:
+            return []
+        answers = self.profiler.believed(job, prior, now)
+        commands = self._learn(job, replace(job.learned, curve=curve))
         self._of._plan_soon(now + self._of.settings.settle_s)
         return commands + self._obey(answers, now)
 

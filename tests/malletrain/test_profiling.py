@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allocator import ScalingCurve
-from jpa import MeasuredCurve
+from jpa import MeasuredCurve, Prior
 from malletrain.controller import Controller, ControllerSettings
 from malletrain.events import (
     Believed,
@@ -323,19 +323,46 @@ def test_senseless_progress_changes_nothing():
     assert w.controller.jobs["a"].learned is before
 
 
+def suggested() -> Learned:
+    """What a sibling of the right shape and a quarter too high a level tells."""
+    return Learned(curve=MeasuredCurve.from_prior(Prior(tuple((k, amdahl(k)) for k in (1, 2, 4, 6)), 0.3, 0.04, "a sibling")))
+
+
 def test_a_sibling_found_late_is_believed_until_it_is_measured():
     w = ProfiledWorld(6)
     w.do(JobSubmitted("b", 6, 6))
     w.join()
     w.run(5)
     w.do(wanted())
-    curve = MeasuredCurve()
-    for k in (1, 2, 4, 6):
-        curve = curve.with_measurement(k, amdahl(k), 1.0, 0.0)
-    w.do(Believed("a", Learned(curve=curve)))
+    w.do(Believed("a", suggested()))
     assert w.controller.jobs["a"].curve.at(4) == pytest.approx(amdahl(4), rel=0.05)
     w.do(Believed("a", Learned()))
     assert w.controller.jobs["a"].curve is not None
+
+
+def test_a_sibling_found_while_the_profile_runs_saves_the_visits_it_makes_needless():
+    w = world(6, wanted())
+    w.rates["a"] = lambda k: 0.8 * amdahl(k)
+    w.run(100, until=lambda: w.advisor.profiling == "a" and w.sizes.get("a") == [6])
+    w.do(Believed("a", suggested()))
+    w.until_profiled("a")
+    visited = w.of("profile-finished", "a")[0].data["visited"]
+    assert visited[0] == 6
+    assert len(visited) < 6, "the shape is known"
+    assert w.result("a") == "measured"
+    for k in range(1, 7):
+        assert w.controller.jobs["a"].learned.curve.estimate(k)[0] == pytest.approx(0.8 * amdahl(k), rel=0.1)
+    before = w.controller.jobs["a"].learned
+    w.do(Believed("a", suggested()))
+    assert w.controller.jobs["a"].learned is before, "once is enough"
+
+
+def test_a_sibling_spares_no_size_that_the_user_asked_for():
+    w = world(6, wanted(profile_sizes=(6, 3, 1)))
+    w.run(100, until=lambda: w.advisor.profiling == "a")
+    w.do(Believed("a", suggested()))
+    w.until_profiled("a")
+    assert w.of("profile-finished", "a")[0].data["visited"] == [6, 3, 1]
 
 
 def test_a_starving_job_is_served_before_a_profile_begins():

@@ -202,6 +202,9 @@ class LiveLauncher:
                 self._say("ready", 0)
         elif said["say"] == "running":
             self._joined(worker, said["generation"])
+        elif said["say"] == "lost" and self._round is not None and said["generation"] == self._round.generation:
+            if self._told != ("lost", said["generation"]):
+                self._say("lost", said["generation"])
 
     _running: dict[int, int] = field(default_factory=dict)
 

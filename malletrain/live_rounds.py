@@ -3,6 +3,7 @@
 What differs from :class:`malletrain.rounds.JobRounds`: nothing is drained while somebody stays (the state lives in the workers; only a job
 that lets go of all its nodes takes a snapshot); those that hold state come first in rank order; leavers are released when the others have
 left the old group; a lost member or a failed worker is answered by a new round of those that are left at once, without waiting for a plan.
+Workers whose group broke although nobody was lost get a new round after a moment.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ class LiveRounds(JobRounds):
     _group: tuple[str, ...] = ()
     _held: list[str] = field(default_factory=list)
     _extended: int = 0
+    _adrift_at: float | None = None
+    """When workers that wait in a broken group get a new round, should no news of a loss come."""
 
     # --- what differs in the steps ---
 
     def _holds_state(self, node: str) -> bool:
         a = self.phases.get(node)
-        return a is not None and a.phase == "running" and a.generation > 0
+        return a is not None and a.phase in ("running", "lost") and a.generation > 0
+
+    def _ready(self, node: str) -> bool:
+        return super()._ready(node) or self._holds_state(node)
 
     def _survivors(self) -> tuple[str, ...]:
         order = dict.fromkeys((*self.members, *self._group, *self.target))
@@ -45,7 +51,7 @@ class LiveRounds(JobRounds):
         return self._form(now) if self._survivors() else super()._drain(now)
 
     def _form(self, now: float) -> list[Action]:
-        self.because_lost, self._extended = self.lost_member, 0
+        self.because_lost, self._extended, self._adrift_at = self.lost_member, 0, None
         return super()._form(now)
 
     def _release(self, nodes: Iterable[str]) -> list[Action]:
@@ -79,6 +85,8 @@ class LiveRounds(JobRounds):
         joining = self.stage is Stage.FORMING and node in self.members and not self._holds_state(node)
         actions = self._noted(super().phase(node, assignment, now))
         failed = assignment.phase in ("failed", "exited") and assignment != before and node in self.phases
+        if assignment.phase == "lost" and assignment.generation == self.generation and node in self.members and self._adrift_at is None:
+            self._adrift_at = now + self.settings.verdict_s
         if self.stage is Stage.COMPLETED or not failed:
             return actions + self._old_group_done()
         if stateful and self._survivors():
@@ -101,6 +109,10 @@ class LiveRounds(JobRounds):
         return self._noted(actions)
 
     def tick(self, now: float) -> list[Action]:
+        if self._adrift_at is not None and now >= self._adrift_at:
+            self._adrift_at = None
+            if self.stage is not Stage.COMPLETED and any(self._is(n, "lost") for n in self.members):
+                return self._noted(self._break_up(now))
         due = self.deadline is not None and now >= self.deadline
         if due and self.stage is Stage.FORMING and not self._bad() and (stays := self._survivors()):
             late = [n for n in self.members if n not in stays and not self._is(n, "running", "succeeded")]
@@ -112,7 +124,12 @@ class LiveRounds(JobRounds):
                 return []
         return self._noted(super().tick(now))
 
+    def next_wakeup(self) -> float | None:
+        times = [t for t in (super().next_wakeup(), self._adrift_at) if t is not None]
+        return min(times, default=None)
+
     def stop(self) -> list[Action]:
+        self._adrift_at = None
         return [*self._let_go(), *super().stop()]
 
     def adopt(self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float) -> list[Action]:

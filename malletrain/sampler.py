@@ -73,6 +73,7 @@ class ElasticSampler:
         self.position = 0
         self._handed_out = (0, 0)
         self._advances = 0
+        self._ended = False
         self._order: tuple[tuple[int, int, bool], Any] | None = None
 
     def _check(self, global_batch_size: int | None, batch_size: int | None) -> None:
@@ -200,9 +201,11 @@ class ElasticSampler:
         Raises:
             RuntimeError: when an epoch ends without its steps having been counted by :meth:`advance`.
         """
-        while self.epoch < count:
+        while self.epoch < count and not self._ended:
             epoch, advances = self.epoch, self._advances
             yield epoch
+            if self._ended:
+                return
             if self.epoch != epoch:
                 continue
             if self._advances == advances:
@@ -216,6 +219,10 @@ class ElasticSampler:
                 once="epoch left",
             )
             self.set_position(epoch + 1, 0)
+
+    def end(self) -> None:
+        """End :meth:`epochs` when the loop asks for the next one; the position stays where it is."""
+        self._ended = True
 
     def advance(self, batches: int = 1) -> None:
         """A step is done: move the position past its global batch. Call it on every rank at the end of each step, before the snapshot.

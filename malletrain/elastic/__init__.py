@@ -14,9 +14,11 @@
 The same script runs under ``malletrain submit --live``, under torchrun and under plain python.
 """
 
-from malletrain.elastic.run import ElasticError, Run, Step
+from malletrain.elastic.errors import ElasticError
+from malletrain.elastic.run import Run
 from malletrain.elastic.scaling import lr_linear, lr_sqrt
 from malletrain.elastic.state import StateError
+from malletrain.elastic.step import Step
 from malletrain.snapshot import SnapshotError
 
 __all__ = ["ElasticError", "Run", "SnapshotError", "StateError", "Step", "lr_linear", "lr_sqrt"]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from malletrain.blame import PEER_LOST
+from malletrain.elastic.errors import Interrupted, UnfitModel
 from malletrain.elastic.link import Place
 
 CONNECT_TIMEOUT_S = 20.0
@@ -29,14 +29,6 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
 GRAVE_S = 0.5
 _POLL_S = 0.002
-
-
-class Interrupted(RuntimeError):
-    """What was going on is void: a newer round came, or a member of this one is lost."""
-
-
-class UnfitModel(RuntimeError):
-    """This process cannot join: its model differs from its peers'."""
 
 
 class RoundStore(dist.Store):
@@ -82,26 +74,24 @@ class RoundStore(dist.Store):
 class CheckIn:
     """The way to a round, gone in a thread while this process still trains: connect to the store and say so.
 
-    ``everyone`` is true once all ranks have done that; only then may anybody leave the group before.
+    ``everyone`` is true once all ranks have done that; only then may anybody leave the group before. ``failed`` is called, in that thread,
+    when the store cannot be reached.
     """
 
-    def __init__(self, place: Place, signature: str) -> None:
+    def __init__(self, place: Place, signature: str, failed: Callable[[], None]) -> None:
         self.place = place
+        self._failed = failed
         self._signature = signature
         self.everyone = False
-        self.problem: str | None = None
         self.void = False
         self.unfit = False
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
-        self._connected = threading.Event()
         threading.Thread(target=self._go, name=f"malletrain-round-{place.generation}", daemon=True).start()
 
     def _go(self) -> None:
         try:
-            store = dist.TCPStore(
-                self.place.host, self.place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60)
-            )
+            store = dist.TCPStore(self.place.host, self.place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
             if self.place.rank == 0:
                 store.set("signature", self._signature)
             elif store.get("signature").decode() != self._signature:
@@ -110,13 +100,12 @@ class CheckIn:
             if store.add("here", 1) == self.place.size:
                 store.set("all", "1")
             self._store = store
-            self._connected.set()
             while not self.void and not store.check(["all"]):
                 time.sleep(_POLL_S)
             self.everyone = not self.void
-        except Exception as error:  # whatever the store says: this way is closed, and the daemon forms another round
-            self.problem = str(error)
-            self._connected.set()
+        except Exception:  # whatever the store says: this way is closed, and the daemon forms another round
+            if not self.void:
+                self._failed()
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
         """The store, once all are there. Raises Interrupted, or UnfitModel."""
@@ -130,14 +119,6 @@ class CheckIn:
                 raise Interrupted("This round is void; a newer one follows.")
             time.sleep(_POLL_S)
         return RoundStore(self._store, interrupted)
-
-
-def is_peer_loss(error: BaseException) -> bool:
-    """Whether ``error`` is what a collective says when a peer is gone."""
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError | Interrupted):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or any(words in text for words in PEER_LOST))
 
 
 def _sockets() -> dict[int, str]:

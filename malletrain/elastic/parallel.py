@@ -90,6 +90,24 @@ class Parallel(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
+def average_gradients(group: Group, module: torch.nn.Module) -> None:
+    """Average the gradients of ``module`` over all ranks of ``group`` in one go."""
+    if not group.several:
+        return
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for grad in (p.grad for p in module.parameters() if p.grad is not None):
+        by_kind.setdefault((grad.dtype, grad.device), []).append(grad)
+    for same in by_kind.values():
+        flat = torch._utils._flatten_dense_tensors(same)
+        if flat.is_cuda:
+            dist.all_reduce(flat)
+            flat.div_(group.place.size)
+        else:
+            group.average(flat).wait()
+        for grad, part in zip(same, torch._utils._unflatten_dense_tensors(flat, same), strict=True):
+            grad.copy_(part)
+
+
 def _exchange(group: Group, bucket: dist.GradBucket) -> Any:
     return group.average(bucket.buffer())
 

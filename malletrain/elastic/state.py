@@ -115,11 +115,11 @@ class Holder:
                 raise StateError(f"The state of {name!r} cannot be sent to another process: {error}") from error
         return pickle.dumps(skeleton), tensors
 
-    def destinations(self, packed: bytes) -> tuple[Any, list[torch.Tensor]]:
-        """(skeleton, tensors to receive into): the modules' own where they fit, so that a large model is never there twice."""
+    def destinations(self, packed: bytes, in_place: bool = True) -> tuple[Any, list[torch.Tensor]]:
+        """(skeleton, tensors to receive into): ``in_place`` the modules' own where they fit, so that a large model is never there twice."""
         skeleton = pickle.loads(packed)
         found: dict[int, torch.Tensor] = {}
-        for name, module in self.modules().items():
+        for name, module in self.modules().items() if in_place else ():
             own = module.state_dict()
             theirs = skeleton["objects"].get(name, {})
             for key, slot in theirs.items():

@@ -1,6 +1,7 @@
-"""The beginning of the step under way, kept so that a step can be discarded: buffers and random number generators.
+"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts and random number generators.
 
 Parameters and optimizers need no copy: they change only in ``optimizer.step()``, which comes after the last collective of the gradients.
+Dicts are copied one level deep.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 class StepStart:
     """What a forward pass may change. :meth:`keep` costs some microseconds and a copy of the buffers (running statistics), if any."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module], dicts: Iterable[dict[str, Any]] = ()) -> None:
         self._modules = list(modules)
+        self._dicts = list(dicts)
+        self._before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._random: tuple[Any, ...] = ()
@@ -31,6 +34,7 @@ class StepStart:
         else:
             for copy, buffer in zip(self._copies, buffers, strict=True):
                 copy.copy_(buffer.detach())
+        self._before = [dict(one) for one in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
         self._random = (torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy else None)
@@ -40,6 +44,9 @@ class StepStart:
         with torch.no_grad():
             for copy, buffer in zip(self._copies, self._buffers, strict=True):
                 buffer.copy_(copy)
+        for one, before in zip(self._dicts, self._before, strict=True):
+            one.clear()
+            one.update(before)
         on_cpu, on_cuda, of_python, of_numpy = self._random
         torch.set_rng_state(on_cpu)
         if on_cuda is not None:

@@ -1,0 +1,204 @@
+"""This process in the group, from round to round: told of a new one, checked in, switched over, lost.
+
+Decides when the group is left and formed anew. The order of things at a change: all members of the new round check in while the old group
+trains; all ranks of the old group agree, in a collective that travels along with every step, that this step is its last; the new group is
+formed; ranks that have no state, or are a step behind, get it; training goes on. When a peer is lost whatever is under way is given up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from malletrain import progress
+from malletrain._tether import rank_log_name
+from malletrain.elastic import sharing
+from malletrain.elastic.errors import Interrupted, is_peer_loss
+from malletrain.elastic.group import CheckIn, Group
+from malletrain.elastic.link import ENV_LOG_DIR, Place, connect
+from malletrain.elastic.parallel import Parallel
+from malletrain.elastic.training import Training
+
+LAST_RESORT_S = 10.0
+LAST_RESORT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h."""
+PARTS = ("leave", "group", "state", "rebuild")
+"""Of a change: until the old group is left (after a loss: until the new one is known), formed anew, state shared, models wrapped again."""
+
+
+class Membership:
+    """The rounds of this process. ``changed`` is called after every change of the group, in the training thread."""
+
+    def __init__(self, training: Training, changed: Callable[[], None]) -> None:
+        self.training = training
+        self.parallels: list[Parallel] = []
+        self.changes = 0
+        self.parts: dict[str, float] = {}
+        """Seconds of each of PARTS at the last change."""
+        self.change_due = False
+        """The last step was the last of its group."""
+        self._changed = changed
+        self._group: Group | None = None
+        self._check_in: CheckIn | None = None
+        self._aborted = 0
+        self._joining = False
+        self._signature = training.state.signature()
+        self._link = connect()
+        self._link.on_round = self._round_came
+        self._link.on_abort = self._abort_came
+        self._link.start()
+        self._link.say("ready")
+
+    @property
+    def live(self) -> bool:
+        """Whether other rounds can follow."""
+        return self._link.live
+
+    @property
+    def group(self) -> Group:
+        """The group of the newest round that was entered."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def ready_to_go(self) -> bool:
+        """Whether everybody of a newer round has checked in."""
+        check_in = self._check_in
+        return check_in is not None and check_in.everyone and check_in.place.generation > self.group.place.generation
+
+    # --- news, in the listening thread ---
+
+    def _round_came(self, place: Place) -> None:
+        if self._check_in is not None:
+            self._check_in.void = True
+        self._check_in = CheckIn(place, self._signature, lambda: self._say_lost(place.generation))
+
+    def _abort_came(self, generation: int) -> None:
+        self._aborted = max(self._aborted, generation)
+        group = self._group
+        if group is not None and group.place.generation <= generation:
+            group.abort()
+            timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self.changes,))
+            timer.daemon = True
+            timer.start()
+
+    def _last_resort(self, changes: int) -> None:
+        """The training thread waits for something that cannot be given up: better to be started again than to hang."""
+        if self.changes == changes and not self.change_due and not self._joining:
+            progress.tell(
+                f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was lost; this process starts again. Collectives "
+                "of the script's own cannot be given up: use as few as possible."
+            )
+            os._exit(LAST_RESORT_CODE)
+
+    def _void(self, place: Place) -> bool:
+        newest = self._link.newest()
+        return self._aborted >= place.generation or (newest is not None and newest.generation > place.generation)
+
+    def _say_lost(self, generation: int) -> None:
+        """Whoever has state and cannot go on with the group says so: if nobody was lost, nothing else would bring a new round."""
+        if self.training.has_state:
+            self._link.say("lost", generation)
+
+    # --- changes, in the training thread ---
+
+    def give_up(self) -> None:
+        """The group is broken: have the peers notice too, and change it before the next step."""
+        group = self.group
+        group.broken = self.change_due = True
+        group.abort()
+        self._say_lost(group.place.generation)
+
+    def settle(self) -> None:
+        """Change the group, if the last step was the last of the one before; a process that is to leave waits here for its end."""
+        if self.change_due:
+            self.change_due = False
+            self.join()
+
+    def join(self) -> None:
+        """Become part of the next round, however many attempts that takes.
+
+        Raises UnfitModel, StateError or SnapshotError, and under torchrun what the collectives raise.
+        """
+        progress.flush()
+        self._joining = True
+        old = self._group
+        tried = old.place.generation if old is not None else 0
+        while True:
+            place = self._link.wait_round(tried)
+            tried = place.generation
+            try:
+                self._enter(place, old)
+                break
+            except Exception as error:
+                if not self.live or not is_peer_loss(error):
+                    raise
+                if self._group is not None:
+                    self._group.broken = True
+                    self._group.leave()
+                self._say_lost(place.generation)
+        if old is not None:
+            old.close()
+        self.changes, self._joining = self.changes + 1, False
+        self._changed()
+
+    def _enter(self, place: Place, old: Group | None) -> None:
+        marks = [time.time()]
+        store = None
+        if self.live:
+            assert self._check_in is not None
+            store = self._check_in.store(lambda: self._void(place))
+        if old is not None:
+            old.leave()
+        marks.append(time.time())
+        self._group = group = Group(place, store, self.training.device.type == "cuda")
+        if self._void(place):
+            raise Interrupted("This round is void; a newer one follows.")
+        progress.entered(place.generation, place.rank, place.size)
+        marks.append(time.time())
+        sharing.share(self.training, group)
+        marks.append(time.time())
+        sampler = self.training.sampler
+        if sampler is not None:
+            sampler.resize(place.rank, place.size)
+        for parallel in self.parallels:
+            parallel.rebuild(group)
+        if self.live:
+            _write_to_log_of(place)
+        marks.append(time.time())
+        self.parts = dict(zip(PARTS, (b - a for a, b in itertools.pairwise(marks)), strict=True))
+        for name, at in (("switch", marks[0]), ("restoring", marks[2]), ("restored", marks[3])):
+            progress.mark(name, at)
+        self._link.say("running", place.generation)
+
+    def leave_together(self) -> None:
+        """At the end of the script: whoever went first would look like a loss to those that have not read the last step yet."""
+        while self.live and self._group is not None and self._group.several:
+            group = self._group
+            try:
+                group.begin_step(False, False)
+                group.end_step()
+                break
+            except RuntimeError as error:
+                if not is_peer_loss(error):
+                    raise
+                self.give_up()
+                self.settle()
+
+
+def _write_to_log_of(place: Place) -> None:
+    """From now on this process's output belongs to the log of its rank in this round, where ``malletrain logs`` looks for it."""
+    directory = os.environ.get(ENV_LOG_DIR)
+    if not directory:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path = os.path.join(directory, rank_log_name(place.generation, place.rank))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)

@@ -1,0 +1,139 @@
+"""One training step: begun, counted or discarded.
+
+Decides which of the two: a step counts on a process once an optimizer has made its update, or when it went through without one; whether it
+counts for all is settled when the group changes (:mod:`malletrain.elastic.sharing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
+from malletrain.elastic.membership import Membership
+
+
+class Steps:
+    """The steps of a run: the one under way, and what is asked of the next."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.training = membership.training
+        self.now: Step | None = None
+        self.attempts = 0
+        self.planned: list[tuple[int, int]] = []
+        """(samples of this process, of all) of each batch handed out and not trained on yet."""
+        self.stop_wanted = False
+        self.stopping = False
+        """All ranks have agreed to end the loop."""
+        self.exchanged = False
+        """Gradients of the step under way went through the group."""
+        for optimizer in self.training.optimizers:
+            optimizer.register_step_pre_hook(self._before_update)
+            optimizer.register_step_post_hook(self._after_update)
+
+    def note_exchange(self) -> None:
+        """Gradients are about to go through the group."""
+        self.exchanged = True
+
+    def _before_update(self, *_: Any) -> None:
+        group = self.membership.group
+        if self.now is None:
+            raise ElasticError("optimizer.step() was called outside of `with run.step():`.")
+        if group.several and not self.exchanged:
+            raise ElasticError(
+                "optimizer.step() without averaged gradients: call the model as `net = run.ddp(model)`, `net(x)`, or call "
+                "run.average_gradients(model) after backward()."
+            )
+        if self.training.device.type == "cuda" and group.several:
+            # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to be good before they are used.
+            torch.cuda.current_stream(self.training.device).synchronize()
+        if group.broken:
+            raise Interrupted("A peer is lost.")
+
+    def _after_update(self, *_: Any) -> None:
+        self.training.updates += 1
+        if self.now is not None:
+            self.now.updates += 1
+
+
+class Step:
+    """One training step. The body runs from the first batch to ``optimizer.step()``; leaving it makes the step count.
+
+    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on and repeats it. The group changes between
+    two steps, when the loop asks for the next one. ``rank``, ``world_size`` and ``generation`` are those the step is done with.
+    """
+
+    def __init__(self, steps: Steps, samples: int | None) -> None:
+        self._steps = steps
+        self._samples = samples
+        self._micro: int | None = None
+        self._set_out()
+        self.aborted = False
+        self.updates = 0
+
+    def _set_out(self) -> None:
+        place, planned = self._steps.membership.group.place, self._steps.planned
+        self.rank, self.world_size, self.generation = place.rank, place.size, place.generation
+        self.planned = planned
+        self.samples = self._samples if self._samples is not None else sum(own for own, _ in planned)
+        self.global_samples = sum(whole for _, whole in planned) or self.samples * self.world_size
+
+    def micro(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The micro-batches of this step, one after the other; gradients are exchanged with the last one only."""
+        batches = list(batches)
+        for self._micro, batch in enumerate(batches):
+            with contextlib.ExitStack() as stack:
+                if self._micro + 1 < len(batches):
+                    for parallel in self._steps.membership.parallels:
+                        stack.enter_context(parallel.no_sync())
+                yield batch
+
+    def weight(self) -> float:
+        """See :attr:`malletrain.elastic.Run.loss_weight`."""
+        if not self.planned:
+            return 1.0
+        own = self.planned[self._micro or 0][0] if len(self.planned) > 1 else self.planned[0][0]
+        return own * self.world_size / self.global_samples
+
+    def __enter__(self) -> Step:
+        steps = self._steps
+        if steps.now is not None:
+            raise ElasticError("run.step() inside another step: a step is one update of the model.")
+        membership = steps.membership
+        membership.settle()
+        self._set_out()
+        steps.now, steps.exchanged = self, False
+        steps.attempts += 1
+        steps.training.undo.keep()
+        membership.group.begin_step(membership.ready_to_go, steps.stop_wanted)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        steps, membership, training = self._steps, self._steps.membership, self._steps.training
+        group = membership.group
+        steps.now, steps.planned = None, []
+        lost = error is not None and membership.live and isinstance(error, Exception) and (is_peer_loss(error) or group.broken)
+        if error is not None and not lost:
+            return False
+        if self.updates or (error is None and not group.broken):
+            training.commit(self.samples, self.global_samples, len(self.planned), torn=lost)
+        else:
+            self.aborted = True
+            training.discard(self.samples)
+        if not lost:
+            try:
+                membership.change_due, steps.stopping = group.end_step()
+            except RuntimeError as late:
+                if not (membership.live and is_peer_loss(late)):
+                    raise
+                lost = True
+        if lost:
+            membership.give_up()
+        elif not membership.change_due:
+            training.snapshot_step()
+        return True

@@ -1,0 +1,120 @@
+"""What this process holds of the training: the objects, how far they have come, and what it takes to discard a step.
+
+Decides when a step counts and what a discarded one leaves behind. It knows no group and no peers; who has the state that counts is decided
+by :mod:`malletrain.elastic.sharing`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from malletrain import progress
+from malletrain.elastic.background import BackgroundSnapshot
+from malletrain.elastic.state import Holder
+from malletrain.elastic.undo import StepStart
+from malletrain.sampler import ElasticSampler
+from malletrain.snapshot import unwrapped
+
+
+@dataclass(frozen=True, order=True)
+class Standing:
+    """How far a process is; the larger one is ahead. ``whole``: no step broke off between two of its updates."""
+
+    has_state: bool
+    updates: int
+    steps: int
+    whole: bool
+
+
+class Training:
+    """The objects of one run. Arguments: see :class:`malletrain.elastic.Run`."""
+
+    def __init__(self, objects: dict[str, Any], device: torch.device, snapshot: str | os.PathLike[str] | None, every_s: float) -> None:
+        self.device = device
+        self.state = Holder(objects, device)
+        plain = [unwrapped(value) for value in objects.values()]
+        self.undo = StepStart(self.state.modules().values(), [value for value in plain if isinstance(value, dict)])
+        self.sampler: ElasticSampler | None = next((value for value in plain if isinstance(value, ElasticSampler)), None)
+        self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
+        self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
+        self.steps = self.samples = self.updates = 0
+        self.has_state = False
+        self._torn = False
+        self._lost_share = 0
+        self._counters: dict[str, Any] = {}
+        self.snapshot: BackgroundSnapshot | None = None
+        if snapshot is not None:
+            self.snapshot = BackgroundSnapshot(snapshot, every_s, run=self._counters, **objects)
+
+    # --- steps ---
+
+    def rehearse(self, warmup: Callable[[], None]) -> None:
+        """Call ``warmup`` and undo what it does to buffers, gradients and random numbers."""
+        self.undo.keep()
+        warmup()
+        self.undo.restore(self._scalers)
+
+    def commit(self, share: int, whole: int, batches: int, torn: bool) -> None:
+        """A step counts. ``share``: samples of this process, ``whole``: of all; ``torn``: it ended with an error all the same."""
+        self.steps += 1
+        self.samples += whole
+        self._torn = torn
+        if self.sampler is not None and batches:
+            self.sampler.advance(batches)
+        if share:
+            progress.report(share)
+
+    def discard(self, share: int) -> None:
+        """The step never was."""
+        self._lost_share = share
+        self.undo.restore(self._scalers)
+
+    # --- beside those of peers ---
+
+    def standing(self) -> Standing:
+        """How far this process is."""
+        return Standing(self.has_state, self.updates, self.steps, not self._torn)
+
+    def pack(self) -> tuple[bytes, list[torch.Tensor]]:
+        """See :meth:`Holder.pack`."""
+        return self.state.pack(self._counted())
+
+    def take_over(self, skeleton: Any, tensors: list[torch.Tensor], had: bool) -> None:
+        """Hold what a peer sent. ``had``: there was state here before."""
+        before = self.steps
+        self._count_from(self.state.put_back(skeleton, tensors))
+        if had and self.steps == before + 1 and self._lost_share:
+            progress.report(self._lost_share)  # the step given up here counts after all: somebody had finished it
+
+    def settled(self) -> None:
+        """All peers hold the same by now."""
+        self.has_state, self._torn, self._lost_share = True, False, 0
+
+    def _counted(self) -> dict[str, int]:
+        return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
+
+    def _count_from(self, counters: dict[str, Any]) -> None:
+        self.steps, self.samples, self.updates = (int(counters.get(name, 0)) for name in ("steps", "samples", "updates"))
+
+    # --- on disk ---
+
+    def restore_snapshot(self) -> None:
+        """Go on from the newest snapshot, if there is one. Raises SnapshotError."""
+        if self.snapshot is not None and self.snapshot.restore():
+            self._count_from(self._counters)
+
+    def snapshot_step(self) -> None:
+        """After a step, where the group stays: a snapshot, if one is due or asked for."""
+        if self.snapshot is not None:
+            self._counters.update(self._counted())
+            self.snapshot.step()
+
+    def save(self) -> bool:
+        """Write the snapshot now. Returns whether this process wrote it."""
+        self._counters.update(self._counted())
+        return self.snapshot is not None and self.snapshot.save()

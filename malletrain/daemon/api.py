@@ -18,7 +18,8 @@ from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from jpa.points import CI95
 from malletrain import __version__, wire
-from malletrain.daemon.core import Core, decode_spec
+from malletrain.daemon.books import decode_spec
+from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.events import JobCancelled, JobState
@@ -147,8 +148,8 @@ class Api:
             raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
         rounds = run.rounds if run else None
         view = rounds.view if isinstance(rounds, ServiceRounds) else ()
-        members = tuple(MemberView(p.node, p.host, p.address, p.leaving_in_s) for p in self.core.peers(view))
-        key = self.core.key_of(row.id) if user == row.owner else ""
+        members = tuple(MemberView(p.node, p.host, p.address, p.leaving_in_s) for p in self.core.rounds.peers(view))
+        key = self.core.rounds.key_of(row.id) if user == row.owner else ""
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _profile(self, row: JobRow, spec: wire.JobSpec) -> ProfileView | None:

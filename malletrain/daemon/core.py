@@ -8,26 +8,24 @@ ends: the jobs go on, and the next start adopts them.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
-import structlog
 
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa import Result
 from jpa.costs import KINDS, RescaleCosts
 from malletrain import wire
-from malletrain.aligned import AlignedCounts
 from malletrain.clock import Clock
 from malletrain.config import Config
-from malletrain.controller import Controller, ControllerSettings
+from malletrain.controller import Controller
 from malletrain.daemon.agents import Agents
+from malletrain.daemon.books import Books, JobRun, decode_spec
 from malletrain.daemon.curves import Curves
+from malletrain.daemon.round_shell import RoundShell
+from malletrain.daemon.settings import controller_settings, round_settings
 from malletrain.daemon.trail import Trail
 from malletrain.events import (
     Announce,
@@ -35,17 +33,13 @@ from malletrain.events import (
     CurveLearned,
     Event,
     GiveBack,
-    JobBroke,
-    JobCompleted,
     JobState,
     JobSubmitted,
     KeepLearned,
-    NodeUnfit,
     Progressed,
     Rescale,
     RescaleCosted,
     RescaleFinished,
-    RoundFormed,
     Start,
     Stop,
     Suspend,
@@ -55,33 +49,13 @@ from malletrain.events import (
 from malletrain.live_rounds import LiveRounds
 from malletrain.metrics import Metrics
 from malletrain.monitor import JobMonitor
-from malletrain.planning import PlanningSettings
-from malletrain.profiling import ProfilingSettings, advisor_config
-from malletrain.round_actions import SendAbort, SendView
-from malletrain.rounds import (
-    Action,
-    Broke,
-    Finished,
-    Formed,
-    JobRounds,
-    LeftOut,
-    RoundSettings,
-    SaveRound,
-    SendAssign,
-    SendDrain,
-    SendRelease,
-    SendRound,
-    Stage,
-)
-from malletrain.schema import JobRow, ObservationRow, RescaleRow
+from malletrain.rounds import JobRounds
+from malletrain.schema import JobRow
 from malletrain.service_rounds import ServiceRounds
 from malletrain.store import Store
 
-log = structlog.get_logger(__name__)
-
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others."""
-KEPT_NOTICES = 20
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
 """What a change of a service's size is taken to cost in seconds of its value: nobody stops for a joiner, and leavers hand over what they
 hold; a little, so that no plan swaps nodes to and fro for nothing."""
@@ -91,24 +65,6 @@ NO_CURVE = (
 )
 
 ROUNDS: dict[str, type[JobRounds]] = {"restart": JobRounds, "live": LiveRounds, "service": ServiceRounds}
-
-
-@dataclass
-class JobRun:
-    """An unfinished job in the daemon's hands."""
-
-    row: JobRow
-    spec: wire.JobSpec
-    rounds: JobRounds
-    monitor: JobMonitor
-    starting_until: float | None = None
-    """Until when the first sample of the newest round is waited for."""
-    saved_at: float = 0.0
-    launcher_tail: str = ""
-    """The last words of a launcher that ended."""
-    counts: AlignedCounts = field(default_factory=AlignedCounts)
-    told_at: float = 0.0
-    """When the controller last heard of its progress."""
 
 
 @dataclass
@@ -129,15 +85,15 @@ class Core:
         self.clock = clock
         self.metrics = metrics
         self.trail = Trail(store, clock)
+        self.books = Books(store, clock, metrics, self.trail)
         self.controller = Controller(controller_settings(config))
         a = config.allocation
         self.curves = Curves(store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start))
         self.runs: dict[str, JobRun] = {}
         self.agents = Agents(self._post)
+        self.rounds = RoundShell(config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over)
         self.outside: Outside = Outside(lambda nodes: None, lambda nodes: None)
         self.transmit: Callable[[bytes, wire.Message], bool] = lambda peer, message: False
-        self.key_of: Callable[[str], str] = lambda job: ""
-        """The secret that the processes of a service share, as hexadecimal text."""
         self._events: deque[Event] = deque()
         self._outbox: list[tuple[bytes, wire.Message]] = []
         self._depth = 0
@@ -181,7 +137,7 @@ class Core:
         with self.step() as now:
             self.feed(Tick())
             for run in list(self.runs.values()):
-                self.act(run, run.rounds.tick(now))
+                self.rounds.act(run, run.rounds.tick(now))
                 if run.starting_until is not None and now >= run.starting_until:
                     self._rescale_over(run)
 
@@ -272,36 +228,11 @@ class Core:
         run.told_at = now
         self.feed(Progressed(run.row.id, len(run.rounds.members), run.counts.time, run.counts.samples, run.monitor.batch))
 
-    def save(self, run: JobRun, **changes: Any) -> None:
-        """Write fields of the job, and with them how far it has come."""
-        run.saved_at = self.clock.now()
-        run.row = self.store.update_job(run.row.id, samples=run.monitor.total, **changes)
-
-    def checkpoint(self, run: JobRun, now: float) -> None:
-        """Write how far the job has come and what was measured of it since the last time."""
-        with self.step():
-            self.save(run, last_progress=run.monitor.last_sample)
-            self.metrics.job(run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total)
-            if (seen := run.monitor.observation()) is not None:
-                row = ObservationRow(run.row.id, seen.nodes, seen.batch, seen.rate, seen.spread, seen.seconds, seen.samples, now)
-                self.store.put_observation(row)
-
     def keep_rescales(self, run: JobRun) -> None:
-        """Write the rescales that are over, with what they cost."""
+        """Write the rescales that are over, and let the controller know what they cost."""
         for r in run.monitor.finished_rescales():
             with self.step():
-                self.store.put_rescale(
-                    RescaleRow(run.row.id, r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.ended, r.cost_s, r.phases)
-                )
-                self.metrics.rescale(r.kind, r.cost_s)
-                self.trail.record(
-                    "rescale-finished",
-                    f"{r.from_nodes} → {r.to_nodes} nodes ({r.kind}) cost {r.cost_s:.2f} s.",
-                    job=run.row.id,
-                    generation=r.generation,
-                    cost_s=r.cost_s,
-                    phases=r.phases,
-                )
+                self.books.rescale(run, r)
                 if r.kind in KINDS:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
@@ -338,7 +269,7 @@ class Core:
         elif isinstance(command, Suspend):
             run, record = self.runs[command.job], self.controller.jobs[command.job]
             tries = {"tries": record.tries, "last_broke": record.last_broke}
-            self.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes", **tries)
+            self.books.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes", **tries)
             self.trail.record("job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id)
             self._move(run, (), now, command.within_s)
         else:
@@ -352,23 +283,17 @@ class Core:
         elif said.kind == "job-interrupted":
             self.curves.interrupted(job, dict(said.data))
         elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
-            self.notice(run, NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent))
+            self.books.notice(run, NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent))
         state = self.controller.jobs[job].state
         if not state.ended and run.row.state != state.value:
-            self.save(run, state=state.value)
-
-    def notice(self, run: JobRun, sentence: str) -> None:
-        """A sentence for the job's owner; saying it again does nothing."""
-        if sentence not in run.row.notices:
-            self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
-            self.trail.record("job-notice", sentence, job=run.row.id)
+            self.books.save(run, state=state.value)
 
     def _change(self, run: JobRun, command: Start | Rescale, now: float) -> None:
         old = run.row.planned_nodes
         first = {} if run.row.started is not None else {"started": now}
         record = self.controller.jobs[run.row.id]
         tries = {"tries": record.tries, "last_broke": record.last_broke}
-        self.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first)
+        self.books.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first)
         within = command.within_s if isinstance(command, Rescale) else None
         kind = "job-started" if isinstance(command, Start) else "job-rescaled"
         sentence = f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}."
@@ -379,96 +304,18 @@ class Core:
         run.starting_until = None
         if run.spec.mode != "service":  # whose processes do not stop
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
-        self.act(run, run.rounds.move(nodes, now, within_s))
+        self.rounds.act(run, run.rounds.move(nodes, now, within_s))
 
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
-        self.act(run, run.rounds.stop())
+        self.rounds.act(run, run.rounds.stop())
         tries = self.controller.jobs[run.row.id].tries
-        self.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now, tries=tries)
+        self.books.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now, tries=tries)
         said = {JobState.COMPLETED: "The job is done.", JobState.CANCELLED: "The job was cancelled."}
         sentence = said.get(command.state) or f"The job failed: {command.reason}"
         self.trail.record(f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total)
         self.metrics.job_ended(run.row.id)
         del self.runs[run.row.id]
         self.outside.job_ended(run)
-
-    # --- the rounds' actions -----------------------------------------------------------------------------------------------------------
-
-    def act(self, run: JobRun, actions: list[Action]) -> None:
-        """Carry out what the job's rounds ask for."""
-        job = run.row.id
-        for action in actions:
-            if isinstance(action, SendAssign):
-                self.agents.assign(action.node, self._assign(run))
-            elif isinstance(action, SendRelease):
-                if not self.agents.release(action.node, job, self.config.jobs.stop_grace):
-                    self.act(run, run.rounds.released(action.node, self.clock.now()))
-            elif isinstance(action, SendDrain):
-                if action.number:
-                    run.monitor.draining(self.clock.now())
-                timeout = run.rounds.drain_s
-                self.agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
-            elif isinstance(action, SendAbort):
-                self.agents.tell(action.node, wire.Abort(job, action.generation))
-            elif isinstance(action, SaveRound):
-                if isinstance(run.rounds, LiveRounds) and run.rounds.because_lost:
-                    run.monitor.rescale_began(run.row.members, action.members, self.clock.now(), lost=True)
-                run.monitor.forming(action.generation, action.members, self.clock.now())
-                self.save(run, generation=action.generation, members=action.members, samples_before=run.monitor.before)
-                self.trail.record(
-                    "round-formed",
-                    f"Round {action.generation} has {len(action.members)} members.",
-                    job=job,
-                    generation=action.generation,
-                    members=list(action.members),
-                )
-            elif isinstance(action, SendRound):
-                host, port = action.store or ("", 0)
-                self.agents.tell(action.node, wire.Round(job, action.generation, action.rank, action.size, host, port))
-            elif isinstance(action, SendView):
-                self.agents.tell(action.node, self._view(run, action))
-            elif isinstance(action, Formed) and run.spec.mode == "service":
-                self._rescale_over(run)
-            elif isinstance(action, Formed):
-                run.monitor.formed(action.generation, self.clock.now())
-                run.starting_until = self.clock.now() + self.config.jobs.warmup_timeout
-                self.feed(RoundFormed(job))
-            elif isinstance(action, Finished):
-                self.feed(JobCompleted(job))
-            elif isinstance(action, LeftOut):
-                for node in action.nodes:
-                    self.trail.record("node-unfit", f"The node is left out: {action.sentence}.", job=job, node=node)
-                    self.feed(NodeUnfit(node))
-            else:
-                self._broke(run, action)
-
-    def _broke(self, run: JobRun, action: Broke) -> None:
-        first = action.failures[0] if action.failures else None
-        words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
-        failure = f"[rank {first.rank}]\n{first.tail}" if first else words
-        self.save(run, failure=failure)
-        self.trail.record(
-            "job-broke", action.sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]
-        )
-        self.feed(JobBroke(run.row.id, action.sentence))
-
-    def _assign(self, run: JobRun) -> wire.Assign:
-        jobs = self.config.jobs
-        key = self.key_of(run.row.id) if run.spec.mode == "service" else ""
-        return wire.Assign(run.row.id, run.spec, stop_grace_s=jobs.stop_grace, join_timeout_s=jobs.join_timeout, key=key)
-
-    def _view(self, run: JobRun, action: SendView) -> wire.Round:
-        """What a member of a service is told."""
-        rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
-        return wire.Round(run.row.id, action.generation, rank, len(action.members), members=self.peers(action.members))
-
-    def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[wire.Peer, ...]:
-        """The members of a service with their hosts, and how long the leavers have left."""
-        now, peers = self.clock.now(), []
-        for node, address, leaves in view:
-            agent = self.agents.on(node)
-            peers.append(wire.Peer(node, agent.host if agent else "", address, None if leaves is None else max(0.0, leaves - now)))
-        return tuple(peers)
 
     # --- a restart ---------------------------------------------------------------------------------------------------------------------
 
@@ -479,60 +326,3 @@ class Core:
             for row in self.store.list_jobs():
                 if row.state not in ended:
                     self.add(row, decode_spec(row.spec))
-
-
-def decode_spec(text: str) -> wire.JobSpec:
-    """The job as it was submitted, from the store."""
-    return msgspec.convert(json.loads(text), wire.JobSpec)
-
-
-def controller_settings(config: Config) -> ControllerSettings:
-    """What the site's configuration says to the controller."""
-    a, j, p = config.allocation, config.jobs, config.profiling
-    profiling = ProfilingSettings(
-        advisor_config(
-            precision=p.precision,
-            min_time_s=p.min_time,
-            max_time_s=p.max_time,
-            max_profile_s=p.max_profile,
-            rescale_timeout_s=p.rescale_timeout,
-            donor_quiet_s=p.donor_quiet,
-            patience_s=p.patience,
-            max_steps=p.max_sizes,
-        ),
-        kappa=p.kappa,
-        every_size_up_to=p.every_size_up_to,
-        window_s=p.observe_every,
-        lease_patience_s=p.lease_patience,
-        silence_s=p.silence,
-        again_s=p.max_profile,
-    )
-    return ControllerSettings(
-        PlanningSettings(
-            t_fwd_s=a.t_fwd,
-            cost=RescaleCost(a.rescale_up, a.rescale_down, a.start),
-            max_running=j.max_running,
-            time_limit_s=a.time_limit,
-            prior_exponent=a.prior_exponent,
-        ),
-        settle_s=a.settle,
-        min_interval_s=a.min_interval,
-        starvation_s=j.starvation,
-        max_tries=j.max_tries,
-        retry_window_s=j.retry_window,
-        give_back_after_s=a.give_back_after,
-        min_horizon_s=a.min_horizon,
-        lease_wait_s=a.lease_wait,
-        profiling=profiling if p.enabled else None,
-    )
-
-
-def round_settings(config: Config) -> RoundSettings:
-    """What the site's configuration says to the rounds. A failure waits for the news of a loss for half an agent's time-out."""
-    jobs = config.jobs
-    return RoundSettings(
-        warmup_s=jobs.join_timeout, drain_s=jobs.drain_timeout, join_s=jobs.join_timeout, verdict_s=config.daemon.agent_timeout / 2
-    )
-
-
-__all__ = ["Core", "JobRun", "Outside", "Stage", "controller_settings", "decode_spec", "round_settings"]

@@ -13,7 +13,8 @@ import structlog
 
 from malletrain import wire
 from malletrain.daemon.agents import Agent
-from malletrain.daemon.core import Core, JobRun
+from malletrain.daemon.books import JobRun
+from malletrain.daemon.core import Core
 from malletrain.daemon.logsink import LogSink
 from malletrain.events import Believed, NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
 from malletrain.rounds import Stage
@@ -111,6 +112,10 @@ class Inbox:
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
+            if new and row.state == "leaving" and hello.leaving_in_s is None:
+                # The job of a preempted lease was requeued and has begun again; its node was the main scheduler's to take.
+                core.transmit(peer, wire.Goodbye("This lease has left."))
+                return
             if agent is None:
                 if (other := core.agents.on(hello.node)) is not None:
                     self.lost(other, f"lease {lease} has begun on the node")
@@ -149,7 +154,7 @@ class Inbox:
         elif agent.releasing:  # it has not heard of it
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
         else:
-            core.act(run, run.rounds.phase(agent.node, held, now))
+            core.rounds.act(run, run.rounds.phase(agent.node, held, now))
 
     def adopt(self) -> None:
         """The time to wait after a restart is over: take over the rounds that are whole, have the others formed anew."""
@@ -159,7 +164,7 @@ class Inbox:
             for job, run in self.core.runs.items():
                 phases = found.get(job, {})
                 members = run.row.members or tuple(phases)
-                self.core.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
+                self.core.rounds.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
                 whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(members)
                 if whole:
                     run.monitor.adopted(len(members), now)
@@ -193,7 +198,7 @@ class Inbox:
             node, lease, job = agent.node, agent.lease, agent.holds or ""
             core.trail.record(NODE_LOST, f"The node is gone: {why}.", node=node, lease=lease, job=job, notice=agent.gone_at is not None)
             for run in core.runs.values():
-                core.act(run, run.rounds.gone(agent.node, now))
+                core.rounds.act(run, run.rounds.gone(agent.node, now))
             core.feed(NodeLost(agent.node))
         self.on_trouble()
 
@@ -204,7 +209,7 @@ class Inbox:
         with core.step() as now:
             core.agents.released(agent, job)
             if (run := core.runs.get(job)) is not None:
-                core.act(run, run.rounds.released(agent.node, now))
+                core.rounds.act(run, run.rounds.released(agent.node, now))
             if agent.gone_at is not None and agent.holds is None:
                 core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
 
@@ -214,18 +219,18 @@ class Inbox:
         if message.tail:
             run.launcher_tail = message.tail
         with self.core.step() as now:
-            self.core.act(run, run.rounds.phase(agent.node, message.assignment, now))
+            self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
     def _store_up(self, agent: Agent, run: JobRun, message: wire.StoreUp) -> None:
         with self.core.step():
-            self.core.act(run, run.rounds.store_up(agent.node, message.generation, message.host, message.port))
+            self.core.rounds.act(run, run.rounds.store_up(agent.node, message.generation, message.host, message.port))
 
     def _drained(self, agent: Agent, run: JobRun, message: wire.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
                 # Of use to whoever wonders where samples went, not a fault of the job: its workers may just be starting.
                 self.core.trail.record("drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node)
-            self.core.act(run, run.rounds.drained(agent.node, message.generation, now))
+            self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
     def _progress(self, agent: Agent, run: JobRun, message: wire.Progress) -> None:
         before = run.monitor.total
@@ -237,18 +242,19 @@ class Inbox:
         self.core.progressed(run, message)
         now = self.core.clock.now()
         if now - run.saved_at > SAVE_EVERY_S:
-            self.core.checkpoint(run, now)
+            with self.core.step():
+                self.core.books.checkpoint(run, now)
 
     def _metric(self, agent: Agent, run: JobRun, message: wire.Metric) -> None:
         with self.core.step():
-            self.core.save(run, metrics={**run.row.metrics, message.name: message.value})
+            self.core.books.save(run, metrics={**run.row.metrics, message.name: message.value})
 
     def _notice(self, agent: Agent, run: JobRun, message: wire.Notice) -> None:
         with self.core.step():
             if message.sentence:
-                self.core.notice(run, message.sentence)
+                self.core.books.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
-                self.core.save(run, snapshot=message.data)
+                self.core.books.save(run, snapshot=message.data)
             elif message.kind == "profile" and self.core.config.profiling.enabled:
                 learned = self.core.curves.described(run.row.id, run.spec, message.data)
                 if learned is not None:
@@ -262,7 +268,7 @@ class Inbox:
                 "Without it MalleTrain cannot know how the job scales."
             )
             with self.core.step():
-                self.core.notice(run, sentence)
+                self.core.books.notice(run, sentence)
 
     def _log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
         try:

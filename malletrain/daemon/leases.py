@@ -118,7 +118,7 @@ class Leases:
                 self.core.agents.reach(agent, Goodbye("The node is not needed."))
                 self.core.agents.remove(agent)
             for run in self.core.runs.values():  # nobody will say that the node is free of a job it was just released from
-                self.core.act(run, run.rounds.gone(node, self.core.clock.now()))
+                self.core.rounds.act(run, run.rounds.gone(node, self.core.clock.now()))
             if lease in self.active:
                 row = self._update(lease, state="leaving", end_reason=GIVEN_BACK)
                 ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))

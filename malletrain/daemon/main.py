@@ -53,7 +53,7 @@ class Daemon:
         self.boot = str(store.boot())
         self.keys = KeyRing(config.state_dir)
         self.core = Core(config, store, self.clock, self.metrics)
-        self.core.key_of = self.keys.job_key
+        self.core.rounds.key_of = self.keys.job_key
         self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
         self.inbox = Inbox(self.core, self.logs, self.boot, self._horizon)
         self.transport = Transport(
@@ -114,7 +114,7 @@ class Daemon:
             self.core.failed.result()
         with self.core.step():
             for run in self.core.runs.values():
-                self.core.save(run)
+                self.core.books.save(run)
             running = sum(bool(run.rounds.members) for run in self.core.runs.values())
             nodes = len(list(self.core.agents))
             self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")

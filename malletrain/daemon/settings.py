@@ -1,0 +1,59 @@
+"""What the site's configuration says to the decision core: to the controller, its planner and advisor, and to every job's rounds. Pure."""
+
+from __future__ import annotations
+
+from allocator import RescaleCost
+from malletrain.config import Config
+from malletrain.controller import ControllerSettings
+from malletrain.planning import PlanningSettings
+from malletrain.profiling import ProfilingSettings, advisor_config
+from malletrain.rounds import RoundSettings
+
+
+def controller_settings(config: Config) -> ControllerSettings:
+    """What the site's configuration says to the controller."""
+    a, j, p = config.allocation, config.jobs, config.profiling
+    profiling = ProfilingSettings(
+        advisor_config(
+            precision=p.precision,
+            min_time_s=p.min_time,
+            max_time_s=p.max_time,
+            max_profile_s=p.max_profile,
+            rescale_timeout_s=p.rescale_timeout,
+            donor_quiet_s=p.donor_quiet,
+            patience_s=p.patience,
+            max_steps=p.max_sizes,
+        ),
+        kappa=p.kappa,
+        every_size_up_to=p.every_size_up_to,
+        window_s=p.observe_every,
+        lease_patience_s=p.lease_patience,
+        silence_s=p.silence,
+        again_s=p.max_profile,
+    )
+    return ControllerSettings(
+        PlanningSettings(
+            t_fwd_s=a.t_fwd,
+            cost=RescaleCost(a.rescale_up, a.rescale_down, a.start),
+            max_running=j.max_running,
+            time_limit_s=a.time_limit,
+            prior_exponent=a.prior_exponent,
+        ),
+        settle_s=a.settle,
+        min_interval_s=a.min_interval,
+        starvation_s=j.starvation,
+        max_tries=j.max_tries,
+        retry_window_s=j.retry_window,
+        give_back_after_s=a.give_back_after,
+        min_horizon_s=a.min_horizon,
+        lease_wait_s=a.lease_wait,
+        profiling=profiling if p.enabled else None,
+    )
+
+
+def round_settings(config: Config) -> RoundSettings:
+    """What the site's configuration says to the rounds. A failure waits for the news of a loss for half an agent's time-out."""
+    jobs = config.jobs
+    return RoundSettings(
+        warmup_s=jobs.join_timeout, drain_s=jobs.drain_timeout, join_s=jobs.join_timeout, verdict_s=config.daemon.agent_timeout / 2
+    )

@@ -66,7 +66,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """What an agent holds of one job: sent in every Hello so that a restarted daemon learns the truth.
 
     ``phase``: ``starting`` (launcher comes up) → ``ready`` (waits for a round) → ``running`` → ``succeeded`` | ``failed``
-    (its workers ended; the launcher waits for the next round) | ``exited`` (the launcher itself is gone).
+    (its workers ended; the launcher waits for the next round) | ``exited`` (the launcher itself is gone). In live mode also ``lost``: the
+    workers hold their state and wait, because the group of the round is broken.
     ``generation`` is the round its workers belong to, 0 before the first. ``address``: where the process of a service can be reached.
     """
 

@@ -189,7 +189,7 @@ class JobRun:
             self._send(message)
             return
         said = message.assignment
-        if self.releasing or said.phase not in ("ready", "running", "succeeded", "failed"):
+        if self.releasing or said.phase not in ("ready", "running", "lost", "succeeded", "failed"):
             return
         failures: tuple[Failure, ...] = ()
         if self._drain is not None and said.phase != "running":

@@ -63,7 +63,7 @@ class Curves:
 
     def keep(self, job: str, spec: wire.JobSpec, learned: Learned) -> None:
         """Store what is known now, for this job and for the next of its kind."""
-        row = self._store.put_profile(replace(self._row(job), learned=learned.to_dict(), waits=""))
+        row = self._store.put_profile(replace(self._on_its_class(job, spec), learned=learned.to_dict(), waits=""))
         measured = any(p.rate > 0 for p in learned.curve.current.points)
         if row.key and measured and (learned.profiled or learned.result):
             self._store.put_curve(
@@ -92,7 +92,7 @@ class Curves:
     def described(self, job: str, spec: wire.JobSpec, facts: dict[str, Any]) -> Learned | None:
         """Its script says how large its model is; what the nearest sibling suggests, if there is one."""
         size = ModelSize(_positive(facts.get("parameters")), _positive(facts.get("flops_per_sample")))
-        row = self._row(job)
+        row = self._on_its_class(job, spec)
         if (row.parameters, row.flops) == (size.parameters, size.flops):
             return None
         row = self._store.put_profile(replace(row, parameters=size.parameters, flops=size.flops))
@@ -113,6 +113,16 @@ class Curves:
 
     def _row(self, job: str) -> ProfileRow:
         return self._store.profile(job) or ProfileRow(job)
+
+    def _on_its_class(self, job: str, spec: wire.JobSpec) -> ProfileRow:
+        """The job's row, of the class of nodes it runs on: which one that would be was a guess when it was submitted."""
+        row = self._row(job)
+        record = self._controller.jobs.get(job)
+        nodes = record.nodes if record is not None else ()
+        node_class = next((self._controller.nodes[n].info.node_class for n in nodes if n in self._controller.nodes), row.node_class)
+        if not row.key or node_class == row.node_class:
+            return row
+        return replace(row, key=self._key(spec, node_class), node_class=node_class)
 
     def _read(self, data: Any, whose: str) -> Learned | None:
         if not data:

@@ -8,6 +8,7 @@ from jpa import MeasuredCurve, RescaleCosts
 from malletrain import wire
 from malletrain.controller import Controller
 from malletrain.daemon.curves import Curves
+from malletrain.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.learned import MOST_POINTS, Learned, named
 from malletrain.schema import CurveRow, JobRow
 from malletrain.store import Store
@@ -114,6 +115,26 @@ def test_a_restart_finds_what_the_job_knew(curves):
     curves.keep("j1", made, MEASURED)
     again = curves.begin("j1", made)
     assert again.to_dict() == MEASURED.to_dict()
+
+
+def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
+    controller = curves._controller
+    for k in range(5):
+        controller.handle(NodeJoined(f"c{k}", "cpu" if k < 3 else "gpu"), 0.0)
+    _, made = new(curves, "j1")
+    assert curves.store.profile("j1").node_class == "cpu", "the usual class, until it runs"
+    controller.handle(JobSubmitted("j1", 1, 4), 0.0)
+    controller.jobs["j1"].nodes = ("c3", "c4")
+    curves.keep("j1", made, MEASURED)
+    row = curves.store.profile("j1")
+    assert row.node_class == "gpu"
+    assert curves.store.curve(row.key).node_class == "gpu"
+    assert new(curves, "j2")[0] is None, "on the usual class nothing is known"
+    for k in range(3):
+        controller.handle(NodeLost(f"c{k}"), 1.0)
+    learned, _ = new(curves, "j3")
+    assert learned is not None
+    assert learned.curve.measured_sizes == (1, 2, 4)
 
 
 def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):

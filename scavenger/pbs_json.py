@@ -9,6 +9,7 @@ line and decoded again. Text in, plain values out; it decides nothing.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, TypeVar
 
@@ -63,9 +64,12 @@ def _escape(match: re.Match[str]) -> str:
 
 def text_of(value: Any) -> str:
     """A value as the text it was in PBS: PBS writes a job named ``42`` as a number."""
-    if value is None:
+    if isinstance(value, str):
+        return value
+    try:
+        return "" if value is None else str(value)
+    except ValueError:  # a number of thousands of digits
         return ""
-    return value if isinstance(value, str) else str(value)
 
 
 def words_of(value: Any) -> tuple[str, ...]:
@@ -78,6 +82,9 @@ def words_of(value: Any) -> tuple[str, ...]:
 def number_of(value: Any, otherwise: float = 0.0) -> float:
     """A number that may stand as a text."""
     if isinstance(value, (int, float)):
-        return float(value)
+        try:
+            return float(value) if math.isfinite(value) else otherwise
+        except OverflowError:
+            return otherwise
     match = re.match(r"-?\d+(?:\.\d+)?", text_of(value))
     return float(match[0]) if match and len(match[0]) < 300 else otherwise

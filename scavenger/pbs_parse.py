@@ -187,7 +187,7 @@ def read_reservations(text: str) -> dict[str, Reservation]:
 def read_time(value: Any) -> float | None:
     """Epoch seconds of ``Fri Nov 20 18:07:53 2026`` (UTC), or of a number of seconds."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) else None
+        return number_of(value, -1.0) if 0 <= value < 1e12 else None
     text = text_of(value).strip()
     if text.isdecimal() and len(text) < 20:
         return float(text)
@@ -201,7 +201,7 @@ def read_time(value: Any) -> float | None:
 def read_duration(value: Any) -> float | None:
     """Seconds of ``hours:minutes:seconds``, ``minutes:seconds`` or ``seconds``."""
     if isinstance(value, (int, float)):
-        return float(value)
+        return number_of(value)
     parts = text_of(value).split(":")
     if not all(part.isdecimal() and len(part) < 12 for part in parts) or len(parts) > 3:
         return None

@@ -90,8 +90,8 @@ def is_suspended(job: Job) -> bool:
 
 
 def was_requeued(job: Job) -> bool:
-    """Whether it waits although it has run: it was preempted by requeuing it."""
-    return job.state in PENDING_STATES and job.runs > 0
+    """Whether it waits although it has run, or runs a second time: it was preempted by requeuing it."""
+    return job.runs > (0 if job.state in PENDING_STATES else 1)
 
 
 def lost_because(job: Job) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 SCRIPT = """#!/bin/sh
 here={here}
 printf '%s\\n' "{name} $*" >>"$here/calls"
-cat >"$here/{name}.stdin"
+stdin="$here/{name}.stdin.$$"
+cat >"$stdin"
+ln -f "$stdin" "$here/{name}.stdin"
 # A script of the test's own decides, if there is one.
 [ -f "$here/{name}.sh" ] && . "$here/{name}.sh"
 mode=$(cat "$here/{name}.mode" 2>/dev/null)

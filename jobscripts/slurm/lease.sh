@@ -6,6 +6,8 @@
 # Slurm's signal reaches the agent and no shell is left between them.
 #MALLETRAIN-LEASE
 export MALLETRAIN_NODE="${SLURMD_NODENAME:?this script runs in a Slurm job}"
+# As many processes a node as Slurm gave the lease GPUs, unless a job says otherwise.
+if [ -n "$SLURM_GPUS_ON_NODE" ]; then export MALLETRAIN_GPUS="$SLURM_GPUS_ON_NODE"; fi
 # What describes this job's own steps would mislead srun and sbatch in the jobs that run here.
 unset SLURM_JOB_NAME SBATCH_EXPORT SLURM_EXPORT_ENV
 if [ -n "$MALLETRAIN_AS_STEP" ]; then

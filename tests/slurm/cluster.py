@@ -62,7 +62,7 @@ SlurmdTimeout={slurmd_timeout}
 MessageTimeout={message_timeout}
 TreeWidth=50
 {extra}
-NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 Feature=test State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 Feature=test {node} State=UNKNOWN
 PartitionName=batch       Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1  {lease_mode} GraceTime={grace}
 {partitions}
@@ -80,7 +80,7 @@ def which(program: str) -> str | None:
 
 
 class SlurmCluster:
-    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF."""
+    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF, and ``gres``: gres.conf."""
 
     def __init__(self, root: Path, nodes: int = 8, **options: object) -> None:
         self.root = root
@@ -101,6 +101,8 @@ class SlurmCluster:
             "grace": 6,
             "storage": "AccountingStorageType=accounting_storage/none",
             "extra": "",
+            "node": "",
+            "gres": "",
             "partitions": "",
             **options,
         }
@@ -121,6 +123,8 @@ class SlurmCluster:
                 user=pwd.getpwuid(os.geteuid()).pw_name, **self.options,
             )
         )  # fmt: skip
+        if self.options["gres"]:
+            (self.root / "gres.conf").write_text(str(self.options["gres"]))
         key = self.root / "run" / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from malletrain.agent.config import count_gpus
 from scavenger.commands import Commands
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.rules import GapRules
@@ -34,6 +35,10 @@ open(sys.argv[1] + ".ready", "w").close()
 while True:
     time.sleep(0.05)
 """
+GPUS = {
+    "select": "select/cons_tres", "extra": "GresTypes=gpu", "node": "Gres=gpu:2", "gres": "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n",
+}  # fmt: skip
+"""A machine with two GPUs a node, for as much of them as Slurm wants to see."""
 
 
 def scavenger(cluster, **settings):
@@ -143,6 +148,19 @@ def test_nodes_in_maintenance_drained_or_reserved_are_no_gaps(cluster, root):
     [lease] = one.take([LeaseRequest("l2", "n2", ("sleep", "600"))])
     limit = slurm.run("squeue", "-h", "-j", lease.scheduler_id, "-o", "%l").strip()
     assert limit in ("28:00", "29:00"), "it ends before the reservation begins"
+    one.give_back([lease])
+
+
+def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, root):
+    slurm = cluster(2, **GPUS)
+    one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", gres="gpu:1", exclusive=False, options=("--mem=100",)))
+    assert gaps(one) == ["n1", "n2"]
+    [lease] = one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", TELL, str(root / "told")))])
+    slurm.until((root / "told").exists, "the lease runs")
+    _, environment = json.loads((root / "told").read_text())
+    assert count_gpus(environment) == 1
+    assert environment["MALLETRAIN_GPUS"] == "1"
+    assert gaps(one) == ["n2"], "the rest of the node is no gap"
     one.give_back([lease])
 
 

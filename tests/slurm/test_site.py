@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.test_main_job import STEADY
 from tests.slurm.site import slurm_site
+from tests.slurm.test_leases import GPUS
 from tests.slurm.workload import MainJob, replay
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,6 +57,18 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
     added = [wait - statistics.median(alone) for wait in waits]
     assert max(added) <= GRACE_S + KILL_WAIT_S + SLACK_S, sorted(added)
     assert statistics.median(added) < 3.0, sorted(added)
+
+
+def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, root):
+    slurm = cluster(1, controller="enable_configless", **GPUS)
+    with slurm_site(root / "site", slurm, lines='gres = "gpu:2"') as site:
+        jobs = [site.submit(site.script("steady.py", STEADY), name=name, nproc_per_node=count, env={"SECONDS": "1"})
+                for name, count in (("as the lease", 0), ("as it says", 3))]  # fmt: skip
+        for job, processes in zip(jobs, (2, 3), strict=True):
+            done = site.until_state(job, "completed", "failed")
+            assert done.state == "completed", site.show(job).failure
+            with site.client() as client:
+                assert f"rank 0 of {processes}" in client.logs(job, stream="rank0").text
 
 
 def test_troubles_of_the_machine_lose_no_job(cluster, root):

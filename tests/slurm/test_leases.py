@@ -164,6 +164,61 @@ def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, roo
     one.give_back([lease])
 
 
+class JobInBetween:
+    """Reads Slurm as ``source`` does, and submits a main job right after: what was read is out of date when it is acted on."""
+
+    name = "commands"
+
+    def __init__(self, source, slurm):
+        self.source, self.slurm, self.submit = source, slurm, ""
+
+    def read(self, prefix):
+        found = self.source.read(prefix)
+        if self.submit:
+            job = self.slurm.submit("sleep 600", f"--nodelist={self.submit}", "--exclusive", "--time=20")
+            self.slurm.until(lambda: self.slurm.jobs()[job][0] == "RUNNING", "the main job runs")
+            self.submit = ""
+        return found
+
+
+def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
+    slurm = cluster(2)
+    one = scavenger(slurm, start_within_s=2.0)
+    one.source = between = JobInBetween(one.source, slurm)
+    assert gaps(one) == ["n1", "n2"]
+    between.submit = "n1"
+    leases = one.take([LeaseRequest(name, node, ("sleep", "600")) for name, node in (("l1", "n1"), ("l2", "n2"))])
+    assert [lease.state for lease in leases] == [LeaseState.PENDING] * 2, "nobody can know"
+    slurm.until(lambda: states(one) == {"l1": LeaseState.ENDED, "l2": LeaseState.RUNNING}, "the first is withdrawn, the second runs")
+    [why] = [lease.reason for lease in one.poll().leases if lease.id == "l1"]
+    assert "did not start within 2 s" in why or "cancelled" in why
+    slurm.until(lambda: len(slurm.leases()) == 1, "Slurm knows of one lease only")
+    one.give_back(leases)
+
+
+def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
+    """A job of the whole machine ends, as after a drain."""
+    slurm = cluster(100)
+    one = scavenger(slurm, submit_rate=25.0, rules=GapRules(max_at_once=60))
+    main = slurm.submit("sleep 3", "--nodes=100", "--exclusive", "--time=1")
+    slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job has the machine")
+    assert gaps(one) == []
+    slurm.until(lambda: slurm.states().count("idle") == 100, "all nodes are idle")
+    leases = []
+    for count in (60, 40, 0):
+        found = gaps(one)
+        assert len(found) == count
+        begin = time.monotonic()
+        taken = one.take([LeaseRequest(f"l{len(leases) + i}", node, ("sleep", "600")) for i, node in enumerate(found)])
+        assert time.monotonic() - begin >= (count - 1) / 25.0, "not faster than the site allows"
+        assert all(lease.state is LeaseState.PENDING for lease in taken), taken
+        leases += taken
+    assert len(slurm.leases()) == 100, "one job for each gap and none more"
+    slurm.until(lambda: set(states(one).values()) == {LeaseState.RUNNING}, "all leases run")
+    one.give_back(leases)
+    slurm.until(lambda: not slurm.leases(), "all are given back")
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runuser") is None, reason="only root may submit as somebody else")
 def test_a_lease_as_another_owner(cluster, root):
     slurm = cluster(1)

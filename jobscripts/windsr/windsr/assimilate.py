@@ -92,7 +92,7 @@ def soft_mask(
         if radius < 0:
             raise WindsrError(f"An impact radius of {radius:g} pixels cannot be; give 0 or more.")
         where, distance = _disk(shape, observation.row, observation.column, radius)
-        own = np.where(distance <= radius**2, np.exp(-0.5 * distance * (SIGMAS / radius) ** 2), 0.0) if radius else (distance == 0) * 1.0
+        own = np.where(distance <= radius**2, np.exp(-0.5 * distance * (SIGMAS / max(radius, 1.0)) ** 2), 0.0)
         share = own / (1 - own + 1e-9)
         mask[where] = np.maximum(mask[where], own)
         weights[where] += share

@@ -23,14 +23,16 @@ def block_mean(field: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def bicubic(low: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, h, w] → [n, c, h·factor, w·factor]; the values belong to the centres of cells (align_corners false)."""
+    """[n, c, h, w] → [n, c, h·factor, w·factor]; the values belong to the centres of cells (align_corners
+    false); torch's kernel (Keys 1981, a = −0.75)."""
     return functional.interpolate(low, scale_factor=factor, mode="bicubic", align_corners=False)
 
 
 def local_metres(lat: NDArray[np.floating], lon: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(y, x) in m from the middle of the points: an equirectangular projection, good to 1 % over some 500 km at middle latitudes."""
     middle_lat = float(np.mean(lat))
-    east = (np.asarray(lon, dtype=np.float64) - float(np.mean(lon)) + 180) % 360 - 180
+    east = (np.asarray(lon, dtype=np.float64) - float(np.ravel(lon)[0]) + 180) % 360 - 180  # one piece, wherever 0° or 180° lies
+    east -= east.mean()
     y = np.radians(np.asarray(lat, dtype=np.float64) - middle_lat) * EARTH_RADIUS_M
     return y, np.radians(east) * EARTH_RADIUS_M * np.cos(np.radians(middle_lat))
 

@@ -48,6 +48,10 @@ def read(path: Path, options: Options | None = None) -> Fields:
         return reader(path, options)
     except (OSError, KeyError) as error:
         raise WindsrError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:  # what xarray says of a file that is none of its kinds, in many lines
+        if "installed IO backends" not in str(error):
+            raise
+        raise WindsrError(f"{path} cannot be read: it is no NetCDF file, or a damaged one.") from error
 
 
 # --- NetCDF ---

@@ -1,0 +1,50 @@
+"""What the workers of these tests run, and small models and fields for them. Module-level, so that a fork can find it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from windsr import queue, synthetic
+from windsr.fields import Fields
+from windsr.methods import Draw, Method, make
+from windsr.patches import scales_of
+from windsr.presets import PRESETS
+from windsr.train import Training, train
+
+TINY = PRESETS["tiny"]
+
+
+def small() -> Fields:
+    """6 fields of 40 × 40 points on 3 days."""
+    return synthetic.generate(days=3, hours=2, size=40, seed=1)
+
+
+def untrained(name: str) -> Method:
+    """A method with random weights, the same every time."""
+    torch.manual_seed(4)
+    return make(name, TINY, scales_of(small(), TINY.factor), True)
+
+
+def training(folder: str, method: str, options: dict[str, Any]) -> None:
+    train(Training(method, TINY, Path(folder), **options), small(), lambda text: print(text, flush=True))
+
+
+class Noting(queue.Queue):
+    """Writes down, in a file of its process, which results became its own."""
+
+    def _store(self, number: int, members: Any) -> bool:
+        ours = super()._store(number, members)
+        if ours:
+            with (self.sampling.folder / f"stored-{os.getpid()}").open("a") as file:
+                file.write(f"{number}\n")
+        return ours
+
+
+def sampling(folder: str, options: dict[str, Any]) -> None:
+    queue.Queue = Noting  # type: ignore[misc]
+    method = untrained("srcnn")
+    work = queue.Sampling(Path(folder), Draw(), overlap=8, per_step=2, snapshot_every=0.0, **options)
+    queue.sample(work, queue.from_fine(small(), TINY.factor), method, "untrained", lambda text: print(text, flush=True))

@@ -1,0 +1,136 @@
+"""How far observations reach, the mask and the composite: tables and properties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from windsr import WindsrError
+from windsr.assimilate import LARGEST, Observation, Thresholds, assimilate, composite, impact_radius, read_observations, soft_mask
+
+FLAT = np.zeros((21, 21))
+observations = st.lists(st.builds(Observation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)), min_size=1, max_size=6)
+radii = st.floats(0, 8)
+
+
+def cliff(at: int) -> np.ndarray:
+    """Terrain of 0 m with 1,000 m from column ``at`` on."""
+    return np.where(np.arange(21) >= at, 1000.0, 0.0)[None].repeat(21, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("terrain", "wind", "expected"),
+    [
+        (FLAT, FLAT, 6),
+        (cliff(11), FLAT, 1),  # at the foot: even the disk of 2 pixels holds the cliff
+        (cliff(13), FLAT, 2),
+        (cliff(15), FLAT, 4),
+        (cliff(17), FLAT, 6),
+        (FLAT, cliff(14) / 100, 3),  # a front in the wind stops it just so
+    ],
+)
+def test_the_radius_grows_until_terrain_or_wind_changes(terrain, wind, expected):
+    assert impact_radius(terrain, wind, 10, 10, Thresholds(30.0, 0.5)) == expected
+
+
+def test_at_the_rim_of_the_field_only_what_is_inside_counts():
+    assert impact_radius(cliff(8), FLAT, 0, 0, Thresholds(30.0, 0.5)) == 6
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 300), st.floats(0, 300))
+@settings(max_examples=40, deadline=None)
+def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
+    rng = np.random.default_rng(seed)
+    terrain, wind = 100 * rng.standard_normal((21, 21)).cumsum(axis=0), rng.standard_normal((21, 21)).cumsum(axis=1)
+    low, high = sorted((one, other))
+    small = impact_radius(terrain, wind, 10, 10, Thresholds(low, low / 50))
+    large = impact_radius(terrain, wind, 10, 10, Thresholds(high, high / 50))
+    assert 1 <= small <= large <= LARGEST
+
+
+@given(observations, radii)
+@settings(max_examples=60, deadline=None)
+def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(found, radius):
+    mask, _ = soft_mask((21, 21), found, [radius] * len(found))
+    rows, columns = np.indices((21, 21))
+    nearest = np.min([np.hypot(rows - o.row, columns - o.column) for o in found], axis=0)
+    assert mask.min() >= 0
+    assert mask.max() <= 1
+    assert all(mask[o.row, o.column] == 1 for o in found)
+    assert (mask[nearest > radius] == 0).all()
+    inside = (nearest <= radius) & (nearest > 0)
+    if radius:
+        np.testing.assert_allclose(mask[inside], np.exp(-2 * (nearest[inside] / radius) ** 2), rtol=1e-5)
+
+
+@given(observations, radii, st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(found, radius, seed):
+    model = np.random.default_rng(seed).uniform(0, 30, (2, 21, 21))
+    made, mask, used = assimilate(model, FLAT, found, radius)
+    low = np.minimum(model, min(o.value for o in found))
+    high = np.maximum(model, max(o.value for o in found))
+    assert (made >= low - 1e-3).all()
+    assert (made <= high + 1e-3).all()
+    np.testing.assert_array_equal(made[:, mask == 0], model[:, mask == 0])
+    assert used == [radius] * len(found)
+
+
+def test_each_station_keeps_its_own_value_beside_another():
+    two = [Observation(10, 10, 4.0), Observation(10, 12, 8.0)]
+    made, _, _ = assimilate(np.full((21, 21), 1.0), FLAT, two, 6)
+    assert made[10, 10] == pytest.approx(4.0, abs=1e-4)
+    assert made[10, 12] == pytest.approx(8.0, abs=1e-4)
+    assert made[10, 11] == pytest.approx(soft_mask((21, 21), two, [6, 6])[0][10, 11] * 6 + (1 - np.exp(-2 / 36)), abs=1e-4)
+
+
+def test_no_observation_leaves_the_model():
+    made, mask, used = assimilate(np.full((21, 21), 3.0), FLAT, [])
+    assert (made == 3.0).all()
+    assert not mask.any()
+    assert used == []
+
+
+def test_the_formula():
+    np.testing.assert_allclose(composite(np.array([[2.0]]), np.array([[0.25]]), np.array([[6.0]])), [[3.0]])
+
+
+@pytest.mark.parametrize(
+    ("observation", "radius", "words"),
+    [
+        (Observation(21, 0, 1.0), 2, "outside of 21 × 21"),
+        (Observation(0, 0, -1.0), 2, "cannot be"),
+        (Observation(0, 0, float("nan")), 2, "cannot be"),
+        (Observation(0, 0, 1.0), -2, "radius of -2"),
+    ],
+)
+def test_what_cannot_be_is_refused(observation, radius, words):
+    with pytest.raises(WindsrError, match=words):
+        soft_mask((21, 21), [observation], [radius])
+
+
+TIMES = np.array(["2017-06-02T15:00", "2017-06-03T15:00"], dtype="datetime64[s]")
+AXIS = np.arange(4) * 2000.0
+
+
+def test_observations_are_read_by_time_and_place(tmp_path):
+    table = tmp_path / "o.csv"
+    table.write_text("time,y,x,wind_speed\n2017-06-03T15:00:00,2100,5900,7.5\n2017-06-02T15:00,0,0,1\n")
+    assert read_observations(table, TIMES, AXIS, AXIS) == {1: [Observation(1, 3, 7.5)], 0: [Observation(0, 0, 1.0)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("time,y,x\n2017-06-03T15:00,0,0\n", "line 2: columns time, y, x, wind_speed are needed"),
+        ("time,y,x,wind_speed\n2017-06-03T15:00,0,0,fast\n", "line 2"),
+        ("time,y,x,wind_speed\n2018-06-03T15:00,0,0,1\n", "there is no field at 2018"),
+        ("time,y,x,wind_speed\n2017-06-03T15:00,0,9000,1\n", "outside of the grid"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, text, words):
+    table = tmp_path / "o.csv"
+    table.write_text(text)
+    with pytest.raises(WindsrError, match=words):
+        read_observations(table, TIMES, AXIS, AXIS)

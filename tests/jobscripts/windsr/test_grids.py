@@ -1,0 +1,65 @@
+"""Block means, interpolation, regridding and tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from windsr import WindsrError
+from windsr.grids import bicubic, blend_weight, block_mean, local_metres, regrid, tiles
+
+
+def test_block_means_and_back_keep_a_slope():
+    slope = torch.arange(32.0).repeat(32, 1)[None, None]
+    low = block_mean(slope, 4)
+    assert low[0, 0, 0].tolist() == [1.5 + 4 * k for k in range(8)]
+    back = bicubic(low, 4)[..., 8:24]
+    torch.testing.assert_close(back, slope[..., 8:24], atol=0.2, rtol=0)  # Keys' kernel with a = -0.75 is not exact for slopes
+    torch.testing.assert_close(back.mean(), slope[..., 8:24].mean())
+
+
+@given(st.integers(16, 60), st.integers(16, 60), st.sampled_from([0, 4, 8]))
+@settings(max_examples=50, deadline=None)
+def test_tiles_cover_whole_coarse_cells_and_stay_inside(rows, columns, overlap):
+    covered = np.zeros((rows, columns), int)
+    for tile in tiles(rows, columns, 16, 4, overlap):
+        assert tile.row % 4 == tile.column % 4 == 0
+        assert covered[tile.slices].shape == (16, 16)
+        covered[tile.slices] += 1
+    assert (covered[: rows // 4 * 4, : columns // 4 * 4] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "overlap", "words"), [((15, 40), 0, "16 × 16 at least"), ((40, 40), 16, "overlap"), ((40, 40), 3, "multiple of 4")]
+)
+def test_tiles_that_do_not_fit_are_refused(shape, overlap, words):
+    with pytest.raises(WindsrError, match=words):
+        tiles(*shape, 16, 4, overlap)
+
+
+def test_weights_are_positive_and_equal_without_overlap():
+    assert (blend_weight(8, 0) == 1).all()
+    assert (blend_weight(8, 4) > 0).all()
+    assert blend_weight(8, 4)[4, 4] > blend_weight(8, 4)[0, 0]
+
+
+def test_regridding_is_exact_for_a_plane_and_cuts_the_rim():
+    rng = np.random.default_rng(0)
+    angle = 0.2
+    grid = np.stack(np.meshgrid(np.arange(20.0), np.arange(20.0), indexing="ij")).reshape(2, -1)
+    y, x = np.cos(angle) * grid[0] - np.sin(angle) * grid[1], np.sin(angle) * grid[0] + np.cos(angle) * grid[1]
+    planes = np.stack([2 * y + 3 * x, np.ones_like(y), rng.standard_normal(y.shape)])
+    rows, columns, found = regrid(y, x, planes, 0.8)
+    assert np.isfinite(found).all()
+    assert len(rows) >= 10
+    np.testing.assert_allclose(found[0], 2 * rows[:, None] + 3 * columns[None], atol=1e-4)
+    with pytest.raises(WindsrError, match="smaller --spacing"):
+        regrid(y, x, planes, 100.0)
+
+
+def test_degrees_become_metres():
+    y, x = local_metres(np.array([55.0, 56.0]), np.array([359.5, 0.5]))
+    assert np.diff(y)[0] == pytest.approx(111_195, rel=1e-3)
+    assert np.diff(x)[0] == pytest.approx(111_195 * np.cos(np.radians(55.5)), rel=1e-3)

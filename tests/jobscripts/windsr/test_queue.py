@@ -1,0 +1,133 @@
+"""The sampling queue: each patch has one result, whoever is killed, and the whole is what one undisturbed worker makes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+from windsr import WindsrError, output, queue
+from windsr.methods import Draw
+
+from tests.jobscripts.windsr import scripts
+from tests.malletrain.elastic.conductor import conducted
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def results(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / queue.PATCHES).glob("[0-9]*.npy"))
+
+
+def stored(folder: Path) -> Counter:
+    return Counter(line for path in folder.glob("stored-*") for line in path.read_text().split())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inputs = queue.from_fine(scripts.small(), 4)
+    queue.sample(queue.Sampling(folder, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "untrained", lambda text: None)
+    return folder
+
+
+def test_nodes_join_and_are_killed_and_every_patch_is_made_once(tmp_path, undisturbed):
+    total = len(results(undisturbed))
+    with conducted(tmp_path, scripts.sampling, str(tmp_path), {"patch_delay": 0.05}) as c:
+        members = c.start(2)
+        c.round(members)
+        c.until(lambda: len(results(tmp_path)) >= 8, "some patches are done")
+        members = c.lose(members[0])  # rank 0, in the middle of whatever it did
+        c.round(members)
+        c.until(lambda: len(results(tmp_path)) >= total // 3, "a third is done")
+        c.lose(*members)  # nobody is left
+        assert len(results(tmp_path)) < total
+        others = c.start(2)
+        c.round(others)
+        c.finish()
+    assert results(tmp_path) == results(undisturbed)
+    once = stored(tmp_path)
+    assert set(once.values()) == {1}, "no result was made twice"
+    # A process killed between its result and its note of it may have left up to its share of one step unnoted.
+    assert total - 2 * 2 * 2 <= len(once) <= total
+    mine, theirs = (output.read(folder / queue.RESULT) for folder in (tmp_path, undisturbed))
+    np.testing.assert_allclose(mine.members, theirs.members, atol=1e-4)
+    np.testing.assert_array_equal(mine.truth, theirs.truth)
+
+
+def test_results_that_were_lost_are_made_again(tmp_path, undisturbed):
+    folder = tmp_path / "copy"
+    os.system(f"cp -r {undisturbed} {folder}")
+    before = output.read(folder / queue.RESULT)
+    (folder / queue.PATCHES / results(folder)[3]).unlink()
+    (folder / queue.RESULT).unlink()
+    said: list[str] = []
+    inputs = queue.from_fine(scripts.small(), 4)
+    queue.sample(queue.Sampling(folder, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "untrained", said.append)
+    assert any("1 patches were lost" in text for text in said)
+    np.testing.assert_allclose(output.read(folder / queue.RESULT).members, before.members, atol=1e-5)
+
+
+def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
+    inputs = queue.from_fine(scripts.small(), 4)
+    both = [queue.Queue(queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m") for _ in range(2)]
+    assert both[0]._store(0, np.zeros((1, 16, 16), np.float32))
+    assert not both[1]._store(0, np.ones((1, 16, 16), np.float32))
+    assert np.load(both[0].file(0)).max() == 0
+    assert both[1].make([0]) == 0
+
+
+def test_a_folder_of_another_sampling_is_refused(tmp_path):
+    inputs = queue.from_fine(scripts.small(), 4)
+    queue.Queue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
+    with pytest.raises(WindsrError, match=r"another sampling \(other draw"):
+        queue.Queue(queue.Sampling(tmp_path, Draw(members=2)), inputs, scripts.untrained("srcnn"), "m")
+
+
+def test_the_result_is_cf_and_comes_back(undisturbed):
+    with xarray.open_dataset(undisturbed / queue.RESULT, engine="h5netcdf") as dataset:
+        assert dataset.attrs["Conventions"] == "CF-1.11"
+        assert dataset["wind_speed"].attrs["standard_name"] == "wind_speed"
+        assert dataset["wind_speed"].attrs["units"] == "m s-1"
+        assert dataset["wind_speed"].dims == ("time", "realization", "y", "x")
+        assert float(dataset["height"]) == 10
+        assert dataset["terrain"].attrs["standard_name"] == "surface_altitude"
+        assert str(dataset["time"].to_numpy()[0])[:10] == "2017-06-01"
+        low, x_low, x = dataset["wind_speed_low"], dataset["x_low"].to_numpy(), dataset["x"].to_numpy()
+        assert low.shape[1:] == (10, 10)
+        assert x_low[0] == x[:4].mean()
+    found = output.read(undisturbed / queue.RESULT)
+    np.testing.assert_allclose(found.low, found.truth.reshape(len(found.times), 10, 4, 10, 4).mean(axis=(2, 4)), rtol=1e-5)
+
+
+def test_coarse_fields_must_fit_the_fine_terrain():
+    import dataclasses
+
+    fine = scripts.small()
+    inputs = queue.from_fine(fine, 4)
+    axis = np.arange(10) * 4 * fine.spacing
+    coarse = dataclasses.replace(fine, wind=inputs.low, terrain=np.zeros((10, 10), np.float32), y=axis, x=axis)
+    assert queue.from_coarse(coarse, fine, 4).truth is None
+    with pytest.raises(WindsrError, match="8 times fewer and wider"):
+        queue.from_coarse(coarse, fine, 8)
+
+
+def test_a_killed_writer_leaves_no_half_result(tmp_path):
+    """SIGKILL at any moment of a write: what is under the final name is whole."""
+    inputs = queue.from_fine(scripts.small(), 4)
+    pid = os.fork()
+    if pid == 0:
+        work = queue.Queue(queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m")
+        for number in range(100_000):
+            work.items = [work.items[0]] * (number + 1)
+            work._store(number, np.full((1, 16, 16), number, np.float32))
+    while len(results(tmp_path)) < 20:
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for name in results(tmp_path):
+        assert (np.load(tmp_path / queue.PATCHES / name) == int(name[:7])).all()

@@ -1,0 +1,138 @@
+"""Training: killed and started again it ends bit by bit as if undisturbed; on changing numbers of nodes, the same but for rounding."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from windsr import WindsrError, checkpoint
+from windsr.patches import TrainingPatches
+from windsr.presets import PRESETS
+from windsr.train import LOG, MODEL, Training, rate_at, train
+
+from tests.jobscripts.test_digits import started, wait_for
+from tests.jobscripts.windsr import scripts
+from tests.malletrain.elastic.conductor import conducted
+
+JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def steps_logged(folder: Path) -> list[int]:
+    path = folder / LOG
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_path):
+    log = tmp_path / "log"
+    command = (
+        str(JOB),
+        "train",
+        str(tmp_path / "killed"),
+        "--preset",
+        "tiny",
+        "--steps",
+        "100",
+        "--synthetic-size",
+        "40",
+        "--snapshot-every",
+        "0",
+    )
+    with started(*command, "--step-delay", "0.02", log=log) as run:
+        train(Training("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100), train_days(), lambda text: None)
+        wait_for(lambda: steps_logged(tmp_path / "killed"), log, 90)
+        run.send_signal(signal.SIGKILL)
+        run.wait(30)
+    assert not (tmp_path / "killed" / MODEL).exists(), "it was to be killed before its end"
+    said: list[str] = []
+    train(Training("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100), train_days(), said.append)
+    assert "from step 0 " not in said[0]
+    one, other = (load_file(tmp_path / name / MODEL) for name in ("killed", "undisturbed"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert checkpoint.load(tmp_path / "killed" / MODEL)[1]["steps"] == 100
+
+
+def train_days():
+    from windsr import synthetic
+    from windsr.fields import split_by_day
+
+    return split_by_day(synthetic.generate(days=4, size=40, seed=0))[0]
+
+
+def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_path):
+    alone, many = tmp_path / "alone", tmp_path / "many"
+    scripts.training(str(alone), "esrgan", {"steps": 90})
+    many.mkdir()
+    with conducted(many, scripts.training, str(many), "esrgan", {"steps": 90, "step_delay": 0.02}) as c:
+        members = c.start(1)
+        c.round(members)
+        members += c.start(1)
+        c.round(members)
+        c.until(lambda: steps_logged(many), "the first epoch is over", 60)
+        members = c.lose(members[1])
+        c.round(members)
+        c.finish()
+    nodes = [json.loads(line)["nodes"] for line in (many / LOG).read_text().splitlines()]
+    assert 2 in nodes or "on 2 worker" in "".join(w.output.read_text() for w in c.workers)
+    one, other = load_file(alone / MODEL), load_file(many / MODEL)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=2e-3, rtol=0.05)
+
+
+def test_a_sample_follows_from_its_number_and_the_epoch():
+    data = TrainingPatches(scripts.small(), PRESETS["tiny"], 8, seed=3)
+    first = data[5]
+    assert all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(data[5][key])) for key in first)
+    assert not torch.equal(first["noise"], data[6]["noise"])
+    data.epoch = 1
+    assert not torch.equal(first["noise"], data[5]["noise"])
+    assert first["truth"].shape == first["terrain"].shape == first["noise"].shape == (1, 16, 16)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rate = rate_at(PRESETS["tiny"], 100)
+    shares = [rate(step) for step in range(100)]
+    assert shares[0] == 0.25
+    assert max(shares) == shares[4] == 1.0
+    assert shares[99] < 0.02
+    assert sorted(shares[4:], reverse=True) == shares[4:]
+
+
+def test_mixed_precision_trains_too(tmp_path):
+    import dataclasses
+
+    half = dataclasses.replace(PRESETS["tiny"], precision="bf16")
+    path = train(Training("windsr", half, tmp_path, steps=3), scripts.small(), lambda text: None)
+    method, facts = checkpoint.load(path)
+    assert method.preset.precision == "bf16"
+    assert facts["samples"] == 24
+    assert all(torch.isfinite(p).all() for p in method.nets["net"].parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(lambda raw: raw[:50], "no safetensors file"), (lambda raw: raw.replace(b"windsr-1", b"windsr-9"), "no model of windsr")],
+)
+def test_a_damaged_or_foreign_model_is_refused(tmp_path, change, words):
+    path = tmp_path / "m.safetensors"
+    checkpoint.save(path, scripts.untrained("srcnn"), scripts.untrained("srcnn").nets["net"], {})
+    checkpoint.load(path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(WindsrError, match=words):
+        checkpoint.load(path)
+
+
+def test_fields_smaller_than_a_patch_are_refused(tmp_path):
+    with pytest.raises(WindsrError, match="patches of 64 × 64"):
+        train(Training("srcnn", PRESETS["cpu"], tmp_path), scripts.small(), lambda text: None)

@@ -46,8 +46,8 @@ class AsyncCache:
         addresses: ``host:port`` of at least one member.
         key: the cache's secret.
         code: (d, p) for every object; None: by size.
-        hedge_s: how long a get waits for its first d chunks before it asks for the others too; 0: asks for all at once; None: twice as long
-            as chunks of that size have been taking.
+        hedge_s: how long a get waits for its first d chunks before it asks for the others too; 0: asks for all at once; None: twice as
+            long as chunks of that size have been taking.
         timeout_s: after which a chunk that does not come counts as lost.
     """
 
@@ -116,15 +116,15 @@ class AsyncCache:
                         raise CacheError(f"The stream for {key!r} has more than the {size} bytes it was announced with.")
                     yield part
             if left:
-                raise CacheError(f"The stream for {key!r} ended {left} bytes before the {size} it was announced with.")
+                raise CacheError(f"The stream for {key!r} ended {left - len(have)} bytes before the {size} it was announced with.")
             if not size:
                 yield b""
 
         return await self._put(key, size, parts(), code)
 
     async def get(self, key: str, loader: Loader | None = None) -> bytearray | None:
-        """The object under ``key``, None on a miss. With a ``loader``, a miss calls it, puts what it returns and returns that; calls for one
-        key at one time share one load."""
+        """The object under ``key``, None on a miss. With a ``loader``, a miss calls it, puts what it returns and returns that; calls for
+        one key at one time share one load."""
         found = await self._get(key)
         if found is not None or loader is None:
             return found

@@ -25,7 +25,7 @@ class Code:
     p: int
 
     def __post_init__(self) -> None:
-        if not (1 <= self.d and 0 <= self.p and self.n <= 128):
+        if not (self.d >= 1 and self.p >= 0 and self.n <= 128):
             raise ValueError(f"A ({self.d}+{self.p}) code is not possible; give d >= 1, p >= 0 and d + p <= 128.")
 
     @property

@@ -1,11 +1,11 @@
 """One authenticated connection: messages with large bodies over a TCP socket, without copies on either side.
 
-A message is ``IC1\\0``, the length of its head (u32), the length of its body (u64, little endian), the head (msgpack) and the body. Bodies are
-received straight into the buffer that the receiver names for them, and sent straight from the memory they lie in. Requests carry a number
-and are answered in any order; a cancelled answer that has not begun is never sent.
+A message is ``IC1\\0``, the length of its head (u32), the length of its body (u64, little endian), the head (msgpack) and the body. Bodies
+are received straight into the buffer that the receiver names for them, and sent straight from the memory they lie in. Requests carry a
+number and are answered in any order; a cancelled answer that has not begun is never sent.
 
-Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of fresh nonces both ways). What follows is
-not encrypted: the key keeps strangers on shared nodes out, not listeners on the wire.
+Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of fresh nonces both ways). What follows
+is not encrypted: the key keeps strangers on shared nodes out, not listeners on the wire.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Intel's ISA-L (https://github.com/intel/isa-l), called directly: Reed-Solomon over GF(2^8) and a CRC, on any buffers, without copies.
 
-The library comes inside the wheel of pyeclib, or from the system (Debian: libisal2). pyeclib's own interface is not used: it wants the whole
-object in one piece, copies every fragment and puts a header before it. The calls release the interpreter's lock.
+The library comes inside the wheel of pyeclib, or from the system (Debian: libisal2). pyeclib's own interface is not used: it wants the
+whole object in one piece, copies every fragment and puts a header before it. The calls release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _tables(d: int, rows: bytes) -> Any:
 
 
 def combine(rows: bytes, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Write to each target the combination of the sources that its row of ``rows`` says. All buffers have one length; targets are writable."""
+    """Write to each target the combination of the sources that its row of ``rows`` says. All buffers have one length."""
     d, length = len(sources), len(sources[0])
     if len(rows) != d * len(targets) or any(len(b) != length for b in (*sources, *targets)):
         raise ValueError("The buffers of a code have different lengths.")

@@ -24,7 +24,7 @@ class TooLarge(CacheError):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity asked for, where the pool was too small."""
+    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity that was asked for."""
 
     size: int
     d: int
@@ -49,7 +49,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a node holds of one object: ``indices`` whose chunks are there for every stripe; ``used``: when it was last read (time.time())."""
+    """What a node holds of one object: ``indices`` whose chunks are there for every stripe; ``used``: when it was last read."""
 
     key: str
     version: int
@@ -60,8 +60,8 @@ class Held(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Receipt:
-    """A put that is done. ``protection``: nodes that may be lost without losing the object; less than ``wanted`` where the pool is too small
-    or nodes failed meanwhile."""
+    """A put that is done. ``protection``: nodes that may be lost without losing the object; less than ``wanted`` where the pool is too
+    small or nodes failed meanwhile."""
 
     key: str
     version: int

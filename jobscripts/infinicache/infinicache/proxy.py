@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -48,6 +48,7 @@ class Proxy:
         self._locks: dict[str, asyncio.Lock] = {}
         self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
         self._worker: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """The requests it answers."""
@@ -58,8 +59,8 @@ class Proxy:
 
     def close(self) -> None:
         """Stop the background work."""
-        if self._worker is not None:
-            self._worker.cancel()
+        for task in (*self._tasks, *([self._worker] if self._worker else [])):
+            task.cancel()
 
     # --- who is there ---
 
@@ -93,7 +94,7 @@ class Proxy:
             return
         if set(self._members) <= set(self._heard) or time.monotonic() >= self._settle_at:
             for half in self.table.settle():
-                asyncio.ensure_future(self._drop([half]))
+                self._soon(self._drop([half]))
             self._settled.set()
             self._look_for_repairs()
 
@@ -114,7 +115,7 @@ class Proxy:
             stale = self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
             if node != address:
-                asyncio.ensure_future(self._tell_drop(node, [(key, version)]))
+                self._soon(self._tell_drop(node, [(key, version)]))
         if self._settled.is_set():
             self._look_for_repairs()  # there is room that there was not before
         self._settle()
@@ -189,14 +190,20 @@ class Proxy:
         if entry is None or entry.version != version:
             raise CacheError(f"The put of {key!r} was overtaken by another, by a deletion, or by the loss of the proxy's memory.")
         self._writing.pop(key, None)
-        for index in missing:
-            self.table.set_chunk(entry, index, None)
-        if entry.protection < 0:
+        if len(missing) > entry.shape.p:
             await self._drop([entry])
             self.table.remove(key)
             raise Unavailable(f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could not be stored.")
+        late = {i: node for i, node in entry.at.items() if i in missing}
+        for index, node in late.items():
+            self.table.set_chunk(entry, index, None)
+            self._soon(self._quietly(self._peers.at(node).call("forget", key=key, version=version, index=index)))
+        if entry.protection < 0:  # nodes were lost meanwhile, too
+            await self._drop([entry])
+            self.table.remove(key)
+            raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
-        if missing:
+        if entry.protection < entry.shape.p:
             self._repairs.append(key)
         return {"protection": entry.protection}
 
@@ -282,6 +289,12 @@ class Proxy:
             await self._quietly(self._peers.at(move.source).call("forget", key=move.key, version=move.version, index=move.index))
         return True
 
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begin ``work`` without waiting for it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     @staticmethod
     async def _quietly(call: Any) -> None:
         try:
@@ -320,7 +333,7 @@ class Proxy:
                     done += move.bytes * entry.shape.d
             if done:
                 return done
-        move = self.table.rebalance()
-        if move is not None and await self._carry_out(move, "rebalance"):
-            return move.bytes
+        away = self.table.rebalance()
+        if away is not None and await self._carry_out(away, "rebalance"):
+            return away.bytes
         return 0

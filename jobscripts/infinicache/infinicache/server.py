@@ -1,7 +1,8 @@
 """The listening end of a cache process: connections in, requests to handlers by name, answers out.
 
 A handler is called with the request's arguments and body. It returns an answer (a dict, or a dict and a list of buffers) at once, or a
-coroutine that does. A handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence; any other exception too, and is logged.
+coroutine that does. A handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence; any other exception too,
+and is logged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from infinicache.objects import CacheError, TooLarge, Unavailable
 from infinicache.store import Refusal
 
 MAX_BODY = 1 << 32
+HANDSHAKE_S = 5.0
 log = logging.getLogger("infinicache")
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -55,7 +57,12 @@ class Server:
             return
         made = Connection(sock, self._key, serves=True, on_message=self._request, allocate=_memory, on_close=self._closed)
         self._connections.add(made)
-        self._loop.call_later(5.0, lambda: made.ready.done() or made.close("no handshake in time"))
+        self._loop.call_later(HANDSHAKE_S, self._give_up, made)
+
+    @staticmethod
+    def _give_up(connection: Connection) -> None:
+        if not connection.ready.done():
+            connection.close("no handshake in time")
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)

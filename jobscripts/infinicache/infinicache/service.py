@@ -34,7 +34,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?\s*", text, re.IGNORECASE)
     if match and float(match[1]) > 0:
         return int(float(match[1]) * _UNITS[match[2].upper()])
-    raise ValueError(f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a share of free memory such as 50%.')
+    raise ValueError(f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a share of what is free, as 50%.')
 
 
 async def serve(capacity: int, proxies: int, port: int, move_bytes_s: float) -> None:

@@ -100,7 +100,7 @@ class Table:
         return degraded, lost
 
     def reconcile(self, address: str, held: Iterable[Held]) -> tuple[list[Entry], list[Entry]]:
-        """A known node says anew what it holds: what is not there any more counts as lost (degraded and lost objects, as :meth:`lose_node`)."""
+        """A known node says anew what it holds: what is not there any more counts as lost, as in :meth:`lose_node`."""
         there = {(h.key, h.version): set(h.indices) for h in held}
         degraded, lost = [], []
         for entry in list(self.objects.values()):
@@ -192,7 +192,7 @@ class Table:
         """Chunk ``index`` is on ``node`` now; None: nowhere."""
         before = entry.at.pop(index, None)
         if before in self.nodes:
-            self.nodes[before].reserved -= entry.shape.share  # type: ignore[index]
+            self.nodes[before].reserved -= entry.shape.share
         if node is not None and node in self.nodes:
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
@@ -206,7 +206,8 @@ class Table:
         for h in held:
             self.newest = max(self.newest, h.version)
             entry = self.objects.get(h.key)
-            if (entry is None and settled) or (entry is not None and (entry.version > h.version or (settled and entry.version < h.version))):
+            overtaken = entry is not None and (entry.version > h.version or (settled and entry.version < h.version))
+            if overtaken or (entry is None and settled):
                 stale.append((address, h.key, h.version))
                 continue
             if entry is None or entry.version < h.version:
@@ -221,7 +222,7 @@ class Table:
         return stale
 
     def settle(self) -> list[Entry]:
-        """All nodes have said what they hold: objects with enough chunks count, the others (half-written or lost) are forgotten and returned.
+        """All nodes have said what they hold: objects with enough chunks count, the others are forgotten and returned.
 
         An older version cannot come back: the newest one that left any trace is the only one looked at.
         """
@@ -244,7 +245,7 @@ class Table:
         """What a leaver hands over, most valuable first: objects that its going would bring nearest to their end, then those read most."""
         held = [(e, i) for e in self.objects.values() if e.committed for i, node in e.at.items() if node == address]
         held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
-        moves, planned = [], {a: 0 for a in self.nodes}
+        moves, planned = [], dict.fromkeys(self.nodes, 0)
         for entry, index in held:
             targets = self._targets(entry, 1, planned)
             if targets:

@@ -1,0 +1,80 @@
+"""A cache in this process: real sockets, one event loop, nodes that come and go as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from infinicache import AsyncCache, CacheNode
+
+KEY = b"a secret of the tests"
+MIB = 1 << 20
+
+
+class Pool:
+    """``nodes`` in rank order; the first are the proxies."""
+
+    def __init__(self, count: int = 0, capacity: int = 64 * MIB, proxies: int = 1) -> None:
+        self.capacity, self.proxies = capacity, proxies
+        self.nodes: list[CacheNode] = []
+        self.number = 0
+        for _ in range(count):
+            self._new()
+        self.announce()
+
+    def _new(self) -> CacheNode:
+        node = CacheNode(self.capacity, KEY, proxies=self.proxies, move_bytes_s=1e12)
+        self.nodes.append(node)
+        return node
+
+    def announce(self, leaving: tuple[CacheNode, ...] = ()) -> None:
+        """Tell everybody who is there."""
+        self.number += 1
+        for node in self.nodes:
+            node.view([n.address for n in self.nodes], [n.address for n in leaving], self.number)
+
+    def join(self) -> CacheNode:
+        node = self._new()
+        self.announce()
+        return node
+
+    async def lose(self, node: CacheNode, told: bool = True) -> None:
+        """The node dies; ``told``: the others hear of it at once."""
+        self.nodes.remove(node)
+        await node.close()
+        if told:
+            self.announce()
+
+    async def leave(self, node: CacheNode) -> None:
+        """The node leaves with notice: it drains first."""
+        self.announce((node,))
+        await node.drain()
+        await self.lose(node)
+
+    def cache(self, **options: Any) -> AsyncCache:
+        return AsyncCache([n.address for n in self.nodes], KEY, **options)
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.close()
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 20.0) -> Any:
+    """Wait until ``condition`` holds."""
+    deadline = time.monotonic() + patience_s
+    while not (found := await condition()):
+        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def whole(cache: AsyncCache, nodes: int) -> None:
+    """Wait until all nodes are known and every object has the protection it was stored with, or that so many nodes allow."""
+
+    async def done() -> bool:
+        pools = await cache.summary()
+        return sum(len(p["nodes"]) for p in pools) == nodes and all(p["degraded"] == 0 and not p["waiting_repairs"] for p in pools)
+
+    await until(done, "everything is repaired")

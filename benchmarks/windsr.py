@@ -45,7 +45,7 @@ class Plan:
 
 
 PLANS = {
-    "cpu": Plan("cpu", {"windsr": 600, "srcnn": 600, "esrgan": 400}, 3, 4, 0.005, 2, 150.0, 3),
+    "cpu": Plan("cpu", {"windsr": 600, "srcnn": 600, "esrgan": 400}, 3, 4, 0.005, 2, 240.0, 3),
     "gpu": Plan("gpu", {"windsr": 20_000, "srcnn": 20_000, "esrgan": 20_000}, 3, 16, 0.005, 1, 600.0, 4),
     "tiny": Plan("tiny", {"windsr": 8, "srcnn": 8, "esrgan": 4}, 2, 2, 0.02, 1, 20.0, 2),
 }
@@ -313,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="fine fields with terrain, such as ../shared/data/wind_mogreps_uk/*.nc")
     parser.add_argument("--only", default="tables,trace", help="tables, trace, or both with a comma")
+    parser.add_argument("--modes", default="live,restart", help="of the training on the trace")
     parser.add_argument("--processes", type=int, help="trainings at the same time; default: the preset's")
     parser.add_argument("--trace", type=Path, help="a trace of nodes to replay; default: a synthetic one with Summit's lengths of gaps")
     options = parser.parse_args(arguments)
@@ -333,7 +334,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{time.time() - began:.0f} s: {made[done]} {row['psnr']:.2f} dB", file=sys.stderr, flush=True)
             observed = list(pool.map(_attempt, [assimilation] * plan.seeds, [setting] * plan.seeds, range(plan.seeds)))
     tabled = time.time() - began
-    traced = [on_trace(setting, live, options.trace) for live in (True, False)] if "trace" in options.only else []
+    traced = (
+        [on_trace(setting, live, options.trace) for live in (m == "live" for m in options.modes.split(","))]
+        if "trace" in options.only
+        else []
+    )
     result = {
         "plan": asdict(plan), "data": str(options.data and options.data.name), "tables_s": tabled, "wall_s": time.time() - began,
         "load_before": load, "load_after": os.getloadavg(), "rows": rows, "assimilation": observed, "trace": traced,

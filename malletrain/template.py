@@ -3,7 +3,8 @@
 Importing torch takes seconds, at every start of every worker in every round. The template imports it once; a worker is then a fork of it,
 milliseconds old, with its own environment, directory and output, that runs the script as ``python script`` would. The template stays
 single-threaded and runs nothing itself, so forking is safe; CUDA is not initialised by importing torch. It imports what every training
-script needs anyway and nothing else. ``MALLETRAIN_PRELOAD=0`` in a job's environment has every worker started afresh.
+script needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it import these too, and
+``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
 
     agent → keeper → template ─┬ launcher (asks, through a stub process a worker, on a Unix socket)
                                └ workers
@@ -229,6 +230,15 @@ def _leave(code: int) -> None:
         os._exit(code)
 
 
+def _preload_more(names: str) -> None:
+    """Import what the job asks for. A module that cannot be imported is told and left to the script, which will say more."""
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            print(f"malletrain: {ENV_PRELOAD} names {name!r}, which cannot be imported: {error}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Warm up, fork the launcher, serve it (arguments: the launcher's)."""
     from malletrain import launcher
@@ -244,6 +254,7 @@ def main() -> int:
     # Before the launcher says that this node is ready: until then the others train on and lose nothing by the imports here.
     for name in PRELOADED:
         importlib.import_module(name)
+    _preload_more(os.environ.get(ENV_PRELOAD, ""))
     gc.collect()
     gc.freeze()
     pid = os.fork()

@@ -7,8 +7,9 @@ prctl(2)); the setting survives exec and is not inherited by children. It also f
 so start tethered processes from the main thread. ``--parent`` is the expected parent, or ``env`` for the one in MALLETRAIN_LAUNCHER_PID.
 
 With ``--keep`` it stays as COMMAND's keeper (PR_SET_CHILD_SUBREAPER): orphans of the whole tree become its children, and when COMMAND ends
-or the keeper's parent dies it kills every process that is left, double-forked ones included. SIGTERM is passed on to COMMAND. Exits with
-COMMAND's code, or 128 + signal.
+or the keeper's parent dies it kills every process that is left, double-forked ones included. It does the same when its parent has been
+stopped (SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its memory to others. SIGTERM is
+passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _KEEPER_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SUSPENDED_S = 6.0
+"""A parent that has been stopped for this long is suspended. By then the daemon has given its node up (agent_timeout)."""
+LOOK_EVERY_S = 1.0
 
 
 def prctl(option: int, value: int) -> None:
@@ -59,6 +63,15 @@ def process_table() -> dict[int, tuple[int, str]]:
                 continue
             table[int(name)] = (int(fields[1]), fields[0].decode())
     return table
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
 
 
 def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> list[int]:
@@ -125,8 +138,15 @@ def _keep(command: list[str], parent: int | None) -> int:
         die_with_parent(keeper)
         _exec(command)
     status: int | None = None
+    stopped_since: float | None = None
     while status is None:
-        signum = signal.sigwait(_KEEPER_SIGNALS)
+        caught = signal.sigtimedwait(_KEEPER_SIGNALS, LOOK_EVERY_S)
+        stopped_since = (stopped_since or time.monotonic()) if parent is not None and is_stopped(parent) else None
+        if stopped_since is not None and time.monotonic() - stopped_since >= SUSPENDED_S:
+            break
+        if caught is None:
+            continue
+        signum = caught.si_signo
         if signum == signal.SIGHUP:
             break
         if signum != signal.SIGCHLD:

@@ -460,6 +460,22 @@ def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
     assert hello.assignment == wire.Assignment("j1", "running", 1)
 
 
+def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(daemon, start, tmp_path):
+    agent = start()
+    running(daemon, tmp_path)
+    daemon.asks = False  # the agent must notice by itself
+    since = len(daemon.seen)
+    agent.signal(signal.SIGSTOP)  # the main scheduler suspends the lease: only this process, which leads its session
+    eventually(lambda: not agent.left(), "its job is gone while it stands still")
+    agent.signal(signal.SIGCONT)
+    hello = daemon.expect("n0", wire.Hello, since=since)
+    assert hello.leaving_in_s is None
+    daemon.until(lambda: any(isinstance(m, wire.Hello | wire.Phase) and assigned(m) and assigned(m).phase == "exited"
+                             for _, m in daemon.seen[since:]), "the daemon hears that the job is not there any more")  # fmt: skip
+    daemon.send("n0", wire.Release("j1", 0.0))
+    daemon.expect("n0", wire.Released, job="j1")
+
+
 def test_logs_are_sent_again_until_they_are_acknowledged(daemon, start, tmp_path):
     start()
     daemon.acknowledges = False

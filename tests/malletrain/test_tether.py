@@ -133,3 +133,32 @@ def test_a_tether_is_quick_to_start():
     ).stderr
     modules = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
     assert not modules & {"subprocess", "argparse", "re", "logging", "asyncio", "malletrain", "zmq", "pathlib", "typing"}
+
+
+def test_a_keeper_whose_parent_is_suspended_leaves_the_node(mark, tmp_path):
+    helper = tmp_path / "helper"
+    parent, keeper = middle_man(mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper))
+    eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
+    os.kill(parent.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: not alive(int(helper.read_text())), "the family is gone while the parent stands still")
+        assert _tether.is_stopped(parent.pid)
+    finally:
+        os.kill(parent.pid, signal.SIGCONT)
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive(keeper), "the keeper has ended")
+
+
+def test_a_short_stop_is_no_suspension(mark, tmp_path):
+    helper = tmp_path / "helper"
+    parent, _ = middle_man(mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper))
+    eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
+    os.kill(parent.pid, signal.SIGSTOP)
+    eventually(lambda: _tether.is_stopped(parent.pid), "it stands still")
+    os.kill(parent.pid, signal.SIGCONT)
+    eventually(lambda: not _tether.is_stopped(parent.pid), "it goes on")
+    assert alive(int(helper.read_text()))
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive(int(helper.read_text())), "all are gone")

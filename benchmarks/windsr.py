@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -313,11 +313,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="fine fields with terrain, such as ../shared/data/wind_mogreps_uk/*.nc")
     parser.add_argument("--only", default="tables,trace", help="tables, trace, or both with a comma")
+    parser.add_argument("--seeds", type=int, help="default: the preset's")
     parser.add_argument("--modes", default="live,restart", help="of the training on the trace")
     parser.add_argument("--processes", type=int, help="trainings at the same time; default: the preset's")
     parser.add_argument("--trace", type=Path, help="a trace of nodes to replay; default: a synthetic one with Summit's lengths of gaps")
     options = parser.parse_args(arguments)
-    setting = Setting(PLANS[options.preset], options.out.resolve(), options.data and options.data.resolve())
+    chosen = PLANS[options.preset]
+    setting = Setting(replace(chosen, seeds=options.seeds or chosen.seeds), options.out.resolve(), options.data and options.data.resolve())
     plan = setting.plan
     setting.out.mkdir(parents=True, exist_ok=True)
     began, load = time.time(), os.getloadavg()

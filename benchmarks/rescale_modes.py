@@ -69,6 +69,8 @@ class Restart:
 
     mode = "restart"
     script = SCRIPT
+    jobs = ""
+    """More settings of the site, below ``[jobs]``."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
@@ -79,7 +81,7 @@ class Restart:
         config.write_text(
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
             f'[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = {nodes}\nautostart = false\n'
-            '[jobs]\nwarmup_timeout = "60 s"\n[allocation]\nsettle = "0.3 s"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
+            f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 s"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
             "[profiling]\nenabled = false\n"
         )
         with (root / "daemon.log").open("ab") as log:

@@ -183,6 +183,7 @@ class Group:
         self._sockets: dict[int, str] = {}
         self._ports: set[int] = set()
         self._held: Any = None
+        self._nccl = False
         if place.size == 1 and store is None and "MASTER_ADDR" not in os.environ:
             return  # plain python: nothing to be distributed over
         if not dist.is_initialized():
@@ -193,7 +194,7 @@ class Group:
         backend = "cpu:gloo,cuda:nccl" if cuda and dist.is_nccl_available() else "gloo"
         options: dict[str, Any] = {} if store is None else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
         dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
-        self._held = dist.distributed_c10d._get_default_group()
+        self._held, self._nccl = dist.distributed_c10d._get_default_group(), "nccl" in backend
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from peers may come in later.
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
@@ -203,9 +204,6 @@ class Group:
     def several(self) -> bool:
         """Whether there are peers."""
         return self.place.size > 1 and dist.is_initialized()
-
-    def _nccl(self) -> bool:
-        return self._held is not None and "nccl" in str(dist.get_backend_config(self._held))
 
     # --- operations that can be given up ---
 
@@ -288,15 +286,16 @@ class Group:
         self.broken = True
         for fd, identity in _sockets().items():
             _shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
-        if self._nccl():
+        held = self._held
+        if self._nccl and held is not None:
             try:
-                self._held.abort()
+                held.abort()
             except RuntimeError:
                 pass
         with self._lock:
             given_up = list(self._waiting.items())
-        if given_up and self._held is not None:
-            _bury([self._held, *(work for work, _ in given_up)])
+        if given_up and held is not None:
+            _bury([held, *(work for work, _ in given_up)])
         for _, give_up in given_up:
             give_up()
 
@@ -315,6 +314,18 @@ class Group:
             timer = threading.Timer(CLOSE_LATER_S, held.clear)
             timer.daemon = True
             timer.start()
+
+
+def rehearse() -> None:
+    """Do once, alone, what a new group needs, so that its code and the network are warm when the others wait for it."""
+    if dist.is_initialized():
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Linear(1, 1)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+    for _ in range(2):  # DDP arranges its buckets after the first
+        ddp(torch.ones(1, 1)).sum().backward()
+    dist.destroy_process_group()
 
 
 class _Apart:

@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,11 +109,16 @@ class LiveLink(Link):
     def _listen(self) -> None:
         with self._socket.makefile("rb") as lines:
             for line in lines:
-                said = json.loads(line)
-                if "round" in said:
-                    self._take(Place(said["round"], said["rank"], said["size"], said["host"], said["port"]))
-                elif "abort" in said:
-                    self.on_abort(said["abort"])
+                try:
+                    self._heard(json.loads(line))
+                except Exception:  # who hears nothing any more would hang
+                    traceback.print_exc()
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        if "round" in said:
+            self._take(Place(said["round"], said["rank"], said["size"], said["host"], said["port"]))
+        elif "abort" in said:
+            self.on_abort(said["abort"])
 
 
 def connect() -> Link:

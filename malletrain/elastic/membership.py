@@ -18,7 +18,7 @@ from malletrain import progress
 from malletrain._tether import rank_log_name
 from malletrain.elastic import sharing
 from malletrain.elastic.errors import Interrupted, is_peer_loss
-from malletrain.elastic.group import CheckIn, Group
+from malletrain.elastic.group import CheckIn, Group, rehearse
 from malletrain.elastic.link import ENV_LOG_DIR, Place, connect
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training
@@ -44,12 +44,14 @@ class Membership:
         self._changed = changed
         self._group: Group | None = None
         self._check_in: CheckIn | None = None
-        self._aborted = 0
+        self._aborted: set[int] = set()
         self._joining = False
         self._signature = training.state.signature()
         self._link = connect()
         self._link.on_round = self._round_came
         self._link.on_abort = self._abort_came
+        if self.live:
+            rehearse()
         self._link.start()
         self._link.say("ready")
 
@@ -78,9 +80,9 @@ class Membership:
         self._check_in = CheckIn(place, self._signature, lambda: self._say_lost(place.generation))
 
     def _abort_came(self, generation: int) -> None:
-        self._aborted = max(self._aborted, generation)
+        self._aborted.add(generation)
         group = self._group
-        if group is not None and group.place.generation <= generation:
+        if group is not None and group.place.generation == generation:
             group.abort()
             timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self.changes,))
             timer.daemon = True
@@ -97,7 +99,7 @@ class Membership:
 
     def _void(self, place: Place) -> bool:
         newest = self._link.newest()
-        return self._aborted >= place.generation or (newest is not None and newest.generation > place.generation)
+        return place.generation in self._aborted or (newest is not None and newest.generation > place.generation)
 
     def _say_lost(self, generation: int) -> None:
         """Whoever has state and cannot go on with the group says so: if nobody was lost, nothing else would bring a new round."""
@@ -150,8 +152,11 @@ class Membership:
         marks = [time.time()]
         store = None
         if self.live:
-            assert self._check_in is not None
-            store = self._check_in.store(lambda: self._void(place))
+            check_in = self._check_in
+            assert check_in is not None
+            if check_in.place != place:
+                raise Interrupted("This round is void; a newer one has just come.")
+            store = check_in.store(lambda: self._void(place))
         if old is not None:
             old.leave()
         marks.append(time.time())

@@ -190,7 +190,8 @@ class Conductor:
         """Say that a member of the newest round is lost."""
         for worker in self.members:
             if worker.alive:
-                worker.tell(abort=self.generation)
+                for generation in (self.generation - 1, self.generation):
+                    worker.tell(abort=generation)
 
     def lose(self, *lost: Worker, signum: int = signal.SIGKILL) -> list[Worker]:
         """Kill workers and have the others go on; returns those."""

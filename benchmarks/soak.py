@@ -1,0 +1,273 @@
+"""Many random changes of a live job's nodes on the embedded cluster: does it hang, lose the job, a sample, or let states drift apart?
+
+    python -m benchmarks.soak [--changes 500] [--nodes 4] [--seed 0] [--minutes 20] [--json]
+
+At random moments: a job of higher value takes nodes (an orderly shrink) or ends (an orderly growth), a node is preempted with notice,
+agents and workers are killed (SIGKILL), one or several at once, all but one, and again while the job still rescales. Struck nodes come
+back as new gaps by themselves, so the job grows without being asked. A change is a round in which the job trained. What every worker wrote
+down after every step is examined at the end (benchmarks/soak_account.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.rescale_modes import Live
+from benchmarks.soak_account import examine, records
+from malletrain import wire
+from malletrain.client import Client
+
+SCRIPT = Path(__file__).with_name("train_soak.py")
+HANG_S = 60.0
+"""Seconds without a step that count as a hang. When all nodes are killed at once, their processes start anew, imports and all."""
+SERVICE = """
+from malletrain import membership
+group = membership.join("nowhere:1")
+for change in group.changes():
+    if change.kind == "leaving" and change.member == group.me:
+        group.drained()
+"""
+"""Takes nodes away without using them: a job that needs no torch."""
+
+
+class Soak(Live):
+    """The site and its one training."""
+
+    script = SCRIPT
+    jobs = "max_tries = 10000"  # when all its workers are killed at once, the script looks as if it were to blame
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        super().__init__(root, nodes, arguments)
+        (root / "blocker.py").write_text(SERVICE)
+
+    def shrink(self, by: int) -> None:
+        argv = ("blocker", "", str(self.root / "blocker.py"), str(self.root), sys.executable)
+        spec = wire.JobSpec(*argv, min_nodes=by, max_nodes=by, weight=1e6, mode="service", profile=False, curve={str(by): 1.0})
+        with Client.of(self.state) as client:
+            self.blockers.append(client.submit(spec).id)
+
+    def state_of_job(self) -> str:
+        with Client.of(self.state) as client:
+            return str(client.job(self.job).job.state)
+
+    def agents(self) -> list[psutil.Process]:
+        """The agents of all nodes."""
+        return self._below(lambda p: "malletrain.agent" in p.cmdline(), recursive=False)
+
+    def workers(self) -> list[psutil.Process]:
+        """The training's processes: forks of the template, named after the script."""
+        return self._below(lambda p: p.name() == SCRIPT.name[:15] and p.status() != psutil.STATUS_ZOMBIE, recursive=True)
+
+    def _below(self, wanted: Callable[[psutil.Process], bool], recursive: bool) -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process(self.cluster.pid).children(recursive=recursive):
+            with contextlib.suppress(psutil.Error):
+                if wanted(process):
+                    found.append(process)
+        return found
+
+
+class Progress:
+    """What the workers have written down so far, read as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps = 0
+        self.generations: set[int] = set()
+        self._read: dict[Path, int] = {}
+
+    def look(self) -> None:
+        """Read on."""
+        for path in self.folder.glob("steps-*"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data.rfind(b"\n") + 1
+            self._read[path] = self._read.get(path, 0) + whole
+            for line in data[:whole].splitlines():
+                with contextlib.suppress(ValueError):
+                    self.generations.add(json.loads(line)["generation"])
+                    self.steps += 1
+
+
+STRIKES = {
+    "worker": 12,
+    "several workers": 4,
+    "all but one": 1,
+    "all": 0.2,
+    "agent": 1.5,
+    "several": 1,
+    "notice": 1.5,
+    "shrink or grow": 1.5,
+}
+"""What is done to the job, and how often beside the others. A worker is back in tenths of a second, an agent in seconds."""
+FEWEST = 2
+"""Workers below which the job is mostly spared: what happens to a job without any is seen often enough."""
+
+
+def strike(soak: Soak, dice: random.Random) -> str:
+    """Do one random thing to the job; says what."""
+    kind = dice.choices(list(STRIKES), list(STRIKES.values()))[0]
+    agents, workers = soak.agents(), soak.workers()
+    if kind == "shrink or grow":
+        if soak.blockers:
+            soak.grow(0)
+            return "grow"
+        soak.shrink(dice.randint(1, max(1, soak.nodes - 2)))
+        return "shrink"
+    victims: list[tuple[psutil.Process, int]] = []
+    if len(workers) < FEWEST and dice.random() < 0.9:
+        return "spared"
+    if kind == "worker" and workers:
+        victims = [(dice.choice(workers), signal.SIGKILL)]
+    elif kind in ("notice", "agent") and agents:
+        victims = [(dice.choice(agents), signal.SIGTERM if kind == "notice" else signal.SIGKILL)]
+    elif kind in ("several", "several workers"):
+        pool = [*agents, *workers] if kind == "several" else workers
+        victims = [(p, signal.SIGKILL) for p in dice.sample(pool, min(dice.randint(2, 3), len(pool)))]
+    elif kind == "all but one":
+        victims = [(p, signal.SIGKILL) for p in dice.sample(workers, max(0, len(workers) - 1))]
+    elif kind == "all":
+        victims = [(p, signal.SIGKILL) for p in workers]
+    for process, number in victims:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+    return kind
+
+
+class SoakError(RuntimeError):
+    """The job hung or ended."""
+
+
+def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, every_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Strike until the job has trained in ``changes`` rounds, then let it end. Raises SoakError."""
+    dice, struck, progress = random.Random(seed), Counter[str](), Progress(folder)
+    began = moved = time.monotonic()
+    at, longest, next_strike, since = 0, 0.0, 0.0, 0
+    while len(progress.generations) < changes and time.monotonic() - began < limit_s:
+        time.sleep(0.05)
+        progress.look()
+        now = time.monotonic()
+        if progress.steps != at:
+            longest = max(longest, now - moved if at else 0.0)
+            at, moved = progress.steps, now
+        if now - moved > HANG_S:
+            for worker in soak.workers():
+                worker.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+            raise SoakError(f"No step for {HANG_S:g} s after {len(progress.generations)} changes; the job is {soak.state_of_job()}.")
+        # The job is given the time to train again, but for some strikes that come while it still rescales.
+        if not at or now < next_strike or since == at:
+            continue
+        kind = strike(soak, dice)
+        struck[kind] += 1
+        # Now and then the next one comes while the job still rescales.
+        hasty = dice.random() < 0.2
+        struck["during a rescale"] += hasty
+        since = 0 if hasty else at
+        next_strike = now + (dice.uniform(0.0, 0.3) if hasty else dice.uniform(0.5, 1.5) * every_s)
+        state = soak.state_of_job()
+        if state in ("failed", "completed", "cancelled"):
+            raise SoakError(f"The job is {state} after {len(progress.generations)} changes.")
+        say(f"{len(progress.generations)} changes, {now - began:.0f} s, last: {kind}")
+    if soak.blockers:
+        soak.grow(0)
+    target, deadline = progress.steps + 20, time.monotonic() + HANG_S
+    while progress.steps < target:
+        if time.monotonic() > deadline:
+            raise SoakError(f"No step for {HANG_S:g} s at the end; the job is {soak.state_of_job()}.")
+        time.sleep(0.05)
+        progress.look()
+    (folder / "stop").touch()
+    deadline = time.monotonic() + HANG_S
+    while (state := soak.state_of_job()) not in ("completed", "failed"):
+        if time.monotonic() > deadline:
+            raise SoakError(f"The job does not end; it is {state}.")
+        time.sleep(0.1)
+    if state != "completed":
+        raise SoakError(f"The job is {state} in the end.")
+    return {"seconds": round(time.monotonic() - began), "longest_silence_s": round(longest, 2), "strikes": dict(struck)}
+
+
+def run(
+    root: Path,
+    changes: int,
+    nodes: int = 4,
+    seed: int = 0,
+    limit_s: float = 1200.0,
+    every_s: float = 1.5,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """One soak below ``root``: what was done, and what is found in what the workers wrote down. Raises SoakError."""
+    folder = root / "work"
+    folder.mkdir()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH"))))  # for the workers
+    soak = Soak(root, nodes, [str(folder)])
+    try:
+        soak.start()
+        done = drive(soak, folder, changes, seed, limit_s, every_s, say)
+    finally:
+        soak.stop()
+    return {**done, **examine(records(folder))}
+
+
+def last_words(root: Path) -> str:
+    """What the daemon and the workers said last."""
+    logs = sorted((root / "state" / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)[-12:]
+    stacks = [path for path in (root / "work").glob("stack-*") if path.stat().st_size]
+    parts = [
+        f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:]) for path in (*logs, *stacks, root / "daemon.log")
+    ]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Run, print one line and with --json one object; exit code 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=500)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--every-s", type=float, default=1.5, help="seconds between strikes, on average")
+    parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        if args.keep:
+            args.keep.mkdir(parents=True)
+        root = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mt-soak-")))
+        try:
+            row = run(
+                root,
+                args.changes,
+                args.nodes,
+                args.seed,
+                args.minutes * 60,
+                args.every_s,
+                lambda text: print(f"\r{text}  ", end="", file=sys.stderr, flush=True),
+            )
+        except SoakError as error:
+            print(f"\n{last_words(root)}\n{error}", file=sys.stderr)
+            return 1
+    print(file=sys.stderr)
+    row["load"] = round(os.getloadavg()[0], 1)
+    print(json.dumps(row) if args.json else row)
+    return 1 if row["broken"] or row["rounds_trained"] < args.changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

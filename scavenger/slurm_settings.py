@@ -13,8 +13,8 @@ class SlurmSettings:
     """``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch script of a lease. ``idle_for_s`` None:
     one backfill cycle. ``backfill``: no preemption is counted on, so every lease ends before the next known use of its node, and leaves
     ``spare_s`` of the time until then unused. ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second. ``max_leases``: 0 for no limit. ``hold_s``: how long no lease is asked for after one was preempted, None: see
-    :mod:`scavenger.slurm_hold`. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
+    per second. ``max_leases``: 0 for no limit. ``hold_s``: how long no lease is asked for after one was preempted for an unknown job, None:
+    see :mod:`scavenger.slurm_hold`. ``wanted_grace_s``: what a job needs to leave in order. ``user``: this process's user."""
 
     tag: str
     template: str

@@ -196,8 +196,8 @@ class GapsSection(Section):
     )
     hold: MaybeDuration = key(
         None,
-        description="How long no lease is asked for after the main scheduler preempted one for a job that it does not show, because that may "
-        "count on idle nodes too; not given: one of its backfill cycles, 3 s at least and 15 s at most.",
+        description="How long no lease is asked for after the main scheduler preempted one for a job that it does not show, because that "
+        "may count on idle nodes too; not given: one of its backfill cycles, 3 s at least and 15 s at most.",
     )
     use_planned: bool = key(
         False,

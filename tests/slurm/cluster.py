@@ -80,7 +80,8 @@ def which(program: str) -> str | None:
 
 
 class SlurmCluster:
-    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF, and ``gres``: gres.conf."""
+    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF; ``gres``:
+    the text of gres.conf."""
 
     def __init__(self, root: Path, nodes: int = 8, **options: object) -> None:
         self.root = root

@@ -36,7 +36,8 @@ while True:
     time.sleep(0.05)
 """
 GPUS = {
-    "select": "select/cons_tres", "extra": "GresTypes=gpu", "node": "Gres=gpu:2", "gres": "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n",
+    "select": "select/cons_tres", "extra": "GresTypes=gpu", "node": "Gres=gpu:2",
+    "gres": "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n",
 }  # fmt: skip
 """A machine with two GPUs a node, for as much of them as Slurm wants to see."""
 

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 ENV_SERVICE = "MALLETRAIN_SERVICE"
 ENV_KEY = "MALLETRAIN_JOB_KEY"
@@ -183,15 +184,20 @@ class Membership:
                 pass
 
     def _listen(self, connection: socket.socket) -> None:
-        with connection.makefile("rb") as lines:
-            for line in lines:
-                said = json.loads(line)
-                if "view" in said:
-                    self._take(int(said["view"]), _members(said["members"]))
-                elif "leave" in said:  # no daemon to make a view: the others do not know
-                    at = time.monotonic() + float(said["leave"])
-                    self._take(self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view))
+        try:
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    self._heard(json.loads(line))
+        except OSError:  # the launcher is gone, and the kernel is about to end this process with it
+            pass
         self._tell(None)
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        if "view" in said:
+            self._take(int(said["view"]), _members(said["members"]))
+        elif "leave" in said:  # no daemon to make a view: the others do not know
+            at = time.monotonic() + float(said["leave"])
+            self._take(self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view))
 
     def _take(self, number: int, view: tuple[Member, ...]) -> None:
         with self._lock:
@@ -202,10 +208,10 @@ class Membership:
         self._first.set()
 
 
-def _members(listed: list[list[object]]) -> tuple[Member, ...]:
+def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
     now = time.monotonic()
     return tuple(
-        Member(str(node), str(host), str(address), None if left is None else now + float(str(left))) for node, host, address, left in listed
+        Member(str(node), str(host), str(address), None if left is None else now + float(left)) for node, host, address, left in listed
     )
 
 

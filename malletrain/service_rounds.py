@@ -132,7 +132,6 @@ class ServiceRounds(JobRounds):
             late = [n for n in self.target if n not in self._came_up and not self._is(n, "exited")]
             if late and len(late) < len(self.target):
                 actions += self._leave_out(late, "the service's process did not come up there in time")
-                self._awaited = False
             elif late:
                 self._awaited, self.deadline = False, None
                 return [*actions, Broke((), f"No process of the service came up in time on {', '.join(late)}.")]

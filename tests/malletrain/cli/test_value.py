@@ -1,0 +1,88 @@
+"""The value file of a service, and what submit makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.cli.jobspec import SpecError, build
+from malletrain.cli.value import read_value, span
+
+
+def write(tmp_path, text):
+    path = tmp_path / "value"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("nodes,value\n1,10\n4,80.5\n", {"1": 10.0, "4": 80.5}),
+        ("# a comment\n\nNodes, Value\n8,5\n2,7\n", {"2": 7.0, "8": 5.0}),  # need not grow
+        ("nodes,value\n3,0\n4,100\n8,130\n", {"3": 0.0, "4": 100.0, "8": 130.0}),  # nor be concave
+        ("# toml\n[value]\n4 = 100\n2 = 1.5\n", {"2": 1.5, "4": 100.0}),
+    ],
+)
+def test_both_forms(tmp_path, text, wanted):
+    assert read_value(write(tmp_path, text)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "lists no size"),
+        ("nodes,value\n", "lists no size"),
+        ("nodes,samples_per_s\n1,2\n", 'The first line is "nodes,samples_per_s"'),
+        ("nodes,value\n1\n", 'line 2: "1" is not two numbers'),
+        ("nodes,value\n1,ten\n", 'line 2: "1,ten" is not two numbers'),
+        ("nodes,value\n1.5,1\n", "1.5 is not a number of nodes"),
+        ("nodes,value\n0,1\n", "0 is not a number of nodes"),
+        ("nodes,value\n1,-1\n", "-1 is not a value"),
+        ("nodes,value\n1,inf\n", "inf is not a value"),
+        ("nodes,value\n1,1\n1,2\n", "1 nodes are listed twice"),
+        ("nodes,value\n1,0\n", "Every size is worth 0"),
+        ("[value]\n1 = 'x'\n", "is not a size and its value"),
+        ("[values]\n1 = 2\n", "The file has the sections values"),
+        ("[value\n", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, text, sentence):
+    with pytest.raises(SpecError) as caught:
+        read_value(write(tmp_path, text))
+    assert sentence in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_value(tmp_path / "nothing")
+
+
+def test_the_sizes_that_are_worth_something():
+    assert span({"2": 0.0, "4": 1.0, "16": 0.5}) == "4:16"
+
+
+def test_submit(tmp_path):
+    script = write(tmp_path, "nodes,value\n2,0\n4,10\n8,11\n")
+    made = build(str(script), (), service=True, value=script)
+    assert (made.mode, made.min_nodes, made.max_nodes, made.nproc_per_node) == ("service", 4, 8, 1)
+    assert (made.curve, made.profile, made.goal) == ({"2": 0.0, "4": 10.0, "8": 11.0}, False, "throughput")
+    assert build(str(script), (), service=True, value=script, nodes="5").max_nodes == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"service": True}, "--value FILE"),
+        ({"value": "nodes,value\n1,1\n"}, "--value is for services"),
+        ({"service": True, "value": "nodes,value\n1,1\n", "live": True}, "leave --live"),
+        ({"service": True, "value": "nodes,value\n1,1\n", "nproc_per_node": 2}, "one process on each node"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, options, sentence):
+    script = tmp_path / "script.py"
+    script.touch()
+    if "value" in options:
+        options = {**options, "value": write(tmp_path, options["value"])}
+    with pytest.raises(SpecError) as caught:
+        build(str(script), (), **options)
+    assert sentence in str(caught.value)

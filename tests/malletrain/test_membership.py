@@ -1,0 +1,143 @@
+"""The library of a service's process, against a launcher's end of the socket played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from malletrain import membership
+from malletrain.membership import Member, MembershipError, differences
+
+
+def m(node, leaves=None, address=None):
+    return Member(node, "h", address or f"{node}:1", leaves)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ((), (m("a"), m("b")), ["joined a", "joined b"]),
+        ((m("a"), m("b")), (m("a"),), ["left b"]),
+        ((m("a"),), (m("a", 9.0),), ["leaving a"]),
+        ((m("a", 9.0),), (m("a", 8.0),), []),
+        ((m("a", 9.0),), (m("a"),), ["staying a"]),
+        ((), (m("a", 9.0),), ["joined a", "leaving a"]),
+        ((m("a"),), (m("a", address="a:2"),), ["left a", "joined a"]),
+    ],
+)
+def test_differences(old, new, wanted):
+    assert [f"{c.kind} {c.member.node}" for c in differences(old, new)] == wanted
+
+
+class Launcher:
+    """The other end."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+
+    def accept(self):
+        self.connection, _ = self.listener.accept()
+        self.lines = self.connection.makefile("rb")
+
+    def hear(self):
+        return json.loads(self.lines.readline())
+
+    def say(self, **message):
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+@pytest.fixture
+def launcher(tmp_path, monkeypatch):
+    made = Launcher(tmp_path / "s")
+    monkeypatch.setenv("MALLETRAIN_SERVICE", str(tmp_path / "s"))
+    monkeypatch.setenv("MALLETRAIN_NODE", "n1")
+    monkeypatch.setenv("MALLETRAIN_HOST", "h")
+    monkeypatch.setenv("MALLETRAIN_JOB_KEY", "ab" * 32)
+    yield made
+    made.listener.close()
+
+
+def test_a_process_joins_hears_and_drains(launcher):
+    group = membership.join("n1:7")
+    launcher.accept()
+    assert launcher.hear() == {"say": "join", "address": "n1:7"}
+    assert membership.key() == b"\xab" * 32
+    launcher.say(view=4, members=[["n1", "h", "n1:7", None], ["n2", "h", "n2:7", None]])
+    changes = group.changes()
+    assert [(c.kind, c.member.node) for c in (next(changes), next(changes))] == [("joined", "n1"), ("joined", "n2")]
+    launcher.say(view=5, members=[["n1", "h", "n1:7", 30.0], ["n2", "h", "n2:7", None]])
+    change = next(changes)
+    assert (change.kind, change.member) == ("leaving", group.me)
+    assert 25 < change.member.seconds_left <= 30
+    assert group.number == 5
+    group.drained()
+    assert launcher.hear() == {"say": "drained"}
+    launcher.connection.shutdown(socket.SHUT_RDWR)
+    assert list(changes) == []
+
+
+def test_without_a_daemon_the_process_alone_hears_that_it_leaves(launcher):
+    group = membership.join()
+    launcher.accept()
+    launcher.say(view=1, members=[["n1", "h", "", None], ["n2", "h", "n2:7", None]])
+    assert group.wait(10)
+    launcher.say(leave=5.0)
+    changes = group.changes()
+    while (change := next(changes)).kind != "leaving":
+        pass
+    assert change.member == group.me
+    assert [c.leaving for c in group.members] == [True, False]
+    launcher.connection.close()
+
+
+def test_asyncio(launcher):
+    async def work():
+        group = membership.join()
+        await asyncio.to_thread(launcher.accept)
+        launcher.say(view=1, members=[["n1", "h", "", None]])
+        heard = []
+        async for change in group.watch():
+            heard.append((change.kind, change.member.node))
+            if heard[-1] == ("joined", "n1") and len(heard) == 1:
+                launcher.say(view=2, members=[["n1", "h", "", None], ["n2", "h", "x", None]])
+            if heard[-1] == ("joined", "n2"):
+                launcher.connection.shutdown(socket.SHUT_RDWR)
+        return heard
+
+    assert asyncio.run(asyncio.wait_for(work(), 20)) == [("joined", "n1"), ("joined", "n2")]
+
+
+def test_outside_malletrain_a_process_is_alone(monkeypatch):
+    monkeypatch.delenv("MALLETRAIN_SERVICE", raising=False)
+    monkeypatch.delenv("MALLETRAIN_JOB_KEY", raising=False)
+    group = membership.join("x:1")
+    assert group.members == (group.me,)
+    assert membership.key() == b""
+    group.drained()
+    threading.Timer(0.05, group.close).start()
+    assert [c.kind for c in group.changes()] == ["joined"]
+
+
+def test_what_cannot_be_is_said(monkeypatch, tmp_path):
+    with pytest.raises(MembershipError, match="1001 characters"):
+        membership.join("x" * 1001)
+    monkeypatch.setenv("MALLETRAIN_SERVICE", str(tmp_path / "nobody"))
+    with pytest.raises(MembershipError, match="does not answer"):
+        membership.join()
+
+
+def test_it_needs_the_standard_library_only():
+    program = (
+        "import sys; before = set(sys.modules); import malletrain.membership; "
+        "print({m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "{'malletrain'}"

@@ -36,6 +36,7 @@ from jpa.messages import (
     Waiting,
 )
 from jpa.plan import PlanConfig, ProfilePlan, known, new_plan, next_step
+from jpa.reuse import inherited
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,7 @@ class Advisor:
         """Close the profile; without ``result`` it follows from what was measured."""
         self._active = None
         queued, curve = active.queued, self._curve(active)
+        self._share(queued.wanted, inherited(curve))
         if active.failed:
             reason = f"{reason} Rescaling or the script failed at {_listed(active.failed)} nodes."
         if active.silent and not active.measured:
@@ -315,6 +317,13 @@ class Advisor:
         return curve
 
     # --- the queue ---
+
+    def _share(self, wanted: ProfileWanted, curve: MeasuredCurve) -> None:
+        """Jobs of the same kind that wait need not measure what this one has."""
+        for queued in self._queue:
+            other = queued.wanted
+            if other.kind and (other.kind, other.node_class) == (wanted.kind, wanted.node_class):
+                queued.wanted = replace(other, curve=other.curve.with_points_of(curve))
 
     def _start_next(self, now: float) -> list[Answer]:
         """Start the first job in the queue that can be; say why the others wait."""

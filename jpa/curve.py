@@ -178,6 +178,14 @@ class MeasuredCurve:
             prior = shape.as_prior(factor, config.drift_level_std, config.drift_shape_std, "the curve before the drift")
         return self._with_current(PhaseCurve((point,), prior)), change
 
+    def with_points_of(self, other: MeasuredCurve) -> MeasuredCurve:
+        """With what ``other``, of a job that scales alike, has measured at sizes that this one has not. After a drift, and where a belief
+        is there already, nothing is taken over."""
+        missing = [p for p in other.current.points if self.current.at(p.nodes) is None]
+        if other.phase != self.phase or not missing or not other.known or self.current.prior is not None:
+            return self
+        return self._with_current(replace(self.current, points=tuple(sorted([*self.current.points, *missing], key=lambda p: p.nodes))))
+
     def with_prior(self, prior: Prior) -> MeasuredCurve:
         """With what another job suggests of the current phase, unless a belief is there already."""
         return self if self.current.prior is not None else self._with_current(replace(self.current, prior=prior))

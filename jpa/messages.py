@@ -19,7 +19,8 @@ class ProfileWanted:
     """A job's curve is to be measured. A job that is waiting or being profiled already is not queued twice.
 
     ``nodes``: held now (0: not running). ``sizes``: allowed sizes, None for all. ``chosen``: the user's ladder, None for the plan's own.
-    ``curve``: what is believed so far, its phase being the job's current one.
+    ``curve``: what is believed so far, its phase being the job's current one. ``kind``: jobs of one kind and class of nodes scale alike
+    (empty: nobody else is of its kind).
     """
 
     job: str
@@ -30,6 +31,7 @@ class ProfileWanted:
     chosen: tuple[int, ...] | None = None
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
     node_class: str = "default"
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ _LEVEL_STD_PER_OCTAVE = 0.1
 _SHAPE_STD = 0.02
 _SHAPE_STD_PER_OCTAVE = 0.02
 _PARAMETER_EXPONENT = 0.5
-_AGE_STD = 0.02
-"""A curve of the same script measured in an earlier run is off by about this much more at each size."""
+_AGE_STD = 0.022
+"""No size of an earlier run of the same script is known better than this: two runs differ by 2 % on top of a measurement's 1 %."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,12 @@ def matters(arguments: Sequence[str], ignored: Iterable[str] = IGNORED_OPTIONS) 
 
 
 def inherited(stored: MeasuredCurve) -> MeasuredCurve:
-    """The curve a resubmitted job starts with: the stored points, a little less sure. What they cover is not measured again."""
+    """The curve a resubmitted job starts with: the stored points, a little less sure. What they cover is not measured again.
+
+    Passed on from job to job a point does not become less sure each time.
+    """
     phases = tuple(
-        (name, replace(c, points=tuple(replace(p, variance=p.variance + (_AGE_STD * p.rate) ** 2) for p in c.points)))
+        (name, replace(c, points=tuple(replace(p, variance=max(p.variance, (_AGE_STD * p.rate) ** 2)) for p in c.points)))
         for name, c in stored.phases
     )
     return replace(stored, phases=phases)

@@ -87,7 +87,8 @@ class JobSubmitted:
 
     ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and ``last_broke``: how often its workers
     broke, and when they last did. ``profile``: measure how it scales, at ``profile_sizes`` where the user names them. ``learned``: what is
-    known of its scaling from before a restart or from other jobs.
+    known of its scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so that what the profile of one
+    finds the others need not measure; empty: it is the only one.
     """
 
     job: str
@@ -103,6 +104,7 @@ class JobSubmitted:
     profile: bool = False
     profile_sizes: tuple[int, ...] | None = None
     learned: Learned | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

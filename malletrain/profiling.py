@@ -20,6 +20,7 @@ from jpa import (
     Crashed,
     Donor,
     JobGone,
+    MeasuredCurve,
     Monitor,
     NodesChanged,
     PlanConfig,
@@ -31,10 +32,14 @@ from jpa import (
     Scaled,
     Suggested,
     Tick,
+    inherited,
 )
 from malletrain.events import JobSubmitted, Progressed
 from malletrain.learned import Learned
 from malletrain.phases import PhaseTracker
+
+KINDS_KEPT = 1000
+"""Kinds of jobs whose curve is remembered for jobs that are submitted already; the daemon's store has all."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class Profiler:
         self._since: dict[str, float] = {}
         self._formed: dict[str, float] = {}
         self._watches: dict[str, _Watch] = {}
+        self._kinds: dict[str, MeasuredCurve] = {}
+        self._shared: dict[str, MeasuredCurve] = {}
         self.tick_at: float | None = None
         """When :meth:`review` is due although nothing happens."""
 
@@ -212,7 +219,7 @@ class Profiler:
 
     def gone(self, job: str, now: float) -> list[Answer]:
         """The job has ended."""
-        for forgotten in (self._told, self._since, self._formed, self._watches):
+        for forgotten in (self._told, self._since, self._formed, self._watches, self._shared):
             forgotten.pop(job, None)
         return self.advisor.handle(JobGone(job), now)
 
@@ -220,6 +227,23 @@ class Profiler:
         """The job's profile is over, or it waits anew: it may be put forward again."""
         self._told.pop(job, None)
         self._since.pop(job, None)
+
+    def remember(self, job: Job, curve: MeasuredCurve) -> None:
+        """A profile of the job is over: what others of its kind need not measure."""
+        kind = job.submitted.kind
+        if kind and curve.known:
+            before = self._kinds.pop(kind, MeasuredCurve())
+            self._kinds[kind] = inherited(curve).with_points_of(before)
+            if len(self._kinds) > KINDS_KEPT:
+                del self._kinds[next(iter(self._kinds))]
+
+    def of_its_kind(self, job: Job) -> MeasuredCurve:
+        """What is known of the job's scaling with what others of its kind have measured since it was last asked for."""
+        name, curve = job.submitted.job, self._kinds.get(job.submitted.kind)
+        if curve is None or not job.submitted.profile or self._shared.get(name) is curve:
+            return job.learned.curve
+        self._shared[name] = curve
+        return job.learned.curve.with_points_of(curve)
 
     def lacks(self, job: str, held: int, now: float) -> list[Answer]:
         """The nodes asked for are not there any more: the job holds only ``held``."""
@@ -267,7 +291,7 @@ class Profiler:
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)
         wish = ProfileWanted(
-            spec.job, spec.min_nodes, spec.max_nodes, len(job.nodes), job.sizes, chosen, job.learned.curve, node_class
+            spec.job, spec.min_nodes, spec.max_nodes, len(job.nodes), job.sizes, chosen, job.learned.curve, node_class, spec.kind
         )
         return self.advisor.handle(wish, now)
 

@@ -69,6 +69,11 @@ class Staircase:
         if self.profiler is None:
             return []
         c = self._of
+        for other in jobs:
+            curve = self.profiler.of_its_kind(other)
+            if curve is not other.learned.curve and not self.holds(other):
+                other.learned = replace(other.learned, curve=curve)
+                self._believe(other)
         machine = Machine(c._usable, c._idle, coming, c.settings.min_interval_s)
         commands = self._obey(self.profiler.review(jobs, machine, now), now)
         job = c._unfinished.get(self.profiler.profiling or "")
@@ -233,6 +238,7 @@ class Staircase:
     def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
         assert self.profiler is not None
         self.profiler.forget_wish(answer.job)
+        self.profiler.remember(job, answer.curve)
         result = answer.result.value
         learned = replace(
             job.learned, curve=answer.curve, profiled=answer.result is not Result.GONE, result=result, reason=answer.reason, ended=now

@@ -210,6 +210,7 @@ class Core:
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
                 learned=learned,
+                kind=self.curves.kind(row.id, spec),
             )
         )
         if spec.mode == "service" and curve is not None:

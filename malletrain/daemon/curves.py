@@ -59,6 +59,11 @@ class Curves:
         prior = prior_from([Stored(row.key, curve, ModelSize(kept.parameters, kept.flops), kept.job)], row.key)
         return replace(learned, curve=MeasuredCurve.from_prior(prior)) if prior else learned
 
+    def kind(self, job: str, spec: wire.JobSpec) -> str:
+        """Jobs of one kind scale alike; empty where only its owner says which are (those may differ in level), or nothing is profiled."""
+        row = self._store.profile(job)
+        return row.key if row is not None and not spec.profile_key else ""
+
     # --- a job goes on ---
 
     def keep(self, job: str, spec: wire.JobSpec, learned: Learned) -> None:

@@ -41,7 +41,7 @@ from malletrain.sim.bound import Bound
 from malletrain.sim.costs import CostModel, Run
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.report import Result, tally
-from malletrain.sim.reports import Reports
+from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace import Trace
@@ -325,6 +325,7 @@ class Simulation:
             sizes=job.sizes,
             profile=policy.profiled(job),
             learned=self._reports.of_its_kind(job) if policy.profiled(job) else None,
+            kind=kind_of(job) if job.model else "",
         )
 
     # --- what is told of progress ---

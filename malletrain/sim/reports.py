@@ -81,13 +81,13 @@ class Reports:
         learned = command.learned
         if (learned.profiled or learned.result) and any(p.rate > 0 for p in learned.curve.current.points):
             self._kept.pop(job.name, None)
-            self._kept[job.name] = Stored(_key(job), learned.curve, _size(job), job.name)
+            self._kept[job.name] = Stored(kind_of(job), learned.curve, _size(job), job.name)
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
     def of_its_kind(self, job: SimJob) -> Learned | None:
         """What is known of a job when it is submitted: the newest curve of its own model."""
-        same = [stored for stored in self._kept.values() if job.model and stored.key == _key(job)]
+        same = [stored for stored in self._kept.values() if job.model and stored.key == kind_of(job)]
         return Learned(curve=inherited(same[-1].curve)) if same else None
 
     def described(self, job: SimJob) -> Believed | None:
@@ -95,11 +95,11 @@ class Reports:
         if job.name in self._introduced or job.parameters is None:
             return None
         self._introduced.add(job.name)
-        prior = prior_from((stored for stored in self._kept.values() if stored.key != _key(job)), _key(job), _size(job))
+        prior = prior_from((stored for stored in self._kept.values() if stored.key != kind_of(job)), kind_of(job), _size(job))
         return Believed(job.name, Learned(curve=MeasuredCurve.from_prior(prior))) if prior else None
 
 
-def _key(job: SimJob) -> str:
+def kind_of(job: SimJob) -> str:
     """Jobs of one model share it, unless their sizes tell their models apart."""
     return job.model if job.parameters is None else f"{job.model} {job.parameters:.0f} {job.flops or 0:.0f}"
 

@@ -137,3 +137,9 @@ def test_sizes_of_zero_say_nothing():
     prior = prior_from([stored(ModelSize(0, 0))], "sweep", ModelSize(1e6, 0))
     assert prior is not None
     assert math.isclose(prior.rate(2), LAW(2))
+
+
+def test_passed_on_from_job_to_job_a_curve_stays_as_sure():
+    first = inherited(MeasuredCurve().with_measurement(4, 100.0, 2.0, 0.0))
+    assert first.estimate(4)[1] > 1.02
+    assert inherited(inherited(first)) == first

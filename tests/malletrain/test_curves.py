@@ -117,6 +117,16 @@ def test_a_restart_finds_what_the_job_knew(curves):
     assert again.to_dict() == MEASURED.to_dict()
 
 
+def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curves):
+    kinds = {}
+    for job, args, key in (("j1", ("--lr", "1"), ""), ("j2", ("--lr", "2"), ""), ("j3", ("--deep",), ""), ("j4", (), "sweep")):
+        _, made = new(curves, job, *args, profile_key=key)
+        kinds[job] = curves.kind(job, made)
+    assert kinds["j1"] == kinds["j2"] != ""
+    assert kinds["j3"] not in ("", kinds["j1"])
+    assert kinds["j4"] == ""
+
+
 def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
     controller = curves._controller
     for k in range(5):

@@ -323,6 +323,36 @@ def test_senseless_progress_changes_nothing():
     assert w.controller.jobs["a"].learned is before
 
 
+def test_of_jobs_of_one_kind_submitted_at_once_only_the_first_is_measured():
+    w = ProfiledWorld(6)
+    for name, kind in (("a", "k"), ("b", "k"), ("other", "l"), ("c", "k")):
+        w.do(wanted(name, kind=kind))
+    w.join()
+    for name in ("a", "b", "other", "c"):
+        w.until_profiled(name)
+    assert w.of("profile-finished", "a")[0].data["visited"] == [6, 5, 4, 3, 2, 1]
+    for name in ("b", "c"):
+        assert w.of("profile-finished", name)[0].data["visited"] == []
+        assert not w.of("profile-started", name)
+        for k in range(1, 7):
+            assert w.controller.jobs[name].curve.at(k) == pytest.approx(amdahl(k), rel=0.05)
+    assert w.of("profile-finished", "other")[0].data["visited"], "another kind is measured"
+    w.do(wanted("late", kind="k"))
+    w.until_profiled("late")
+    assert w.of("profile-finished", "late")[0].data["visited"] == []
+
+
+def test_a_kind_measured_at_small_sizes_only_leaves_the_larger_ones_to_the_next():
+    w = ProfiledWorld(6)
+    w.do(wanted("a", high=3, kind="k"))
+    w.do(wanted("b", high=6, kind="k"))
+    w.join()
+    w.until_profiled("a")
+    w.until_profiled("b")
+    assert w.of("profile-finished", "a")[0].data["visited"] == [3, 2, 1]
+    assert w.of("profile-finished", "b")[0].data["visited"] == [5, 4], "a keeps its last node"
+
+
 def suggested() -> Learned:
     """What a sibling of the right shape and a quarter too high a level tells."""
     return Learned(curve=MeasuredCurve.from_prior(Prior(tuple((k, amdahl(k)) for k in (1, 2, 4, 6)), 0.3, 0.04, "a sibling")))

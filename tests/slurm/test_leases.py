@@ -69,7 +69,10 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
         LeaseRequest(f"l{i}", f"n{i}", (sys.executable, "-c", TELL, str(out / f"n{i}"), *NASTY), {"NASTY": "\n".join(NASTY)})
         for i in (1, 2, 3)
     ]
-    leases = one.take(requests)
+    as_step = scavenger(slurm, lease=LeaseOptions(partition="preemptable", launch="step"))
+    as_step.poll()
+    leases = one.take(requests[:2]) + as_step.take(requests[2:])
+    one.poll()
     assert [lease.state for lease in leases] == [LeaseState.PENDING] * 3
     assert [one.take([request])[0].scheduler_id for request in requests] == [lease.scheduler_id for lease in leases], "asking twice"
     slurm.until(lambda: len([p for p in out.iterdir() if not p.suffix]) == 3, "the leases run")

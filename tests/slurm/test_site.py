@@ -37,7 +37,7 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
         script = site.script("it's a $(script) \"of\"\nmine.py", TELLING)
         words = ["a b", "$(id)", "it's", 'a "word"', "new\nline", ""]
         jobs = [site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
-                for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ("three", (1, 8)))]  # fmt: skip
+                for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ("it's \"$(three)\" `3`", (1, 8)))]  # fmt: skip
         site.until(lambda: len(site.agents()) == 8, "MalleTrain holds all nodes")
         for job in jobs:
             site.until_samples(job, 10)
@@ -48,6 +48,7 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
             done = site.until_state(job, "completed", "failed")
             assert done.state == "completed", site.show(job).failure
             assert done.tries == 0
+        assert done.name == "it's \"$(three)\" `3`"
         told = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
         assert all(said == [words, "\n".join(words), str(site.work)] for said in told)
         assert len(told) > 3

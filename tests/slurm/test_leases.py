@@ -112,6 +112,31 @@ def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, c
     assert float(told.read_text() or asked) - asked < 30, "long before the grace time was over"
 
 
+def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
+    slurm = cluster(6, grace=10)
+    one = scavenger(slurm)
+    one.poll()
+    told = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
+    one.take([LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path))) for i, path in told.items()])
+    slurm.until(lambda: all((root / f"{path.name}.ready").exists() for path in told.values()), "four leases run")
+    # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Then one of the idle ones breaks.
+    main = slurm.submit("sleep 600", "--nodes=4", "--exclusive", "--time=20")
+    slurm.until(lambda: any(path.exists() for path in told.values()), "leases are preempted")
+    slurm.run("scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=fan")
+    assert "n5" not in gaps(one), "the other one is left to the job"
+    asked = set()
+
+    def starts():
+        one.poll()
+        asked.update(one._yielded)
+        return slurm.jobs()[main][0] == "RUNNING"
+
+    slurm.until(starts, "the main job runs")
+    assert len(asked) == 1
+    assert all(told[lease].exists() for lease in asked), "it was told by its signal, not just killed"
+    assert sum(path.exists() for path in told.values()) == 3
+
+
 def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(cluster, root):
     slurm = cluster(3)
     slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=8")

@@ -23,6 +23,8 @@ PATIENCE_S = 2.0
 BELIEVED_S = 60.0
 """So long is a job believed to be about to start. What keeps it from starting after that is none of our doing, so that it must not keep
 nodes from being used for ever."""
+AT_ONCE = 100
+"""Jobs looked at in one poll at most; Slurm starts the first ones first."""
 
 
 class Claims(NamedTuple):
@@ -57,31 +59,33 @@ def claims(due: Sequence[Job], facts: Mapping[str, NodeFacts], leases: Mapping[s
     """
     coming = {name for name, node in facts.items() if node.state.startswith("completing")}
     coming |= {leases[lease] for lease in leaving if lease in leases}
-    idle = {name for name, node in facts.items() if node.idle and not node.trouble and not node.reserved}
-    offered = {node: lease for lease, node in leases.items() if lease not in leaving}
+    idle = dict.fromkeys(sorted(name for name, node in facts.items() if node.idle and not node.trouble and not node.reserved))
+    offered = {node: lease for lease, node in sorted(leases.items(), key=lambda lease: lease[1]) if lease not in leaving}
     found = Claims({}, {})
-    for job in due:
+    for job in due[:AT_ONCE]:
         wanted, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
-
-        def order(name: str, first: set[str] = first) -> tuple[bool, str]:
-            return name not in first, name
-
         # A job that names a number of tasks only is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        can = [name for name in (*coming, *sorted(idle, key=order)) if _in(facts, name, wanted)]
+        can = [name for name in (*coming, *_first(idle, first)) if _in(facts, name, wanted)]
         short = needed - len(can)
         if short > 0:
-            give = sorted((name for name in offered if _in(facts, name, wanted)), key=order)
+            give = [name for name in _first(offered, first) if _in(facts, name, wanted)]
             if len(give) < short or first.isdisjoint(give):
                 continue
             found.lacked[job.id] = [offered.pop(name) for name in give[:short]]
         taken = set(can[:needed])
         why = f"Slurm is about to start job {job.id}, which needs {needed} node{'s' if needed > 1 else ''}"
-        found.kept.update(dict.fromkeys(taken & idle, why))
+        found.kept.update(dict.fromkeys(taken & idle.keys(), why))
         coming -= taken
-        idle -= taken
+        for name in taken:
+            idle.pop(name, None)
     return found
+
+
+def _first(names: Collection[str], first: Collection[str]) -> list[str]:
+    """``names``, those in ``first`` before the others."""
+    return [name for name in names if name in first] + [name for name in names if name not in first]
 
 
 def _in(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:

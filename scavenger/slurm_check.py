@@ -36,6 +36,7 @@ def check(scavenger: SlurmScavenger) -> list[Finding]:
         found += _preemption(site, scavenger)
         found += _grace(site, scavenger)
     found += _permission(scavenger, site)
+    found += _gpus(scavenger)
     found += _sight(site, scavenger)
     return found
 
@@ -178,6 +179,26 @@ def _permission(scavenger: SlurmScavenger, site: SlurmSite) -> Iterator[Finding]
         yield False, (
             f"A lease could not be submitted: {result.complaint} Change partition, qos, account, constraint, gres or options in "
             "[scheduler.slurm], or ask for the permission."
+        )
+
+
+def _gpus(scavenger: SlurmScavenger) -> Iterator[Finding]:
+    """GPUs that leases would leave unused."""
+    lease = scavenger.settings.lease
+    if any("gpu" in word for word in (lease.gres, *lease.options)):
+        return
+    try:
+        table, _, _ = scavenger.source.read(scavenger.settings.prefix)
+    except SchedulerError as error:
+        yield False, str(error)
+        return
+    named = set(_named(scavenger))
+    with_gpus = {name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres}
+    kinds = {gres for name, gres in with_gpus.items() if not named or not named.isdisjoint(table.partitions[name])}
+    if kinds:
+        yield True, (
+            f"Nodes have GPUs ({', '.join(sorted(kinds))}) and leases ask for none, so jobs may see none; if they should use them, set gres "
+            'in [scheduler.slurm], such as gres = "gpu:4".'
         )
 
 

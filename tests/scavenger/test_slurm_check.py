@@ -50,6 +50,13 @@ def test_what_would_not_work(slurm, config, partitions, words):
     assert any(words in sentence for sentence in found), found
 
 
+def test_gpus_that_leases_leave_unused(slurm):
+    slurm.tools.answers("sinfo", world.sinfo("preemptable|up|idle|(null)|gpu:a100:4(S:0-1)|n[1-8]|none"))
+    for lease, told in (({}, True), ({"gres": "gpu:4"}, False), ({"options": ("--gpus-per-node=4",)}, False)):
+        found = slurm.scavenger(lease=LeaseOptions(partition="preemptable", **lease)).check()
+        assert any("gpu:a100:4" in sentence for _, sentence in found) is told
+
+
 def test_a_refused_submission_is_told_in_slurms_words(slurm):
     slurm.tools.fails("sbatch", "sbatch: error: allocation failure: Invalid account or account/partition combination specified")
     [sentence] = troubles(slurm)

@@ -197,7 +197,7 @@ def _gpus(scavenger: SlurmScavenger) -> Iterator[Finding]:
     kinds = {gres for name, gres in with_gpus.items() if not named or not named.isdisjoint(table.partitions[name])}
     if kinds:
         yield True, (
-            f"Nodes have GPUs ({', '.join(sorted(kinds))}) and leases ask for none, so jobs may see none; if they should use them, set gres "
+            f"Nodes have GPUs ({', '.join(sorted(kinds))}) and leases ask for none, so jobs may see none; if they should, set gres "
             'in [scheduler.slurm], such as gres = "gpu:4".'
         )
 

@@ -26,20 +26,41 @@ _VALUE = rf"(?:{_STRING}|{_NUMBER}|true|false|null|\{{\s*\}}?|\[(?:\s*(?:{_STRIN
 _BAD_LINE = re.compile(rf'^([ \t]*"[^"\n]*"[ \t]*:)(?![ \t]*{_VALUE},?[ \t]*$)[ \t]*(.*)$', re.MULTILINE)
 _BROKEN_LINE = re.compile(r'\n(?![ \t]*(?:"[^"\n]*"[ \t]*[:,\]]|"[^"\n]*"[ \t]*$|[{}\[\]]|$))')
 """A line break inside a text: what follows does not look like a line of this format."""
+_POSITION = re.compile(r"\(byte (\d+)\)")
+SINGLE_REPAIRS = 10
+"""So many lines are mended one by one, which is quick; for more the whole text is."""
 _INSIDE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|"|[\x00-\x1f]')
 
 
 def decode(text: str, kind: type[T], command: str) -> T:
     """``text`` as a ``kind`` of msgspec's. Raises SchedulerError, with ``command`` named in it, when it is something else."""
-    try:
-        return msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass
+    data = text.encode("utf-8", "surrogateescape")
+    for _ in range(SINGLE_REPAIRS):
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            mended = _mend_at(data, str(error))
+        if mended is None:
+            break
+        data = mended
     try:
         return msgspec.json.decode(repair(text).encode("utf-8", "replace"), type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         said = f" ({shorten(str(error), 100)})" if text.strip() else ""
         raise SchedulerError(f'The answer of {command} cannot be understood: "{shorten(text, 120)}"{said}. Nothing was changed.') from None
+
+
+def _mend_at(data: bytes, complaint: str) -> bytes | None:
+    """``data`` with the line mended that the decoder complains of; None when that is not to be had so."""
+    where = _POSITION.search(complaint)
+    if where is None:
+        return None
+    begin = data.rfind(b"\n", 0, int(where[1])) + 1
+    end = data.find(b"\n", int(where[1]))
+    end = len(data) if end < 0 else end
+    line = data[begin:end].decode("utf-8", "replace")
+    mended = _BAD_LINE.sub(_mend, line)
+    return None if mended == line else data[:begin] + mended.encode("utf-8", "replace") + data[end:]
 
 
 def repair(text: str) -> str:

@@ -1,0 +1,145 @@
+"""What one poll of PBS costs MalleTrain: reading the answers, and finding the gaps, for machines of up to 10,000 nodes.
+
+    python -m benchmarks.pbs_poll [--nodes 10000] [--jobs 5000] [--json]
+
+The answers are made up in the form and with the attributes in which PBS prints them (one vnode a host, a third of them idle; waiting jobs
+of which two hundred have an expected start; running ones; one lease in ten nodes). ``repaired``: the same with one environment variable
+that PBS prints as no JSON, so that the answer of qstat is mended first. ``cpu``: the same in CPU time, for a machine that is busy
+otherwise. Not measured is what the commands themselves take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+
+from scavenger.gap_memory import GapMemory
+from scavenger.lease_script import PLACE
+from scavenger.pbs import PbsScavenger
+from scavenger.pbs_job import LeaseOptions
+from scavenger.pbs_parse import JobTable, RawNode, read_jobs, read_nodes
+from scavenger.pbs_settings import PbsSettings
+from scavenger.pbs_site import PbsSite, Queue
+from scavenger.rules import GapRules
+
+NOW = 1_800_000_000.0
+DATE = "Fri Jan 15 08:00:00 2027"
+
+
+def printed(kind: str, what: dict[str, object]) -> str:
+    """As cJSON prints it for PBS."""
+    whole = {"timestamp": int(NOW), "pbs_version": "23.06.06", "pbs_server": "pbs0", kind: what}
+    return json.dumps(whole, indent="\t", separators=(",", ":\t"))
+
+
+class Recorded:
+    """PBS's two answers, read anew at every poll."""
+
+    name = "recorded"
+
+    def __init__(self, nodes: int, jobs: int, seed: int, bad: bool = False) -> None:
+        rng = random.Random(seed)
+        names = [f"x{i:05d}" for i in range(1, nodes + 1)]
+        states = ("free", "job-exclusive", "job-exclusive", "offline", "down", "free", "resv-exclusive", "job-busy", "free")
+        made: dict[str, object] = {}
+        for i, name in enumerate(names):
+            state = "job-exclusive" if i % 10 == 0 else rng.choice(states)
+            node: dict[str, object] = {"Mom": f"{name}.hsn", "ntype": "PBS", "state": state, "pcpus": 64}
+            if state == "job-exclusive":
+                node["jobs"] = [f"{i}.pbs0"]
+            resources = {"arch": "linux", "host": name, "mem": "527672488kb", "ncpus": 64, "ngpus": 4, "gputype": "A100",
+                         "system": "site", "tier0": f"x{i // 14}", "tier1": f"g{i // 500}", "vnode": name}  # fmt: skip
+            assigned = {"accelerator_memory": "0kb", "mem": "0kb", "naccelerators": 0, "ncpus": 0, "ngpus": 0}
+            node |= {"resources_available": resources, "resources_assigned": assigned, "resv_enable": "True", "license": "l",
+                     "sharing": "default_shared", "last_state_change_time": int(NOW), "last_used_time": int(NOW)}  # fmt: skip
+            made[name] = node
+        self.pbsnodes = printed("nodes", made)
+        queue: dict[str, object] = {}
+        for number in range(jobs):
+            where = "+".join(f"({name}:ncpus=64)" for name in names[rng.randrange(nodes) :][: rng.randint(1, 40)])
+            expected = {"estimated": {"exec_vnode": where, "start_time": DATE}} if number < 200 else {}
+            queue[f"{number}.pbs0"] = self._job(f"job {number}", number, "Q", "prod", expected)
+        for number in range(jobs):
+            queue[f"{10**6 + number}.pbs0"] = self._job("other", number, "R", "prod", {"exec_vnode": "(x1:ncpus=64)", "run_count": 1})
+        for i in range(0, nodes, 10):
+            one = self._job(f"malletrain-t-l{i}", 1, "R", "preemptable", {"exec_vnode": f"({names[i]}:ncpus=64)", "run_count": 1})
+            one["Resource_List"] = {"select": f"1:host={names[i]}:ncpus=64"}
+            queue[f"{i}.lease"] = one | {"Job_Owner": "me@login"}
+        self.qstat = printed("Jobs", queue)
+        if bad:
+            self.qstat = self.qstat.replace('"OMP_NUM_THREADS":\t"8"', '"OMP_NUM_THREADS":\t008', 1)
+
+    @staticmethod
+    def _job(name: str, number: int, state: str, queue: str, more: dict[str, object]) -> dict[str, object]:
+        keys = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "WORKDIR", "SYSTEM", "QUEUE", "HOST")
+        variables = dict.fromkeys((f"PBS_O_{key}" for key in keys), "/some/where")
+        made: dict[str, object] = {"Job_Name": name, "Job_Owner": f"user{number % 97}@login", "job_state": state, "queue": queue}
+        texts = ("server", "Checkpoint", "Error_Path", "Hold_Types", "Join_Path", "Keep_Files", "Mail_Points", "Output_Path", "schedselect",
+                 "euser", "egroup", "project", "Submit_Host", "comment", "Submit_arguments")  # fmt: skip
+        made |= dict.fromkeys(texts, "pbs0:/home/user/job.o17 and the like")
+        made |= dict.fromkeys(("ctime", "mtime", "qtime", "etime"), DATE)
+        made |= {"Resource_List": {"ncpus": 64, "nodect": 1, "place": "scatter", "select": "1:system=site", "walltime": "01:00:00"}}
+        return made | {"substate": 42, "Variable_List": {**variables, "OMP_NUM_THREADS": "8"}} | more
+
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+        """As scavenger.pbs_source.Source."""
+        return read_nodes(self.pbsnodes), read_jobs(self.qstat, prefix)
+
+
+def measure(nodes: int, jobs: int, repeats: int = 11, seed: int = 1) -> dict[str, float]:
+    """Median milliseconds (wall, and CPU) of reading the nodes, the jobs, the jobs after a repair, of a whole poll, and of explaining every
+    node."""
+    source, bad = Recorded(nodes, jobs, seed), Recorded(nodes, jobs, seed, bad=True)
+    rules = GapRules(use_planned=True)
+    settings = PbsSettings(
+        tag="t", template=f"#!/bin/sh\n{PLACE}\n", user="me", rules=rules, idle_for_s=0.0, lease=LeaseOptions(queue="preemptable")
+    )
+    scavenger = PbsScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
+    queues = {name: Queue(name, True, True, True, priority) for name, priority in (("prod", 150), ("preemptable", 10))}
+    scavenger.site = PbsSite((23, 6), "23.06.06", "pbs0", queues=queues)
+    scavenger._site_at = NOW
+
+    def note(name: str, action) -> None:  # type: ignore[no-untyped-def]
+        wall, cpu = [], []
+        for _ in range(repeats):
+            began, cpu_began = time.perf_counter(), time.process_time()
+            action()
+            wall.append(time.perf_counter() - began)
+            cpu.append(time.process_time() - cpu_began)
+        found[name], found[f"{name}_cpu"] = 1000 * statistics.median(wall), 1000 * statistics.median(cpu)
+
+    found: dict[str, float] = {"node_count": nodes, "job_count": 2 * jobs, "mb": (len(source.pbsnodes) + len(source.qstat)) / 1e6}
+    note("nodes", lambda: read_nodes(source.pbsnodes))
+    note("jobs", lambda: read_jobs(source.qstat, "malletrain-t-"))
+    note("repaired", lambda: read_jobs(bad.qstat, "malletrain-t-"))
+    note("poll", scavenger.poll)
+    snapshot = scavenger.poll()
+    found["gaps"] = len(snapshot.gaps)
+    found["leases"] = len(snapshot.leases)
+    note("explain", lambda: list(snapshot.explanations))
+    return found
+
+
+def main() -> None:
+    """Print a table, or JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1000, 4600, 10_000])
+    parser.add_argument("--jobs", type=int, default=5000, help="waiting jobs, and as many running ones")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows = [measure(nodes, given.jobs) for nodes in given.nodes]
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    names = ("nodes", "jobs", "repaired", "poll", "explain")
+    print(f"{'nodes':>7} {'jobs':>7} {'MB':>6}" + "".join(f"{name + ' wall/cpu ms':>24}" for name in names))
+    for r in rows:
+        times = "".join(f"{r[name]:17.1f}/{r[name + '_cpu']:6.1f}" for name in names)
+        print(f"{r['node_count']:7.0f} {r['job_count']:7.0f} {r['mb']:6.1f}{times}")
+
+
+if __name__ == "__main__":
+    main()

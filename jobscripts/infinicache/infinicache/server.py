@@ -12,6 +12,7 @@ import inspect
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from infinicache.connection import CallFailed, Connection, ConnectionLost
@@ -84,24 +85,20 @@ class Server:
                 head["body"] = body
             answer = handler(**head)
             if inspect.iscoroutine(answer) or (delay := self.delay_s(op)) > 0:
-                work = answer if inspect.iscoroutine(answer) else _later(delay, answer)
-                task = self._loop.create_task(self._finish(connection, number, op, work))
+                task = self._loop.create_task(answer if inspect.iscoroutine(answer) else _later(delay, answer))
                 self._tasks[connection, number] = task
+                task.add_done_callback(partial(self._finished, connection, number, op))
                 return
         except Exception as error:
             self._answer(connection, number, _told(error, op))
             return
         self._answer(connection, number, answer)
 
-    async def _finish(self, connection: Connection, number: int, op: str, work: Any) -> None:
-        try:
-            answer = await work
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
-            answer = _told(error, op)
+    def _finished(self, connection: Connection, number: int, op: str, task: asyncio.Task[Any]) -> None:
         self._tasks.pop((connection, number), None)
-        self._answer(connection, number, answer)
+        if not task.cancelled():
+            error = task.exception()
+            self._answer(connection, number, _told(error, op) if error else task.result())
 
     @staticmethod
     def _answer(connection: Connection, number: int, answer: Any) -> None:
@@ -127,11 +124,11 @@ def _memory(head: dict[str, Any], length: int) -> Buffer:
     return bytearray(length)
 
 
-def _told(error: Exception, op: str) -> dict[str, Any]:
+def _told(error: BaseException, op: str) -> dict[str, Any]:
     if isinstance(error, Refusal):
         return {"error": str(error), "code": error.code}
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
     if not code:
-        log.exception("the request %s failed", op)
+        log.error("the request %s failed", op, exc_info=error)
         return {"error": f"The request {op} failed: {type(error).__name__}: {error}", "code": "refused"}
     return {"error": str(error), "code": code}

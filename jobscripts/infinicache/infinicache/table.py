@@ -8,6 +8,7 @@ cannot both have the last room.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,11 +18,12 @@ from infinicache.objects import Held, Shape, TooLarge, Unavailable
 
 @dataclass
 class Node:
-    """One cache node. ``reserved``: bytes placed there."""
+    """One cache node. ``reserved``: bytes placed there; ``held``: key → index of its chunk there (never two chunks of one object)."""
 
     capacity: int
     reserved: int = 0
     leaving: bool = False
+    held: dict[str, int] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
@@ -70,8 +72,7 @@ class Table:
         self.lost = 0
         """Objects lost with their nodes."""
         self.evicted = 0
-        self._clock: list[str] = []
-        self._hand = 0
+        self._clock: OrderedDict[str, None] = OrderedDict()
         self._rng = rng or random.Random()
 
     # --- nodes ---
@@ -83,13 +84,12 @@ class Table:
 
     def lose_node(self, address: str) -> tuple[list[Entry], list[Entry]]:
         """The node is gone with its chunks: the objects that are degraded, and those that are lost (and forgotten)."""
-        self.nodes.pop(address, None)
+        gone = self.nodes.pop(address, None)
         degraded, lost = [], []
-        for entry in list(self.objects.values()):
-            mine = [i for i, node in entry.at.items() if node == address]
-            for i in mine:
-                del entry.at[i]
-            if not mine or not entry.committed:
+        for key, index in gone.held.items() if gone else ():
+            entry = self.objects[key]
+            del entry.at[index]
+            if not entry.committed:
                 continue
             if entry.protection < 0:
                 lost.append(entry)
@@ -103,12 +103,11 @@ class Table:
         """A known node says anew what it holds: what is not there any more counts as lost, as in :meth:`lose_node`."""
         there = {(h.key, h.version): set(h.indices) for h in held}
         degraded, lost = [], []
-        for entry in list(self.objects.values()):
-            missing = [i for i, n in entry.at.items() if n == address and i not in there.get((entry.key, entry.version), ())]
-            if not missing or not entry.committed:  # a put may be under way
+        for key, index in list(self.nodes[address].held.items()):
+            entry = self.objects[key]
+            if index in there.get((key, entry.version), ()) or not entry.committed:  # a put may be under way
                 continue
-            for i in missing:
-                self.set_chunk(entry, i, None)
+            self.set_chunk(entry, index, None)
             if entry.protection < 0:
                 lost.append(entry)
                 self.remove(entry.key)
@@ -150,11 +149,10 @@ class Table:
             self.evicted += 1
             evicted.append(victim)
         self.newest = max(self.newest, version)
-        entry = Entry(key, version, shape, dict(enumerate(self._rng.sample(room, code.n))))
-        for node in entry.at.values():
-            self.nodes[node].reserved += share
-        self.objects[key] = entry
-        self._clock.append(key)
+        entry = self.objects[key] = Entry(key, version, shape)
+        self._clock[key] = None
+        for index, node in enumerate(self._rng.sample(room, code.n)):
+            self.set_chunk(entry, index, node)
         return entry
 
     def remove(self, key: str) -> Entry | None:
@@ -162,9 +160,11 @@ class Table:
         entry = self.objects.pop(key, None)
         if entry is None:
             return None
+        del self._clock[key]
         for node in entry.at.values():
             if node in self.nodes:
                 self.nodes[node].reserved -= entry.shape.share
+                del self.nodes[node].held[key]
         return entry
 
     def touch(self, entry: Entry) -> None:
@@ -172,20 +172,13 @@ class Table:
         entry.touched, entry.reads = True, entry.reads + 1
 
     def _victim(self) -> Entry | None:
-        """CLOCK: the first object that was not read since the hand last passed; entries that are gone are swept out on the way."""
-        for _ in range(2 * len(self._clock) + 1):
-            if not self._clock:
-                return None
-            self._hand %= len(self._clock)
-            entry = self.objects.get(self._clock[self._hand])
-            if entry is None:
-                self._clock.pop(self._hand)
-            elif entry.committed and not entry.touched:
-                self._clock.pop(self._hand)
+        """CLOCK: the first object that was not read since the hand last passed. The hand is the front of the queue."""
+        for _ in range(2 * len(self._clock)):
+            entry = self.objects[next(iter(self._clock))]
+            if entry.committed and not entry.touched:
                 return entry
-            else:
-                entry.touched = entry.touched and not entry.committed
-                self._hand += 1
+            entry.touched = entry.touched and not entry.committed
+            self._clock.move_to_end(entry.key)
         return None
 
     def set_chunk(self, entry: Entry, index: int, node: str | None) -> None:
@@ -193,9 +186,11 @@ class Table:
         before = entry.at.pop(index, None)
         if before in self.nodes:
             self.nodes[before].reserved -= entry.shape.share
+            del self.nodes[before].held[entry.key]
         if node is not None and node in self.nodes:
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
+            self.nodes[node].held[entry.key] = index
 
     # --- after a loss of this memory ---
 
@@ -215,7 +210,7 @@ class Table:
                     stale += [(node, h.key, entry.version) for node in entry.at.values()]
                 self.remove(h.key)
                 entry = self.objects[h.key] = Entry(h.key, h.version, h.shape, touched=False)
-                self._clock.append(h.key)
+                self._clock[h.key] = None
             for index in h.indices:
                 if index not in entry.at and address not in entry.at.values():
                     self.set_chunk(entry, index, address)
@@ -243,7 +238,9 @@ class Table:
 
     def drain(self, address: str) -> list[Move]:
         """What a leaver hands over, most valuable first: objects that its going would bring nearest to their end, then those read most."""
-        held = [(e, i) for e in self.objects.values() if e.committed for i, node in e.at.items() if node == address]
+        leaver = self.nodes.get(address)
+        held = [(self.objects[key], index) for key, index in leaver.held.items()] if leaver else []
+        held = [(e, i) for e, i in held if e.committed]
         held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
         moves, planned = [], dict.fromkeys(self.nodes, 0)
         for entry, index in held:
@@ -261,13 +258,15 @@ class Table:
         low, high = usable[0], usable[-1]
         gap = self.nodes[high].reserved - self.nodes[low].reserved
         best: tuple[Entry, int] | None = None
-        for entry in self.objects.values():
+        if gap <= slack * self.nodes[high].capacity:
+            return None
+        for key, index in self.nodes[high].held.items():
+            entry = self.objects[key]
             share = entry.shape.share
-            if not entry.committed or low in entry.at.values() or not slack * self.nodes[high].capacity < gap or 2 * share > gap:
+            if not entry.committed or key in self.nodes[low].held or 2 * share > gap or share > self.nodes[low].free:
                 continue
-            for index, node in entry.at.items():
-                if node == high and share <= self.nodes[low].free and (best is None or share > best[0].shape.share):
-                    best = (entry, index)
+            if best is None or share > best[0].shape.share:
+                best = (entry, index)
         return Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share) if best else None
 
     def _targets(self, entry: Entry, count: int, planned: dict[str, int] | None = None) -> list[str]:

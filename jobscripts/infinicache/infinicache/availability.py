@@ -1,0 +1,99 @@
+"""How likely an object is lost. Pure.
+
+When r of N nodes go at once and an object has its n chunks on n random distinct nodes, the number of chunks that go is hypergeometric,
+and the object is lost when more than p go (the model of InfiniCache, Wang et al., FAST 2020, here for any code). Over a trace, where losses
+follow each other and repair takes time, :func:`monte_carlo` follows single objects.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb
+
+
+def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
+    """P(more than ``spare`` of an object's ``chunks`` are on the ``gone`` of ``nodes`` nodes).
+
+    Raises ValueError when there are more chunks than nodes.
+    """
+    if not 0 <= chunks <= nodes or not 0 <= gone <= nodes:
+        raise ValueError(f"{chunks} chunks on distinct nodes and {gone} of them gone do not fit {nodes} nodes.")
+    ways = sum(comb(chunks, k) * comb(nodes - chunks, gone - k) for k in range(spare + 1, min(chunks, gone) + 1))
+    return ways / comb(nodes, gone)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to the pool at ``time`` (seconds): nodes that join, and nodes that are lost without notice."""
+
+    time: float
+    joined: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def monte_carlo(
+    changes: Sequence[Change], chunks: int, spare: int, *, life_s: float, repair_s: float, trials: int, rng: random.Random
+) -> tuple[float, float]:
+    """The share of objects lost within ``life_s`` after they were put at a random moment, and its standard error.
+
+    A lost chunk is made anew ``repair_s`` later on a random other node, if the object still lives then. Moments at which the pool has too
+    few nodes are not drawn.
+    """
+    pools: list[frozenset[str]] = []
+    pool: frozenset[str] = frozenset()
+    for change in changes:
+        pool = (pool | set(change.joined)) - set(change.lost)
+        pools.append(pool)
+    usable = [i for i, members in enumerate(pools[:-1]) if len(members) >= chunks]
+    if not usable:
+        return float("nan"), float("nan")
+    spans = [changes[i + 1].time - changes[i].time for i in usable]
+    lost = 0
+    for start in rng.choices(usable, weights=spans if sum(spans) > 0 else None, k=trials):
+        lost += _is_lost(changes, pools, start, chunks, spare, life_s, repair_s, rng)
+    share = lost / trials
+    return share, (share * (1 - share) / trials) ** 0.5
+
+
+def _is_lost(
+    changes: Sequence[Change],
+    pools: Sequence[frozenset[str]],
+    start: int,
+    chunks: int,
+    spare: int,
+    life_s: float,
+    repair_s: float,
+    rng: random.Random,
+) -> bool:
+    born = rng.uniform(changes[start].time, changes[start + 1].time)
+    at = set(rng.sample(sorted(pools[start]), chunks))
+    repairs: list[float] = []
+    for i in range(start + 1, len(changes)):
+        change = changes[i]
+        if change.time > born + life_s:
+            return False
+        while repairs and repairs[0] <= change.time:
+            room = sorted(pools[i - 1] - at)
+            if not room:
+                break
+            repairs.pop(0)
+            at.add(rng.choice(room))
+        gone = at.intersection(change.lost)
+        at -= gone
+        repairs += [change.time + repair_s] * len(gone)
+        if len(at) < chunks - spare:
+            return True
+    return False
+
+
+def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -> float:
+    """How many of ``objects`` (chunks there are, how many of them it can do without) are expected to be lost with ``gone`` of ``nodes``."""
+    known: dict[tuple[int, int], float] = {}
+    total = 0.0
+    for chunks, spare in objects:
+        if (chunks, spare) not in known:
+            known[chunks, spare] = loss_probability(nodes, chunks, spare, gone)
+        total += known[chunks, spare]
+    return total

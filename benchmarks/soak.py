@@ -130,7 +130,7 @@ def strike(soak: Soak, dice: random.Random) -> str:
         soak.shrink(dice.randint(1, max(1, soak.nodes - 2)))
         return "shrink"
     victims: list[tuple[psutil.Process, int]] = []
-    if len(workers) < FEWEST and dice.random() < 0.9:
+    if len(workers) < FEWEST and dice.random() < 0.5:
         return "spared"
     if kind == "worker" and workers:
         victims = [(dice.choice(workers), signal.SIGKILL)]

@@ -60,6 +60,11 @@ def histories(found: Iterable[Record]) -> tuple[dict[int, list[Record]], list[in
     return final, repeated
 
 
+def _follows_a_snapshot(next_step: list[Record], by_worker: dict[str, list[int]]) -> bool:
+    """Whether everybody who did ``next_step`` was new then."""
+    return bool(next_step) and all(min(by_worker[r["worker"]]) == r["step"] for r in next_step)
+
+
 def examine(found: list[Record]) -> dict[str, Any]:
     """The figures of a soak; ``broken`` names the promises that were not kept."""
     final, repeated = histories(found)
@@ -74,13 +79,17 @@ def examine(found: list[Record]) -> dict[str, Any]:
     by_worker: dict[str, list[int]] = defaultdict(list)
     for record in found:
         by_worker[record["worker"]].append(record["step"])
+    # A worker may be killed between its snapshot and its line here: then only newcomers go on, from that snapshot.
+    missing = [
+        s for s in range(1, steps[-1] if steps else 0) if s not in final and not _follows_a_snapshot(final.get(s + 1, []), by_worker)
+    ]
     leaps = [b - a for walked in by_worker.values() for a, b in itertools.pairwise(walked)]
     whole = [s for s in steps if {r["size"] for r in final[s]} == {len(final[s])}]
     promises = {
         "states drifted apart": len(drifted),
         "samples other than the step's": len(wrong),
         "steps counted in two rounds": len(split) + len(twice),
-        "steps missing": steps[-1] - len(steps) if steps else 0,
+        "steps missing": len(missing),
         "survivors that went back": sum(leap < 1 for leap in leaps),
         "survivors that skipped more than the step in progress": sum(leap > 2 for leap in leaps),
     }

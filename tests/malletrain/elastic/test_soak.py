@@ -1,0 +1,58 @@
+"""The soak in short: a fixed number of changes with a fixed seed on the embedded cluster, and the account that must notice what is wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from benchmarks import soak
+from benchmarks.soak_account import BATCH, SAMPLES, SEED, examine
+from malletrain import ElasticSampler
+
+
+@pytest.mark.timeout(300)
+def test_changes_at_random_moments_break_no_promise(tmp_path):
+    try:
+        found = soak.run(tmp_path, changes=14, nodes=3, seed=3, limit_s=240.0, every_s=0.6)
+    except soak.SoakError as error:
+        raise AssertionError(f"{error}\n{soak.last_words(tmp_path)}") from error
+    assert found["broken"] == {}
+    assert found["rounds_trained"] >= 14
+    assert len(found["world_sizes"]) > 1
+
+
+def walked(steps, size, generation, digest="same"):
+    """What ``size`` workers write down of ``steps`` when all is well."""
+    found = []
+    for rank in range(size):
+        sampler = ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=SEED, rank=rank, world_size=size, max_world_size=8)
+        for step in steps:
+            sampler.set_position(0, (step - 1) * BATCH)
+            record = {"step": step, "generation": generation, "rank": rank, "size": size, "epoch": 0, "digest": digest}
+            found.append({**record, "seen": next(iter(sampler)), "samples": step * BATCH, "worker": f"w{rank}"})
+    return found
+
+
+def test_the_account_of_a_good_run_is_clean():
+    found = [*walked(range(1, 6), 2, 1), *walked(range(6, 9), 3, 2), *walked(range(9, 12), 1, 3)]
+    told = examine(found)
+    assert told["broken"] == {}
+    assert (told["steps"], told["rounds_trained"], told["world_sizes"]) == (11, 3, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("promise", "change"),
+    [
+        ("states drifted apart", lambda found: found[0].update(digest="other")),
+        ("samples other than the step's", lambda found: found[0]["seen"].reverse()),
+        ("steps missing", lambda found: found.__delitem__(slice(None, None)) or found.extend([*walked([1], 1, 1), *walked([3], 1, 1)])),
+        ("survivors that went back", lambda found: found.extend(walked([5], 2, 2))),
+        ("survivors that skipped more than the step in progress", lambda found: found.extend(walked([9], 2, 2))),
+        ("steps counted in two rounds", lambda found: found.append({**copy.deepcopy(found[0]), "worker": "w9"})),
+    ],
+)
+def test_the_account_notices_what_is_wrong(promise, change):
+    found = walked(range(1, 6), 2, 1)
+    change(found)
+    assert promise in examine(found)["broken"]

@@ -54,13 +54,15 @@ PATIENCE_WITH_PEERS = 3.0
 @dataclass(frozen=True)
 class RoundSettings:
     """Time limits in seconds. ``warmup_s``: for joiners to come up while the others train, or nobody can without them; ``warmup_broken_s``:
-    while those that could train stand still; ``verdict_s``: how long a failure waits for the news that a node was lost."""
+    while those that could train stand still; ``verdict_s``: how long a failure waits for the news that a node was lost; ``linger_s``: how long
+    nodes that the main scheduler wants back wait for joiners without whom the job cannot go on."""
 
     warmup_s: float = 60.0
     warmup_broken_s: float = 15.0
     drain_s: float = 10.0
     join_s: float = 60.0
     verdict_s: float = 2.5
+    linger_s: float = 1.0
 
 
 class Stage(str, Enum):
@@ -109,9 +111,10 @@ class JobRounds:
         self.drain_s = self.settings.drain_s if within_s is None else max(0.2, min(self.settings.drain_s, within_s * 0.6))
         self._hurry_s = None
         if within_s is not None and not set(self.members) <= set(self.target):
-            # Without enough survivors nobody trains until the joiners are there: then the time that is left is better trained in.
+            # Without enough survivors nobody trains until the joiners are there. They get a moment to come up; no longer, because the main
+            # scheduler's job waits for the node.
             enough = len(self._survivors()) >= self.min_nodes
-            self._hurry_s = 0.0 if enough else max(0.0, within_s * 0.9 - self.drain_s)
+            self._hurry_s = 0.0 if enough else max(0.0, min(self.settings.linger_s, within_s * 0.9 - self.drain_s))
         sound = not self.lost_member and not self._bad()
         actions = self._release(n for n in sorted(self._assigned) if n not in self.target and n not in self.members)
         for node in self.target:

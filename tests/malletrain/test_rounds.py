@@ -247,12 +247,12 @@ def test_a_joiner_that_is_ready_in_time_takes_part_at_once():
     assert r.drained("a", 1, 111.0)[:2] == [SendRelease("b"), SaveRound(2, ("a", "c"))]
 
 
-def test_without_enough_survivors_the_job_trains_on_while_it_can_and_saves_in_time():
+def test_without_enough_survivors_the_job_gives_the_joiners_a_moment_and_saves_in_time():
     r = running("a", "b", low=2)
     assert r.move(("a", "c"), 110.0, within_s=20.0) == [SendAssign("c")]
-    assert r.next_wakeup() == 118.0
-    assert r.tick(118.0) == [SendDrain("a", 1, 1)]
-    assert r.drained("a", 1, 119.0) == [SendRelease("b")]
+    assert r.next_wakeup() == 111.0
+    assert r.tick(111.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 112.0) == [SendRelease("b")]
     assert r.stage is Stage.WARMING
     assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
@@ -260,9 +260,9 @@ def test_without_enough_survivors_the_job_trains_on_while_it_can_and_saves_in_ti
 def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
     r = running("a")
     assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
-    assert r.next_wakeup() == 113.0
-    assert r.tick(113.0) == [SendDrain("a", 1, 1)]
-    assert r.drained("a", 1, 114.0) == [SendRelease("a")]
+    assert r.next_wakeup() == 111.0
+    assert r.tick(111.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 112.0) == [SendRelease("a")]
     assert says(r, 120.0, "ready", "b") == [SaveRound(2, ("b",)), SendRound("b", 2, 0, 1, None)]
 
 

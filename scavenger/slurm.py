@@ -180,10 +180,12 @@ class SlurmScavenger:
 
     def _interval(self, view: _View, took_s: float) -> float:
         """Several polls in a backfill cycle, so that a gap is seen soon after its turn; every second or two while Slurm takes nodes back.
-        At most a tenth of the time goes into asking."""
+        At most a tenth of the time goes into asking, then at most a third."""
         cycle = view.site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S
         usual = max(self.settings.poll_interval_s, min(cycle / 4, 30.0))
-        return max(min(usual, HOLD_POLL_S) if view.rules.hold or self._lacking_since else usual, 10 * took_s)
+        if view.rules.hold or self._lacking_since:
+            return max(min(usual, HOLD_POLL_S), 3 * took_s)
+        return max(usual, 10 * took_s)
 
     def _room(self, active: int, now: float) -> tuple[int, str] | None:
         """How many more leases there may be, if that is limited at all."""

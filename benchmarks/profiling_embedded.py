@@ -63,7 +63,8 @@ class Difference:
 class Outcome:
     """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S seconds without a profile.
 
-    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the two halves of the exhaustive one.
+    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the two halves of the exhaustive one;
+    ``same_law``: from the profile's curve and the law that the model job follows.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Outcome:
     plans: int
     same: int
     same_again: int
+    same_law: int
     differences: list[Difference]
     profile: dict[int, float]
     exhaustive: dict[int, float]
@@ -102,6 +104,7 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
     serial, parallel = MODELS[model]
     law = ScalingCurve.of((k, BATCH / (serial + parallel / k)) for k in exhaustive)
     plans, differences = _compare(ScalingCurve.of(bids), _bids(exhaustive), law, nodes)
+    _, wrong = _compare(ScalingCurve.of(bids), law, law, nodes)
     _, noise = _compare(*(_bids({k: both[i] for k, both in halves.items()}) for i in (0, 1)), law, nodes)
     return Outcome(
         model,
@@ -114,6 +117,7 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
         plans,
         plans - len(differences),
         plans - len(noise),
+        plans - len(wrong),
         differences,
         curve,
         exhaustive,
@@ -196,12 +200,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     outcomes = [run(options.nodes, options.seconds, model) for model in options.model or MODELS]
-    print("model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  twice exhaustive  load")
+    head = "model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  twice exhaustive"
+    print(f"{head}  true plans  load")
     for o in outcomes:
         visited = ",".join(map(str, o.visited))
         print(
             f"{o.model:9} {visited:18} {o.scale_ups:9}  {o.seconds:5.1f} s  {o.lost:13,.0f}  {o.share:13.1%}  {o.worst_error:11.1%}"
-            f"  {o.same:>4} of {o.plans}  {o.same_again:>10} of {o.plans}  {o.load:.1f}"
+            f"  {o.same:>4} of {o.plans}  {o.same_again:>10} of {o.plans}"
+            f"  {o.same_law:>4} of {o.plans}  {o.load:.1f}"
         )
         for d in o.differences:
             sizes = f"{d.profile} by the profile, {d.exhaustive} exhaustively"

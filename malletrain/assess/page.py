@@ -16,7 +16,8 @@ _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
 h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #ddd}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,th{padding:.25rem .6rem;border-bottom:1px solid #eee}
-th{text-align:left;font-weight:600}td.n,th.n{text-align:right}svg{width:100%;height:auto}.lead{font-size:1.15rem}
+th{text-align:left;font-weight:600}tr>th:first-child{white-space:nowrap}td.n,th.n{text-align:right}
+svg{width:100%;height:auto}.lead{font-size:1.15rem}
 .note{color:#555;font-size:.9rem}code{background:#f4f4f4;padding:0 .2rem}
 """
 

@@ -26,9 +26,11 @@ def idle_over_time(report: GapReport) -> str:
     hours = [h for h, *_ in report.over_time]
     unit, name = (24.0, "days") if report.hours > 72 else (1.0, "hours")
     at = [h / unit for h in hours]
-    axes.fill_between(at, [a for _, a, _, _ in report.over_time], [b for *_, b in report.over_time], color=SKY, alpha=0.5, linewidth=0)
-    axes.plot(at, [m for _, _, m, _ in report.over_time], color=BLUE, linewidth=1.0)
+    low, high = [a for _, a, _, _ in report.over_time], [b for *_, b in report.over_time]
+    axes.fill_between(at, low, high, color=SKY, alpha=0.5, linewidth=0, label="from least to most")
+    axes.plot(at, [m for _, _, m, _ in report.over_time], color=BLUE, linewidth=1.0, label="mean")
     axes.set(xlabel=f"{name} since the begin", ylabel="idle nodes", xlim=(0, report.hours / unit), ylim=(0, None))
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return _svg(figure, "Idle nodes over time: mean and span of each piece of the observation")
 
 
@@ -53,7 +55,7 @@ def use_over_time(case: Case) -> str:
     axes.fill_between(at, [idle for _, idle, _ in case.series], color=GREY, linewidth=0, step="post", label="idle")
     axes.fill_between(at, [held for _, _, held in case.series], color=GREEN, linewidth=0, step="post", label="with a training job")
     axes.set(xlabel=f"{name} simulated", ylabel="nodes", xlim=(0, max(at, default=1.0)), ylim=(0, None))
-    axes.legend(frameon=False, loc="upper right")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return _svg(figure, "Idle nodes and nodes with a training job over the simulated time")
 
 

@@ -23,14 +23,13 @@ from malletrain import progress, rng, snapshot_file
 from malletrain.local_channel import Capable, Drained, FlagsReader, SnapshotTaken
 from malletrain.sampler import rank_and_world
 from malletrain.snapshot_file import SnapshotError
+from malletrain.standstill import stand_still
 
 __all__ = ["Snapshot", "SnapshotError"]
 
 STAND_STILL_S = 60.0
 SHARED_FOLDER_WAIT_S = 30.0
 _RETRY_S = 60.0
-_RESEND_S = 0.5
-_POLL_S = 0.005
 
 # What the person at the keyboard can do, by the disk's reason.
 _ADVICE = {
@@ -347,21 +346,8 @@ class Snapshot:
         self._stand_still(number)
 
     def _stand_still(self, number: int) -> None:
-        flags = self._flags
-        assert flags is not None
-        deadline = time.monotonic() + STAND_STILL_S
-        repeat = 0.0
-        while number and time.monotonic() < deadline:
-            if time.monotonic() >= repeat:  # again and again: the datagram may be lost, the launcher waits for it
-                progress.send(Drained, number=number, saved=True)
-                repeat = time.monotonic() + _RESEND_S
-            time.sleep(_POLL_S)
-            latest = flags.drain_request()
-            if latest != number:  # taken back, or asked again: what is on disk still is the state of this moment
-                number, repeat = latest, 0.0
-                self._served = latest or self._served
-        if number:
-            progress.tell(f"Stood still for {STAND_STILL_S:.0f} s after a snapshot on demand, but nobody came; training goes on.")
+        assert self._flags is not None
+        self._served = stand_still(self._flags, number, STAND_STILL_S)
         self._due = time.monotonic() + self.every_s
 
 

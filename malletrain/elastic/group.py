@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -97,6 +98,8 @@ class CheckIn:
             elif store.get("signature").decode() != self._signature:
                 self.unfit = True
                 return
+            if store.add(f"here/{self.place.rank}", 1) > 1:
+                return  # another process had this place and died; the round cannot be formed any more
             if store.add("here", 1) == self.place.size:
                 store.set("all", "1")
             self._store = store
@@ -193,7 +196,15 @@ class Group:
         before = _sockets()
         backend = "cpu:gloo,cuda:nccl" if cuda and dist.is_nccl_available() else "gloo"
         options: dict[str, Any] = {} if store is None else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
-        dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
+        hook = sys.excepthook
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
+        except BaseException:
+            # torch numbers groups and counts one that came to nothing; under another number nobody would find the next one's keys.
+            dist.distributed_c10d._world.group_count = 0
+            raise
+        finally:
+            sys.excepthook = hook  # torch wraps it once more for every group
         self._held, self._nccl = dist.distributed_c10d._get_default_group(), "nccl" in backend
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from peers may come in later.

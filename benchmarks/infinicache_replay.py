@@ -5,12 +5,12 @@
 Placement, eviction, repair and drains are the product's own (infinicache.table); what is modelled is time: a joiner is there after 5 s,
 repair and drains take as long as the bytes they move, a lost or evicted object is put again by the next get (a miss). The nodes come and
 go as on Summit (../shared/data/summit_idle_week1.csv.gz, from its second day on); the pool takes idle nodes, the first that come, up to its
-limit. Preemption is with 30 s of notice, or without notice for one in ten or for all. Requests: two real traces
+limit. Preemption is with 30 s of notice, or without notice for one in ten or for all; and for comparison never. Requests: two real traces
 (../shared/data/cache_trace/), and a synthetic one like a registry of container images: log-uniform sizes over nine orders of magnitude with
 20 % above 10 MB, Zipf popularity.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says how many objects should be lost; the sum
-over the trace stands beside how many were.
+over the trace stands beside how many were. It takes the nodes that are lost for random ones, which those of a real machine are not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ START_S = 86400.0
 JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
 MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
 """Repair of the pool (the product's default), and what one node can hand over."""
-NOTICE = {"30 s of notice": 0.0, "1 in 10 without": 0.1, "all without": 1.0}
+PREEMPTION = ("never", "30 s of notice", "1 in 10 without", "all without", "random nodes, without")
+"""How nodes are taken. ``never``: the best that this memory could do. ``random nodes``: as many as in the trace at the same times, but others,
+as the hypergeometric model has it."""
+SUDDEN = {"1 in 10 without": 0.1, "all without": 1.0, "random nodes, without": 1.0}
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Replay:
 
     memory: int
     limit: int
-    sudden: float
+    preemption: str
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
     def __post_init__(self) -> None:
@@ -147,10 +150,15 @@ class Replay:
 
     def take(self, nodes: list[str]) -> None:
         """These nodes are busy from now on; those with notice have handed over what the time allowed."""
+        if self.preemption == "never" and self.table.nodes:
+            return
+        mine = [n for n in nodes if n in self.table.nodes]
+        if self.preemption.startswith("random"):
+            mine = self.rng.sample(sorted(self.table.nodes), len(mine))
+            nodes = [*(n for n in nodes if n not in self.table.nodes), *mine]
         for node in nodes:
             self.idle.pop(node, None)
-        mine = [n for n in nodes if n in self.table.nodes]
-        sudden = [n for n in mine if self.rng.random() < self.sudden]
+        sudden = [n for n in mine if self.rng.random() < SUDDEN.get(self.preemption, 0.0)]
         for node in mine:
             if node in sudden:
                 continue
@@ -201,10 +209,10 @@ class Replay:
 
 
 def run(
-    requests: list[Request], idle: traces.Trace, seconds: float, memory: int, limit: int, sudden: float
+    requests: list[Request], idle: traces.Trace, seconds: float, memory: int, limit: int, preemption: str
 ) -> tuple[Replay, dict[str, Any]]:
     """Replay; what came of it."""
-    replay = Replay(memory, limit, sudden)
+    replay = Replay(memory, limit, preemption)
     events: list[tuple[float, int, Any]] = [(r.time, 1, r) for r in requests]
     node_events: list[tuple[float, int, Any]] = []
     pending: list[str] = []
@@ -273,10 +281,10 @@ def main() -> None:
     for name in options.requests.split(","):
         seconds = min(options.hours * 3600, 7200.0) if name == "cloudphysics" else options.hours * 3600
         requests = REQUESTS[name](seconds)
-        for notice, sudden in NOTICE.items():
-            replay, found = run(requests, idle, seconds, int(options.memory_gb * 1e9), options.nodes, sudden)
-            rows.append({"requests": name, "preemption": notice, **found})
-            if sudden == 1.0 and name != "cloudphysics":
+        for preemption in PREEMPTION:
+            replay, found = run(requests, idle, seconds, int(options.memory_gb * 1e9), options.nodes, preemption)
+            rows.append({"requests": name, "preemption": preemption, **found})
+            if preemption == "all without" and name != "cloudphysics":
                 sure = replay.changes
     model = []
     for code in (Code(10, 0), Code(10, 1), Code(10, 2), Code(4, 2), Code(20, 4)):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from infinicache import Cache
 
-from malletrain.cli.jobspec import build
 from tests.integration.embedded import site
 
 pytestmark = pytest.mark.timeout(240)
@@ -22,9 +23,15 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
     with site(tmp_path, nodes=5) as s:
         value = tmp_path / "value.toml"
         value.write_text("[value]\n3 = 10\n5 = 20.0\n")
-        spec = build(str(HOME / "serve.py"), ("--memory", "200M"), name="cache", service=True, value=value, workdir=str(s.work))
-        with s.client() as client:
-            job = client.submit(spec).id
+        environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(s.state), "PYTHONPATH": str(HOME)}
+
+        def command(*words):
+            run = subprocess.run([sys.executable, "-m", *words], env=environment, cwd=s.work, capture_output=True, text=True)
+            assert run.returncode == 0, run.stderr
+            return run.stdout
+
+        command("malletrain", "submit", "--service", "--value", str(value), str(HOME / "serve.py"), "--memory", "200M")
+        job = "serve"
 
         def addresses():
             with s.client() as client:
@@ -38,10 +45,9 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
         with Cache(list(members.values()), key, code=(3, 2)) as cache:
             for name, data in objects.items():
                 assert cache.put(name, data).protection == 2
-            proxy = next(node for node, address in members.items() if address == next(iter(members.values())))
-            nodes = sorted(members)
-            s.agents()[nodes[1]].send_signal(signal.SIGTERM)  # with notice: it drains
-            s.until(lambda: members[nodes[1]] not in addresses()[0].values(), "it has left")
+            proxy, leaver = list(members)[:2]
+            s.agents()[leaver].send_signal(signal.SIGTERM)  # with notice: it drains
+            s.until(lambda: members[leaver] not in addresses()[0].values(), "it has left")
             assert {k: cache.get(k) for k in objects} == objects
             s.agents()[proxy].kill()  # without: the proxy too, whose memory another one makes anew
             s.until(lambda: members[proxy] not in addresses()[0].values(), "it is lost")
@@ -52,6 +58,10 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
                 pid = next(p.pid for p in s.workers(HOME / "serve.py") if _listens(p, int(address.rpartition(":")[2])))
                 os.kill(pid, signal.SIGKILL)
             assert {k: cache.get(k) for k in objects} == objects
+        (s.work / "a file").write_bytes(objects["object 4"])
+        assert "2 nodes may be lost" in command("infinicache.cli", "--job", job, "put", "from the shell", "a file")
+        command("infinicache.cli", "--job", job, "get", "from the shell", "a copy")
+        assert (s.work / "a copy").read_bytes() == objects["object 4"]
         with Cache(list(addresses()[0].values()), b"guessed", timeout_s=1.0) as stranger, pytest.raises(RuntimeError):
             stranger.get("object 1")
 

@@ -34,12 +34,11 @@ from scavenger.pbs_state import (
     by_host,
     describe,
     ended_because,
-    is_suspended,
+    is_taken_back,
     lease_of,
     lost_because,
     own_jobs,
     terminated_by,
-    was_requeued,
 )
 from scavenger.pbs_submit import Submitter
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
@@ -210,8 +209,7 @@ class PbsScavenger:
     def _hold(self, own: Mapping[str, Job], site: PbsSite, rules: GapRules, now: float) -> str:
         """Why no lease may be asked for now; empty when they may."""
         for lease_id, job in own.items():
-            back = is_suspended(job) or was_requeued(job) or terminated_by(job) == "Scheduler"
-            if lease_id not in self._given_up and back and job.state not in ENDED_STATES:
+            if lease_id not in self._given_up and job.state not in ENDED_STATES and is_taken_back(job):
                 self._taken.mark(now)
         queue = self.settings.lease.queue
         known = site.queues.get(queue)

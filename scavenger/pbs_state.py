@@ -39,6 +39,8 @@ ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
 SUSPENDED_SUBSTATES = frozenset({43, 45})
 """Suspended by request (qsig) and by the scheduler; the state may still say R for a moment."""
+RERUN_SUBSTATES = frozenset({60, 61, 62, 63})
+"""It is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the three after it): it has had its signal and runs still."""
 _TERMINATED = re.compile(r"terminated by ([^\s@]+)")
 
 Host = Sequence[tuple[str, RawNode]]
@@ -84,6 +86,11 @@ def terminated_by(job: Job) -> str:
     return match[1] if match else ""
 
 
+def is_taken_back(job: Job) -> bool:
+    """Whether the scheduler is ending it, or has suspended or requeued it."""
+    return terminated_by(job) == "Scheduler" or job.substate in RERUN_SUBSTATES or is_suspended(job) or was_requeued(job)
+
+
 def is_suspended(job: Job) -> bool:
     """Whether its processes are stopped."""
     return job.state in SUSPENDED_STATES or (job.state == "R" and job.substate in SUSPENDED_SUBSTATES)
@@ -109,8 +116,9 @@ def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
         return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
     if job.state in PENDING_STATES:
         return Lease(lease_id, job.id, LeaseState.PENDING, job.host, job.comment)
-    if job.state == "E" or (by := terminated_by(job)):
-        reason = "it is ending" if job.state == "E" else "preempted" if by == "Scheduler" else f"it was deleted by {by}"
+    by = terminated_by(job)
+    if job.state == "E" or by or job.substate in RERUN_SUBSTATES:
+        reason = "preempted" if is_taken_back(job) else f"it was deleted by {by}" if by else "it is ending"
         return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
 

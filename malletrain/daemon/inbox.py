@@ -112,8 +112,10 @@ class Inbox:
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
-            if new and row.state == "leaving" and hello.leaving_in_s is None:
-                # The job of a preempted lease was requeued and has begun again; its node was the main scheduler's to take.
+            if row.state == "leaving" and hello.leaving_in_s is None:
+                # Not the agent that was told to leave: the job of its lease was requeued and has begun again.
+                if agent is not None:
+                    self.lost(agent, "its lease has begun again")
                 core.transmit(peer, wire.Goodbye("This lease has left."))
                 return
             if agent is None:

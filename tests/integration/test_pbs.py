@@ -136,3 +136,20 @@ def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
         (site.work / "stop").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
         site.pbs.edit(lambda state: state["jobs"][main].update(delete=True))
+
+
+def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
+    with pbs_site(tmp_path, hosts=1, preempt_order="R") as site:
+        job = site.submit(site.script("steady.py", STEADY), nodes=(1, 1))
+        site.until(lambda: len(site.job(job).nodes) == 1, "the job runs")
+        site.until_samples(job, 20)
+        [old] = site.pbs.leases().values()
+        site.pbs.tools.fails("qstat", "qstat: cannot connect to server pbs0")  # so that only the agent itself can give it away
+        site.pbs.submit("exit 0")
+        said = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
+        site.until(lambda: "This lease has left" in said.read_text(), "the agent that begins again hears that it is not wanted")
+        site.pbs.works("qstat")
+        site.until(lambda: len(site.job(job).nodes) == 1, "a lease of the day after")
+        site.until_samples(job, site.job(job).samples + 20)
+        (site.work / "stop").touch()
+        assert site.until_state(job, "completed", "failed").state == "completed"

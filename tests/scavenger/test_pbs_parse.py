@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from scavenger.interface import LeaseState, SchedulerError
-from scavenger.pbs_parse import RawNode, read_duration, read_jobs, read_nodes, read_reservations, read_time, vnodes_of
+from scavenger.pbs_parse import Job, RawNode, read_duration, read_jobs, read_nodes, read_reservations, read_time, vnodes_of
 from scavenger.pbs_site import read_site
-from scavenger.pbs_state import Reading, by_host, describe, ended_because, lease_of, lost_because, terminated_by
+from scavenger.pbs_state import Reading, by_host, describe, ended_because, is_taken_back, lease_of, lost_because, terminated_by
 
 RECORDED = Path(__file__).parents[3] / "shared" / "pbs" / "outputs"
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="needs the recordings of a real PBS")
@@ -62,6 +62,34 @@ def test_recorded_preemptions():
     assert ended_because(ended["3.pbs0"]) == "it was deleted by root"
     assert ended["0.pbs0"].exit == 271
     assert lost_because(ended["3.pbs0"]) == "the main scheduler requeued it"
+
+
+def job(state="R", substate=42, comment="", runs=1):
+    return Job("1.s", "malletrain-t-l1", "me", state, substate, "q", 0.0, None, (), ("a",), "a", comment, runs, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "lease_state", "leaving", "reason", "taken", "lost"),
+    [
+        (job(), "running", False, "", False, ""),
+        (job("Q", 10, runs=0), "pending", False, "", False, ""),
+        (job("H", 20, runs=0), "pending", False, "", False, "it is held"),
+        (job("E", 51), "running", True, "it is ending", False, ""),
+        (job(comment="Job run at x and terminated by Scheduler@s"), "running", True, "preempted", True, ""),
+        (job(comment="Job run at x and terminated by root@s"), "running", True, "it was deleted by root", False, ""),
+        (job(substate=60), "running", True, "preempted", True, ""),
+        (job("S", 45), "running", False, "", True, "the main scheduler suspended it"),
+        (job("R", 43), "running", False, "", True, "the main scheduler suspended it"),
+        (job("Q", 10, runs=1), "pending", False, "", True, "the main scheduler requeued it"),
+        (job(runs=2), "running", False, "", True, "the main scheduler requeued it"),
+        (job("F", 92), "ended", False, "it ended", False, ""),
+    ],
+)
+def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
+    lease = lease_of("l1", given, 100.0, 8.0)
+    assert (lease.state.value, lease.leaving_by, lease.reason) == (lease_state, 108.0 if leaving else None, reason)
+    assert is_taken_back(given) is taken
+    assert lost_because(given) == lost or lease_state == "ended"
 
 
 @recorded

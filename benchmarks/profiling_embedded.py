@@ -1,6 +1,6 @@
 """What a profile costs on the embedded cluster, and whether the allocation made from it is the right one.
 
-    python -m benchmarks.profiling_embedded [--nodes 6] [--seconds 75] [--json FILE]
+    python -m benchmarks.profiling_embedded [--nodes 6] [--seconds 75] [--donor] [--json FILE]
 
 For each model job (its step sleeps ``serial + parallel / workers``, so that it scales as Amdahl's law says although all virtual nodes share
 one machine):
@@ -10,6 +10,9 @@ one machine):
 * each size by itself, without a profile: the exhaustively measured curve, in two halves;
 * the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's curve and from the exhaustive one; and,
   to see what the measurement itself leaves open, from the two halves of the exhaustive one. Plans that differ are printed.
+
+With ``--donor`` instead: one job trains on all nodes when a second comes, once to be profiled (the first gives nodes to that), once not:
+what the first and both together process from then on for ``--seconds``.
 
 Needs nothing but this machine. Other load on it makes rescales slower and the loss larger; the load is printed.
 """
@@ -105,7 +108,8 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
     law = ScalingCurve.of((k, BATCH / (serial + parallel / k)) for k in exhaustive)
     plans, differences = _compare(ScalingCurve.of(bids), _bids(exhaustive), law, nodes)
     _, wrong = _compare(ScalingCurve.of(bids), law, law, nodes)
-    _, noise = _compare(*(_bids({k: both[i] for k, both in halves.items()}) for i in (0, 1)), law, nodes)
+    early, late = (_bids({k: both[i] for k, both in halves.items()}) for i in (0, 1))
+    _, noise = _compare(early, late, law, nodes)
     return Outcome(
         model,
         list(finished.data["visited"]),
@@ -123,6 +127,34 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
         exhaustive,
         load,
     )
+
+
+def donor(nodes: int, seconds: float) -> dict[str, Any]:
+    """What the profile of a second job costs the first, which holds all nodes when it comes."""
+    found: dict[str, Any] = {"nodes": nodes, "seconds": seconds, "load": os.getloadavg()[0]}
+    words = [str(x) for x in MODELS["straight"]]
+    for case in ("profiled", "not"):
+        with tempfile.TemporaryDirectory() as directory, _site(Path(directory), nodes) as made:
+            script = made.script("train.py", SCRIPT.format(batch=BATCH))
+            first = made.submit(script, *words, nodes=(1, nodes), profile=False)
+            _until_on(made, first, nodes)
+            before, second = made.job(first).samples, made.submit(script, *words, nodes=(1, nodes), profile=case == "profiled")
+            began = time.time()
+            time.sleep(seconds)
+            found[case] = {"first": made.job(first).samples - before, "second": made.job(second).samples, "after_s": time.time() - began}
+            found[case]["interruptions"] = len(made.events("job-interrupted", first))
+            found[case]["profile_over"] = bool(made.events("profile-finished", second))
+            (made.work / "stop").touch()
+            made.until_state(first, "completed", "failed")
+            made.until_state(second, "completed", "failed")
+    with_profile, without = found["profiled"], found["not"]
+    found["donor_loss"] = 1 - with_profile["first"] / without["first"]
+    found["loss"] = 1 - (with_profile["first"] + with_profile["second"]) / (without["first"] + without["second"])
+    return found
+
+
+def _until_on(made: Site, job: str, nodes: int) -> None:
+    made.until(lambda: len(made.job(job).nodes) == nodes and made.job(job).rate > 0, f"the job trains on {nodes} nodes")
 
 
 def _site(root: Path, nodes: int) -> Any:
@@ -197,8 +229,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=75.0, help="length of each of the two runs, from the first sample on")
     parser.add_argument("--model", choices=[*MODELS], action="append", help="default: all")
+    parser.add_argument("--donor", action="store_true", help="what the profile of a second job costs the first")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.donor:
+        print(json.dumps(donor(options.nodes, options.seconds), indent=1))
+        return
     outcomes = [run(options.nodes, options.seconds, model) for model in options.model or MODELS]
     head = "model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  twice exhaustive"
     print(f"{head}  true plans  load")

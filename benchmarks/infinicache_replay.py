@@ -49,8 +49,8 @@ JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
 MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
 """Repair of the pool (the product's default), and what one node can hand over."""
 PREEMPTION = ("never", "30 s of notice", "1 in 10 without", "all without", "random nodes, without")
-"""How nodes are taken. ``never``: the best that this memory could do. ``random nodes``: as many as in the trace at the same times, but others,
-as the hypergeometric model has it."""
+"""How nodes are taken. ``never``: the best that this memory could do. ``random nodes``: as many as in the trace at the same times, but
+others, as the hypergeometric model has it."""
 SUDDEN = {"1 in 10 without": 0.1, "all without": 1.0, "random nodes, without": 1.0}
 
 

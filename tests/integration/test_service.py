@@ -106,6 +106,21 @@ def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(embedded)
     embedded.until_state(job, "cancelled")
 
 
+def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(embedded):
+    job = submit(embedded)
+    first = up(embedded, job, 3)
+    node = sorted(first)[2]
+    pid = int(first[node].rpartition(":")[2])
+    embedded.until(lambda: heard(embedded, "joined", node, (node, pid)), "it knows that it is a member")
+    embedded.kill_daemon()
+    embedded.agents()[node].send_signal(signal.SIGTERM)
+    embedded.until(lambda: heard(embedded, "drained", node, (node, pid)), "it alone hears of it, and drains")
+    embedded.until(lambda: node not in embedded.agents(), "its agent has gone")
+    embedded.start_daemon()
+    embedded.until(lambda: node not in members(embedded, job), "the others go on")
+    assert members(embedded, job).items() <= first.items()
+
+
 def test_a_leaver_that_says_nothing_is_released_within_its_notice(embedded):
     (embedded.work / "deaf").touch()
     job = submit(embedded, nodes="3:3")

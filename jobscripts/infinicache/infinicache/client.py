@@ -228,7 +228,10 @@ class AsyncCache:
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> None:
         if bad:
-            await self._ask(key, "report", key=key, version=version, bad=bad)
+            try:
+                await self._ask(key, "report", key=key, version=version, bad=bad)
+            except CacheError:  # the proxy is gone; its follower looks for itself
+                pass
 
     # --- writing ---
 

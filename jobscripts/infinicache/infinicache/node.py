@@ -97,6 +97,7 @@ class CacheNode:
         moved = 0
         for slot, address in enumerate(self.proxies()):
             if slot == self.slot and address != self.address:
+                await self._register(address)  # it may be the proxy since a moment ago
                 answer, _ = await self._peers.at(address).call("drain", address=self.address)
                 moved += answer["bytes"]
         return moved

@@ -34,6 +34,8 @@ from malletrain.client import Client
 SCRIPT = Path(__file__).with_name("train_soak.py")
 HANG_S = 60.0
 """Seconds without a step that count as a hang. When all nodes are killed at once, their processes start anew, imports and all."""
+START_S = 180.0
+"""The same for the first step, when everything is cold."""
 SERVICE = """
 from malletrain import membership
 group = membership.join("nowhere:1")
@@ -165,7 +167,7 @@ def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, eve
         if progress.steps != at:
             longest = max(longest, now - moved if at else 0.0)
             at, moved = progress.steps, now
-        if now - moved > HANG_S:
+        if now - moved > (HANG_S if at else START_S):
             for worker in soak.workers():
                 worker.send_signal(signal.SIGUSR1)
             time.sleep(1.0)

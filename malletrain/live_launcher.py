@@ -202,9 +202,10 @@ class LiveLauncher:
                 self._say("ready", 0)
         elif said["say"] == "running":
             self._joined(worker, said["generation"])
-        elif said["say"] == "lost" and self._round is not None and said["generation"] == self._round.generation:
-            if self._told != ("lost", said["generation"]):
-                self._say("lost", said["generation"])
+        elif said["say"] == "lost":
+            newest = self._round.generation if self._round is not None else 0
+            if said["generation"] == newest and self._told != ("lost", newest):
+                self._say("lost", newest)
 
     _running: dict[int, int] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The soak in short: a fixed number of changes with a fixed seed on the embedded cluster, and the account that must notice what is wrong."""
+"""The soak in short: a fixed number of changes, a fixed seed, on the embedded cluster; and the account must notice what is wrong."""
 
 from __future__ import annotations
 

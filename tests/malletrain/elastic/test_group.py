@@ -1,0 +1,39 @@
+"""Groups within one process: what a group that came to nothing leaves behind, and what a rehearsal does."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from malletrain.elastic.errors import Interrupted
+from malletrain.elastic.group import Group, RoundStore, rehearse
+from malletrain.elastic.link import Place
+
+
+def test_a_group_that_came_to_nothing_leaves_no_trace():
+    hook = sys.excepthook
+    for generation in (1, 2):
+        with pytest.raises(Interrupted):
+            Group(Place(generation, 0, 2), RoundStore(dist.HashStore(), lambda: True), cuda=False)
+        assert not dist.is_initialized()
+        assert dist.distributed_c10d._world.group_count == 0, "the peers' next group would look for other keys"
+    group = Group(Place(3, 0, 1), RoundStore(dist.HashStore(), lambda: False), cuda=False)
+    try:
+        assert dist.get_world_size() == 1
+        tensor = torch.ones(3)
+        group.average(tensor).wait()
+        assert tensor.tolist() == [1.0, 1.0, 1.0]
+        assert sys.excepthook is hook
+    finally:
+        group.leave()
+        group.close()
+    assert not dist.is_initialized()
+
+
+def test_a_rehearsal_leaves_no_trace():
+    rehearse()
+    assert not dist.is_initialized()
+    assert dist.distributed_c10d._world.group_count == 0

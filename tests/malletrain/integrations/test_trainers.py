@@ -1,0 +1,218 @@
+"""The callbacks in the real trainers of the real libraries: what MalleTrain hears, and that a checkpoint asked for can be resumed from."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from malletrain import progress
+from malletrain.local_channel import Capable, Drained, Progress
+from tests.malletrain.worker_side import as_plain_script, as_worker
+
+pytestmark = pytest.mark.timeout(240)
+SAMPLES, BATCH = 48, 4
+
+
+class Numbers(Dataset):
+    """x → the sum of x, as the trainers like it."""
+
+    def __init__(self):
+        self.x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "labels": self.x[i].sum()}
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, x, labels):
+        out = self.layer(x).squeeze(-1)
+        return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
+
+
+class Launcher:
+    """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's would, once it was answered."""
+
+    def __init__(self, agent, at_step):
+        self.heard, self.answered = [], threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(agent, at_step), daemon=True)
+        self._thread.start()
+
+    def _run(self, agent, at_step):
+        asked = False
+        while True:
+            over = self._over.is_set()
+            new = agent.received()
+            self.heard += new
+            if over:
+                return
+            if not asked and any(isinstance(m, Progress) and m.steps >= at_step for m in new):
+                asked = True
+                agent.flags.request_drain(7)
+            if any(isinstance(m, Drained) for m in new):
+                self.answered.set()
+                agent.flags.request_drain(0)
+            time.sleep(0.002)
+
+    def of(self, kind):
+        return [m for m in self.heard if isinstance(m, kind)]
+
+    def stop(self):
+        self._over.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def launched(monkeypatch, at_step=3):
+    monkeypatch.setattr("malletrain.progress.SEND_INTERVAL_S", 0.0)
+    with as_worker(monkeypatch) as agent:
+        launcher = Launcher(agent, at_step)
+        try:
+            yield launcher
+        finally:
+            progress.flush()
+            launcher.stop()
+
+
+def check(launcher, steps, samples):
+    """What every trainer must have told."""
+    assert launcher.answered.is_set()
+    assert launcher.of(Capable)
+    assert all(m.saved and m.number == 7 for m in launcher.of(Drained))
+    assert max(m.steps for m in launcher.of(Progress)) == steps
+    assert max(m.samples for m in launcher.of(Progress)) == samples
+
+
+def hugging_face(folder, steps):
+    from transformers import Trainer, TrainingArguments
+
+    from malletrain.integrations.transformers import MalleTrainCallback
+
+    args = TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=3,
+    )
+    callback = MalleTrainCallback()
+    net = Net()
+    trainer = Trainer(net, args, train_dataset=Numbers(), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.latest(str(folder)))
+    return net, trainer.state.global_step, callback.latest(str(folder))
+
+
+def test_hugging_face_trainer(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    with launched(monkeypatch) as launcher:
+        net, step, checkpoint = hugging_face(tmp_path / "a", 12)
+    check(launcher, 12, 12 * BATCH)
+    assert step == 12
+    assert checkpoint is not None
+    with as_plain_script(monkeypatch):
+        resumed, step, _ = hugging_face(tmp_path / "a", 12)
+    assert step == 12
+    assert torch.allclose(resumed.layer.weight, net.layer.weight, rtol=1e-5), "from the checkpoint on it is the same run"
+
+
+def test_lightning(tmp_path, monkeypatch):
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    import lightning.pytorch as pl
+
+    from malletrain.integrations.lightning import NAME, MalleTrainCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+            self.calls = 0
+
+        def training_step(self, batch, _):
+            self.calls += 1
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    def fit(steps):
+        callback = MalleTrainCallback(tmp_path)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        trainer = pl.Trainer(max_steps=steps, accelerator="cpu", devices=1, callbacks=[callback], default_root_dir=tmp_path, **quiet)
+        module = Module()
+        trainer.fit(module, DataLoader(Numbers(), batch_size=BATCH), ckpt_path=callback.latest())
+        return module, trainer.global_step
+
+    with launched(monkeypatch) as launcher:
+        module, steps = fit(12)
+    check(launcher, 12, 12 * BATCH)
+    assert steps == 12
+    assert (tmp_path / NAME).exists()
+    assert not (tmp_path / (NAME + ".new")).exists()
+    saved = torch.load(tmp_path / NAME, weights_only=False)["global_step"]
+    assert 3 <= saved < 12
+    with as_plain_script(monkeypatch):
+        resumed, steps = fit(12)
+    assert steps == 12
+    assert resumed.calls == 12 - saved == module.calls - saved
+
+
+def test_accelerate(tmp_path, monkeypatch):
+    accelerate = pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.accelerate import Guard
+
+    def train(stop_after):
+        accelerator = accelerate.Accelerator(cpu=True)
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        net, optimizer = accelerator.prepare(net, optimizer)
+        guard = Guard(accelerator, tmp_path / "states", every_s=3600.0)
+        resumed, saved = guard.resume(), 0
+        for batch in DataLoader(Numbers(), batch_size=BATCH):
+            optimizer.zero_grad()
+            accelerator.backward(net(**batch)["loss"])
+            optimizer.step()
+            saved += guard.step(BATCH)
+            if saved and stop_after:
+                break
+        return resumed, saved, net.layer.weight.detach().clone(), guard
+
+    with launched(monkeypatch) as launcher:
+        resumed, saved, weight, guard = train(stop_after=True)
+    assert (resumed, saved) == (False, 1)
+    assert launcher.of(Capable)
+    assert launcher.answered.is_set()
+    assert guard.newest().endswith("state-a")
+    with as_plain_script(monkeypatch):
+        accelerator = accelerate.Accelerator(cpu=True)
+        net = Net()
+        net = accelerator.prepare(net)
+        again = Guard(accelerator, tmp_path / "states")
+        optimizer = accelerator.prepare(torch.optim.Adam(net.parameters(), lr=0.1))
+        assert again.resume()
+        assert torch.equal(net.layer.weight, weight)
+        again.save()
+        assert again.newest().endswith("state-b"), "the one before stays until the new one is whole"
+        assert optimizer.state_dict()["state"]
+
+
+def test_the_training_side_library_imports_none_of_them():
+    code = "import malletrain, sys; assert not {'transformers', 'accelerate', 'lightning', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from infinicache import isal
+from infinicache.backup import Backups, BackupTo
 from infinicache.codec import chunk_bytes, rebuild
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
@@ -27,18 +28,29 @@ log = logging.getLogger("infinicache")
 
 
 class CacheNode:
-    """One process of the cache. ``proxies``: how many of the members, counted from the first, are proxies."""
+    """One process of the cache. ``proxies``: how many of the members, counted from the first, are proxies. ``backup_s``: how often what is
+    new here is copied to a peer, 0 for never."""
 
     def __init__(
-        self, capacity: int, key: bytes = b"", *, host: str = "127.0.0.1", port: int = 0, proxies: int = 1, move_bytes_s: float = 200e6
+        self,
+        capacity: int,
+        key: bytes = b"",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        proxies: int = 1,
+        move_bytes_s: float = 200e6,
+        backup_s: float = 0.0,
     ) -> None:
         self.store = ChunkStore(capacity)
+        self.backups = Backups(capacity)
         self._peers = Peers(key)
         self._slots = max(1, proxies)
         self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s)
         self.server = Server(
             {
-                "put": self._put, "get": self._get, "drop": self._drop, "forget": self._forget, "pull": self._pull,
+                "put": self._put, "get": self._get, "backup": self.backups.put, "keep": self.backups.keep,
+                "drop": self._drop, "forget": self._forget, "pull": self._pull,
                 "topology": self._topology, "health": self._health, **self.proxy.handlers(),
             },
             key, host, port,
@@ -49,7 +61,10 @@ class CacheNode:
         self._leaving: frozenset[str] = frozenset()
         self.slot: int | None = None
         self._known_by: set[str] = set()
-        self._beat = asyncio.get_running_loop().create_task(self._keep_registered())
+        self._backup = BackupTo(self.store, self._peers, self.address, move_bytes_s)
+        self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
+        if backup_s > 0:
+            self._tasks.append(asyncio.get_running_loop().create_task(self._keep_backed_up(backup_s)))
 
     # --- the membership ---
 
@@ -81,7 +96,7 @@ class CacheNode:
     async def _register(self, address: str) -> None:
         peer = self._peers.at(address)
         if address in self._known_by:
-            answer, _ = await peer.call("beat", address=self.address, number=self.number)
+            answer, _ = await peer.call("beat", address=self.address, number=self.number, backup=self._backup.peer)
             if answer["known"]:
                 return
         held = [msgspec.to_builtins(h) for h in self.store.inventory()]
@@ -91,6 +106,13 @@ class CacheNode:
         for key, version in answer["drop"]:
             self.store.drop(key, version)
         self._known_by.add(address)
+
+    async def _keep_backed_up(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            staying = [a for a in self._members if a not in self._leaving]
+            if self.address in staying and len(staying) > 1:
+                await self._backup.run(staying[(staying.index(self.address) + 1) % len(staying)])
 
     async def drain(self) -> int:
         """Hand over what this node holds to the others, as far as the time allows. Returns the bytes handed over."""
@@ -104,11 +126,12 @@ class CacheNode:
 
     async def close(self) -> None:
         """Stop serving."""
-        self._beat.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.proxy.close()
         self.server.close()
         self._peers.close()
-        await asyncio.gather(self._beat, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- chunks ---
 
@@ -117,7 +140,10 @@ class CacheNode:
         return {}
 
     def _get(self, key: str, version: int, stripe: int, index: int) -> tuple[dict[str, Any], list[Buffer]]:
-        data, crc = self.store.get(key, version, stripe, index)
+        try:
+            data, crc = self.store.get(key, version, stripe, index)
+        except Refusal:
+            data, crc = self.backups.store.get(key, version, stripe, index)
         return {"crc": crc}, [data]
 
     def _drop(self, items: list[list[Any]]) -> dict[str, Any]:
@@ -135,15 +161,18 @@ class CacheNode:
     def _health(self) -> dict[str, Any]:
         return {"used": self.store.used, "capacity": self.store.capacity, "slot": self.slot, "address": self.address}
 
-    async def _pull(self, key: str, version: int, shape: dict[str, Any], index: int, sources: dict[int, str]) -> dict[str, Any]:
-        """Get chunk ``index`` of every stripe of an object: as it is where a source has it, else made out of d others."""
+    async def _pull(
+        self, key: str, version: int, shape: dict[str, Any], index: int, sources: dict[int, str], spare: str | None = None
+    ) -> dict[str, Any]:
+        """Get chunk ``index`` of every stripe of an object: as it is where a source or ``spare`` has it, else made out of d others."""
         form, moved = msgspec.convert(shape, Shape), 0
         for stripe, length in enumerate(form.stripes):
             size = chunk_bytes(length, form.d)
             chunks: dict[int, Buffer] = {}
-            for source in sorted(sources, key=lambda i: i != index):
+            todo = sorted(sources.items(), key=lambda source: source[0] != index)
+            for source, address in [*([(index, spare)] if spare else []), *todo]:
                 try:
-                    head, body = await self._peers.at(sources[source]).call("get", key=key, version=version, stripe=stripe, index=source)
+                    head, body = await self._peers.at(address).call("get", key=key, version=version, stripe=stripe, index=source)
                 except (ConnectionLost, CallFailed):
                     continue
                 if len(body) == size and isal.crc64(body) == head["crc"]:

@@ -45,6 +45,7 @@ class Proxy:
         self._settle_at = 0.0
         self._repairs: deque[str] = deque()
         self._writing: dict[str, float] = {}
+        self._backup_of: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
         self._worker: asyncio.Task[None] | None = None
@@ -81,7 +82,7 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
-            degraded, lost = self.table.lose_node(address)
+            degraded, lost = self.table.lose_node(address, self._backup_of.pop(address, None))
             self._repairs.extend(entry.key for entry in degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
@@ -121,7 +122,9 @@ class Proxy:
         self._settle()
         return {"drop": [(key, version) for node, key, version in stale if node == address]}
 
-    def _beat(self, address: str, number: int) -> dict[str, Any]:
+    def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
+        if backup is not None:
+            self._backup_of[address] = backup
         self._settle()
         return {"known": address in self._heard}
 
@@ -210,7 +213,7 @@ class Proxy:
     async def _find(self, key: str) -> dict[str, Any]:
         await self._ready(key)
         entry = self.table.objects.get(key)
-        if entry is None or not entry.committed:
+        if entry is None or not entry.committed or entry.protection < 0:  # below 0 it waits for its backups
             return {"found": False}
         self.table.touch(entry)
         return {"found": True, "version": entry.version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
@@ -228,7 +231,7 @@ class Proxy:
         for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
             self.table.set_chunk(entry, index, None)
             await self._quietly(self._peers.at(bad[index]).call("forget", key=key, version=version, index=index))
-        if entry.protection < 0:
+        if entry.hopeless:
             self.table.remove(key)
             self.table.lost += 1
             await self._drop([entry])
@@ -274,8 +277,9 @@ class Proxy:
         sources = {i: a for i, a in entry.at.items() if a in self.table.nodes}
         try:
             answer, _ = await self._peers.at(move.target).call(
-                "pull", key=move.key, version=move.version, shape=msgspec.to_builtins(entry.shape), index=move.index, sources=sources
-            )
+                "pull", key=move.key, version=move.version, shape=msgspec.to_builtins(entry.shape), index=move.index, sources=sources,
+                spare=entry.spare.get(move.index),
+            )  # fmt: skip
         except (ConnectionLost, CallFailed) as error:
             log.info("a chunk could not be moved (%s): %s", why, error)
             return False
@@ -328,9 +332,14 @@ class Proxy:
             if entry is None or not entry.committed:
                 continue
             done = 0
-            for move in self.table.repair(entry):
+            moves = self.table.repair(entry)
+            for move in sorted(moves, key=lambda m: m.index not in entry.spare):  # copies first: the others may need them
                 if await self._carry_out(move, "repair"):
-                    done += move.bytes * entry.shape.d
+                    done += move.bytes * (1 if move.index in entry.spare else entry.shape.d)
+            if moves and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
+                self.table.remove(entry.key)  # its backups were not there, or too old
+                self.table.lost += 1
+                await self._drop([entry])
             if done:
                 return done
         away = self.table.rebalance()

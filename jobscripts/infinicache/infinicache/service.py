@@ -37,10 +37,10 @@ def parse_size(text: str) -> int:
     raise ValueError(f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a share of what is free, as 50%.')
 
 
-async def serve(capacity: int, proxies: int, port: int, move_bytes_s: float) -> None:
+async def serve(capacity: int, proxies: int, port: int, move_bytes_s: float, backup_s: float = 0.0) -> None:
     """Until the process is ended, or has drained and been released."""
     host = socket.gethostbyname(membership.host())
-    node = CacheNode(capacity, membership.key(), host=host, port=port, proxies=proxies, move_bytes_s=move_bytes_s)
+    node = CacheNode(capacity, membership.key(), host=host, port=port, proxies=proxies, move_bytes_s=move_bytes_s, backup_s=backup_s)
     group = membership.join(node.address)
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -87,16 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--proxies", type=int, default=1, help="members that are proxies, the same number on all nodes (default 1)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any)")
     parser.add_argument("--move-rate", default="200M", help="bytes per second for repair and rebalancing of one pool (default 200M)")
+    parser.add_argument(
+        "--backup", type=float, default=0.0, metavar="SECONDS", help="copy what is new to a peer this often (default: never)"
+    )
     options = parser.parse_args(arguments)
     try:
         capacity, rate = parse_size(options.memory), parse_size(options.move_rate)
     except ValueError as error:
         parser.error(str(error))
+    if not 0 <= options.backup < 1e9:
+        parser.error(f"{options.backup:g} s between backups is not possible; accepted is 0 for none, or a number of seconds.")
     if options.proxies < 1:
         parser.error(f"{options.proxies} proxies are not possible; accepted is 1 or more.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        asyncio.run(serve(capacity, options.proxies, options.port, rate))
+        asyncio.run(serve(capacity, options.proxies, options.port, rate, options.backup))
     except OSError as error:
         print(f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.", file=sys.stderr)
         return 1

@@ -65,13 +65,18 @@ class ChunkStore:
         known.chunks[stripe, index] = (data, crc)
         self.used += len(data) - before
 
-    def get(self, key: str, version: int, stripe: int, index: int) -> tuple[Buffer, int]:
-        """A chunk and its checksum. Raises Refusal when it is not here."""
+    def get(self, key: str, version: int, stripe: int, index: int, touch: bool = True) -> tuple[Buffer, int]:
+        """A chunk and its checksum; ``touch``: this is a read of the object. Raises Refusal when it is not here."""
         known = self._objects.get(key)
         if known is None or known.version != version or (stripe, index) not in known.chunks:
             raise Refusal(f"The chunk ({stripe}, {index}) of version {version} of {key!r} is not here.", "absent")
-        known.used = time.time()
+        if touch:
+            known.used = time.time()
         return known.chunks[stripe, index]
+
+    def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
+        """(key, version, stripe, index) of everything here."""
+        return {(key, o.version, stripe, index): o.shape for key, o in self._objects.items() for stripe, index in o.chunks}
 
     def drop(self, key: str, version: int) -> None:
         """Forget ``version`` and all older ones of ``key``, and take them no more."""

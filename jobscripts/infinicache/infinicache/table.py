@@ -33,20 +33,27 @@ class Node:
 
 @dataclass
 class Entry:
-    """One object. ``at``: index → node. ``touched``: CLOCK's bit; ``reads`` for telling what is most valuable."""
+    """One object. ``at``: index → node; ``spare``: index → node with a backup of a lost chunk. ``touched``: CLOCK's bit; ``reads``: for
+    telling what is most valuable."""
 
     key: str
     version: int
     shape: Shape
     at: dict[int, str] = field(default_factory=dict)
+    spare: dict[int, str] = field(default_factory=dict)
     committed: bool = False
     touched: bool = True
     reads: int = 0
 
     @property
     def protection(self) -> int:
-        """Nodes that may be lost; below 0 when the object is lost."""
+        """Nodes that may be lost; below 0 when the object cannot be read."""
         return len(self.at) - self.shape.d
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is lost for good: the backups of its lost chunks do not make up for them."""
+        return self.protection + len(self.spare.keys() - self.at.keys()) < 0
 
 
 @dataclass(frozen=True)
@@ -82,16 +89,22 @@ class Table:
         if address not in self.nodes:
             self.nodes[address] = Node(capacity)
 
-    def lose_node(self, address: str) -> tuple[list[Entry], list[Entry]]:
-        """The node is gone with its chunks: the objects that are degraded, and those that are lost (and forgotten)."""
+    def lose_node(self, address: str, backup: str | None = None) -> tuple[list[Entry], list[Entry]]:
+        """The node is gone with its chunks: the objects that are degraded, and those that are lost (and forgotten).
+
+        ``backup``: the node that may have copies of its chunks.
+        """
         gone = self.nodes.pop(address, None)
         degraded, lost = [], []
         for key, index in gone.held.items() if gone else ():
             entry = self.objects[key]
             del entry.at[index]
+            entry.spare = {i: node for i, node in entry.spare.items() if node != address}
+            if backup in self.nodes:
+                entry.spare[index] = str(backup)
             if not entry.committed:
                 continue
-            if entry.protection < 0:
+            if entry.hopeless:
                 lost.append(entry)
                 self.remove(entry.key)
             else:
@@ -188,6 +201,7 @@ class Table:
             self.nodes[before].reserved -= entry.shape.share
             del self.nodes[before].held[entry.key]
         if node is not None and node in self.nodes:
+            entry.spare.pop(index, None)
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
             self.nodes[node].held[entry.key] = index

@@ -16,8 +16,8 @@ MIB = 1 << 20
 class Pool:
     """``nodes`` in rank order; the first are the proxies."""
 
-    def __init__(self, count: int = 0, capacity: int = 64 * MIB, proxies: int = 1) -> None:
-        self.capacity, self.proxies = capacity, proxies
+    def __init__(self, count: int = 0, capacity: int = 64 * MIB, proxies: int = 1, backup_s: float = 0.0) -> None:
+        self.capacity, self.proxies, self.backup_s = capacity, proxies, backup_s
         self.nodes: list[CacheNode] = []
         self.number = 0
         for _ in range(count):
@@ -25,7 +25,7 @@ class Pool:
         self.announce()
 
     def _new(self) -> CacheNode:
-        node = CacheNode(self.capacity, KEY, proxies=self.proxies, move_bytes_s=1e12)
+        node = CacheNode(self.capacity, KEY, proxies=self.proxies, move_bytes_s=1e12, backup_s=self.backup_s)
         self.nodes.append(node)
         return node
 

@@ -260,6 +260,39 @@ def test_leavers_hand_over_and_newcomers_are_filled():
     run(work)
 
 
+def test_backups_save_what_lost_too_many_nodes():
+    async def work(make):
+        pool = make(9, backup_s=0.02)
+        async with pool.cache(code=(3, 1)) as cache:
+            for i in range(6):
+                await cache.put(f"k{i}", data(50_000, i))
+            await cache.delete("k5")
+
+            def copied():
+                return {c for n in pool.nodes for c in n.backups.store.chunks()} == {c for n in pool.nodes for c in n.store.chunks()}
+
+            async def known():
+                peers = pool.nodes[0].proxy._backup_of
+                return copied() and all(n.address in peers for n in pool.nodes)
+
+            await until(known, "every chunk has a copy, deleted ones have none, and the proxy knows where")
+            ordered = list(pool.nodes)
+            for node in (ordered[2], ordered[4], ordered[6]):  # not neighbours, and more than p at once
+                pool.nodes.remove(node)
+                await node.close()
+            pool.announce()
+
+            async def all_back():
+                return [await cache.get(f"k{i}") for i in range(5)] == [data(50_000, i) for i in range(5)]
+
+            await until(all_back, "restored from the copies")
+            await whole(cache, 6)
+            assert (await cache.summary())[0]["lost"] == 0
+            assert await cache.get("k5") is None
+
+    run(work)
+
+
 def test_sync():
     async def work(make):
         pool = make(3)

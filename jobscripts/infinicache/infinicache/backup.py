@@ -1,7 +1,8 @@
 """Copies of a node's chunks at a peer, brought up to date now and then: the delta synchronisation of InfiniCache, as an option.
 
-What was written since the last time is lost with the node all the same; what was copied is fetched from the peer instead of being made
-out of d other chunks, and saves objects that lost more than p nodes. It costs the pool as much memory again. A copy is not counted as protection.
+What was written since the last time is lost with the node all the same. What was copied is fetched from the peer instead of being made out
+of d other chunks, and saves objects that lost more than p nodes. It costs the pool as much memory again. A copy is not counted as
+protection.
 """
 
 from __future__ import annotations

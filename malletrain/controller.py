@@ -168,7 +168,7 @@ class Controller:
         node.gone_at = now + event.in_s
         self._idle.discard(event.node)
         if node.job:
-            self._plan_soon(now + min(self.settings.settle_s, event.in_s / 4))
+            self._plan_soon(now + min(self.settings.settle_s, self.settings.notice_settle_s, event.in_s / 4))
         return ()
 
     def _node_lost(self, event: NodeLost, now: float) -> Iterable[Command]:

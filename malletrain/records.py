@@ -16,16 +16,17 @@ from malletrain.profiling import ProfilingSettings
 class ControllerSettings:
     """How patient the controller is; times in seconds.
 
-    ``settle_s``: node events this close together are one plan. ``min_interval_s``: a job that nothing forces is rescaled no more often
-    than this. ``starvation_s``: an admitted job without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the
-    job has failed when its workers broke so many times, each within ``retry_window_s`` of the last. ``give_back_after_s``: a lease nobody
-    uses is given back. ``min_horizon_s``: shorter gaps are not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by
-    then is forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long. ``profiling``: how jobs are profiled;
-    None: they are not.
+    ``settle_s``: node events this close together are one plan; ``notice_settle_s``: the same for notices of preemptions, for whose nodes
+    the main scheduler's jobs wait. ``min_interval_s``: a job that nothing forces is rescaled no more often than this. ``starvation_s``: an
+    admitted job without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the job has failed when its workers
+    broke so many times, each within ``retry_window_s`` of the last. ``give_back_after_s``: a lease nobody uses is given back.
+    ``min_horizon_s``: shorter gaps are not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by then is forgotten.
+    ``unfit_s``: a node on which no launcher comes up is left alone for so long. ``profiling``: how jobs are profiled; None: they are not.
     """
 
     planning: PlanningSettings = field(default_factory=PlanningSettings)
     settle_s: float = 1.0
+    notice_settle_s: float = 1.0
     min_interval_s: float = 0.0
     starvation_s: float = 600.0
     max_tries: int = 3

@@ -9,6 +9,9 @@ from malletrain.planning import PlanningSettings
 from malletrain.profiling import ProfilingSettings, advisor_config
 from malletrain.rounds import RoundSettings
 
+NOTICE_SETTLE_S = 0.3
+"""Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
+
 
 def controller_settings(config: Config) -> ControllerSettings:
     """What the site's configuration says to the controller."""
@@ -40,6 +43,7 @@ def controller_settings(config: Config) -> ControllerSettings:
             prior_exponent=a.prior_exponent,
         ),
         settle_s=a.settle,
+        notice_settle_s=NOTICE_SETTLE_S,
         min_interval_s=a.min_interval,
         starvation_s=j.starvation,
         max_tries=j.max_tries,

@@ -108,6 +108,13 @@ def test_with_short_notice_the_settle_time_is_cut():
     assert play(c, [(now, NodeLeaving("b", 0.0))]) == [Rescale("j", ("a",), within_s=0.0)]
 
 
+def test_notices_settle_for_as_long_as_the_main_scheduler_may_wait():
+    c = controller(notice_settle_s=0.3)
+    now = running(c, on=("a", "b", "c"))
+    notices = [(now, NodeLeaving("b", 20.0)), (now + 0.2, NodeLeaving("c", 20.0))]
+    assert play(c, [*notices, (now + 0.25, Tick(), []), (now + 0.3, Tick())]) == [Rescale("j", ("a",), within_s=19.7)]
+
+
 def test_a_leaver_that_goes_afterwards_changes_nothing_any_more():
     c = controller()
     now = running(c)

@@ -178,16 +178,21 @@ def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
 
 def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
     """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a lease, before the first one of a gap,
-    between two, and after the last; ``starting``: a lease was asked for and had no agent yet; ``idle_lease``: an agent without work."""
-    sums = dict.fromkeys(("offered", "worked", "before", "between", "after", "starting", "idle_lease"), 0.0)
-    for node, pieces in gaps.items():
-        for gap in pieces:
+    between two, and after the last; ``starting``: a lease was asked for and had no agent yet. With an agent, without work: ``waiting`` for
+    its first work, ``rescaling`` between two pieces, ``leaving`` after the last."""
+    sums = dict.fromkeys(("offered", "worked", "before", "between", "after", "starting", "waiting", "rescaling", "leaving"), 0.0)
+    for node, pieces_of_node in gaps.items():
+        for gap in pieces_of_node:
             worked = both((gap,), harvest.worked.get(node, ()))
             wanted = both((gap,), harvest.wanted.get(node, ()))
             held = both((gap,), harvest.held.get(node, ()))
             sums["offered"] += length((gap,))
             sums["worked"] += length(worked)
-            sums["idle_lease"] += length(without(held, worked))
+            for lease in held:
+                pieces = both((lease,), worked)
+                for begin, end in without((lease,), pieces):
+                    kind = "waiting" if not pieces or end <= pieces[0][0] else "leaving" if begin >= pieces[-1][1] else "rescaling"
+                    sums[kind] += end - begin
             sums["starting"] += length(without(without(wanted, held), worked))
             for begin, end in without(without((gap,), wanted), worked):
                 kind = "before" if begin == gap[0] else "after" if end == gap[1] else "between"
@@ -327,7 +332,7 @@ def show(row: dict[str, object]) -> None:
     sums = row["account_node_s"]
     lost = {
         "no lease yet": "before", "none between two": "between", "none at the end": "after", "lease starting": "starting",
-        "lease without work": "idle_lease",
+        "waiting for work": "waiting", "rescaling": "rescaling", "leaving": "leaving",
     }  # fmt: skip
     print("not harvested: " + ", ".join(f"{name} {sums[key] / sums['offered']:.1%}" for name, key in lost.items()), flush=True)  # type: ignore[index]
 

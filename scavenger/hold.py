@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HOLD_S = (3.0, 15.0)
-"""Least and longest hold after the last sign of a preemption; in between, one scheduling cycle."""
+"""Least and longest hold after a sign of a preemption; in between, one scheduling cycle."""
 
 
 class TakenBack:

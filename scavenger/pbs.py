@@ -93,7 +93,7 @@ class PbsScavenger:
         self.clock = clock
         self.site: PbsSite | None = None
         self._site_at = 0.0
-        self._reservations = Reservations(self.commands)
+        self.reservations = Reservations(self.commands)
         self._idle_since: dict[str, float] = {}
         self._jobs: dict[str, Job] = {}
         """Lease id → its job, of the last poll and of what was taken since."""
@@ -138,7 +138,7 @@ class PbsScavenger:
         site = self._known_site(now)
         s = self.settings
         nodes, jobs = self.source.read(s.prefix)
-        reservations = self._reservations.of(nodes, now)
+        reservations = self.reservations.of(nodes, now)
         own = own_jobs(jobs.ours, s.prefix, "" if s.lease.submit_as else s.user)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)

@@ -175,8 +175,9 @@ def _nodes(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
     """Whether the answers that every poll needs can be read, and whether any node is for the leases."""
     try:
         nodes, _ = scavenger.source.read(scavenger.settings.prefix)
+        scavenger.reservations.of(nodes, scavenger.clock())
     except SchedulerError as error:
-        yield False, f"PBS's nodes and jobs cannot be read: {error}"
+        yield False, f"PBS's nodes, jobs and reservations cannot be read: {error}"
         return
     hosts = by_host(nodes)
     queue = scavenger.settings.lease.queue

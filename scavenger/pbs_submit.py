@@ -7,6 +7,7 @@ Decides whether a submission that failed may have made a job all the same. Which
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 
 from scavenger.commands import CommandError, Commands, failure
@@ -38,7 +39,7 @@ class Submitter:
         """The id of the new job. Raises SchedulerError, UnsureError or LimitReachedError with PBS's words."""
         self.pace.wait()
         try:
-            result = self.commands.run([*owner_prefix(self.options.submit_as, owner), *argv], stdin=script, environment=self.environment)
+            result = self.commands.run(self._as(owner, argv), stdin=script, environment=self.environment)
             if result.status == 0:
                 return job_id(result.stdout)
         except SchedulerError as error:
@@ -59,9 +60,8 @@ class Submitter:
             by_owner.setdefault(owner, []).append(job.id)
         for owner, ids in by_owner.items():
             for begin in range(0, len(ids), DELETE_AT_ONCE):
-                argv = [*owner_prefix(self.options.submit_as, owner), "qdel", *ids[begin : begin + DELETE_AT_ONCE]]
                 try:
-                    result = self.commands.run(argv)
+                    result = self.commands.run(self._as(owner, ["qdel", *ids[begin : begin + DELETE_AT_ONCE]]))
                 except CommandError as error:
                     problem = error
                     continue
@@ -69,3 +69,9 @@ class Submitter:
                 if result.status != 0 and (not complaints or not all(_ENDED_ALREADY.search(line) for line in complaints)):
                     problem = failure(result)
         return problem
+
+    def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
+        """The command as ``owner``, then by its full path: sudo looks for commands in a PATH of its own."""
+        prefix = owner_prefix(self.options.submit_as, owner)
+        found = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
+        return [*prefix, found or argv[0], *argv[1:]]

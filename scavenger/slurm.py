@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from scavenger.commands import Commands
 from scavenger.gap_memory import GapMemory
+from scavenger.hold import hold_for
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, SchedulerError, Snapshot
 from scavenger.lease_script import forget_outputs
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.slurm_due import BELIEVED_S, PATIENCE_S, claims, due_jobs
-from scavenger.slurm_hold import HOLD_S, Hold
+from scavenger.slurm_hold import Hold
 from scavenger.slurm_job import batch_script, limit_of, owner_prefix, sbatch
 from scavenger.slurm_parse import Job
 from scavenger.slurm_settings import SlurmSettings
@@ -176,7 +177,7 @@ class SlurmScavenger:
         )  # fmt: skip
 
     def _hold_s(self, rules: GapRules) -> float:
-        return min(max(rules.idle_for_s, HOLD_S[0]), HOLD_S[1]) if self.settings.hold_s is None else self.settings.hold_s
+        return hold_for(rules.idle_for_s) if self.settings.hold_s is None else self.settings.hold_s
 
     def _interval(self, view: _View, took_s: float) -> float:
         """Several polls in a backfill cycle, so that a gap is seen soon after its turn; every second or two while Slurm takes nodes back.

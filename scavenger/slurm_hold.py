@@ -13,9 +13,6 @@ from scavenger.rules import NodeFacts
 from scavenger.slurm_parse import Job
 from scavenger.slurm_state import ENDED_STATES, PENDING_STATES
 
-HOLD_S = (3.0, 15.0)
-"""Least and longest hold after a preemption for which no job is seen; in between, one backfill cycle."""
-
 
 class Hold:
     """Watches our jobs from poll to poll for ends that come before their time."""

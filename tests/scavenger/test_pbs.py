@@ -161,7 +161,8 @@ def test_preempted_leases_leave_in_order_and_take_no_other_along(world, tmp_path
     made = world(hosts=2, preempt_order=order)
     one = made.scavenger()
     told = tmp_path / "told"
-    one.take([request(1, sys.executable, "-c", LEAVE, str(told)), request(2)])
+    one.take([request(1, sys.executable, "-c", LEAVE, str(told))])  # the first is the first to be preempted
+    one.take([request(2)])
     made.pbs.until(lambda: (tmp_path / "told.ready").exists(), "the command waits for its signal")
     running(made, one, "l1", "l2")
     main = made.pbs.submit("exit 0")
@@ -295,7 +296,7 @@ def test_giving_back_forgives_what_has_ended_and_nothing_else(world):
 def test_leases_of_an_owner_are_submitted_and_deleted_as_the_owner(world):
     made = world(hosts=1)
     as_owner = made.tools.root / "as-owner"
-    as_owner.write_text('#!/bin/sh\nFAKE_PBS_USER=$1; export FAKE_PBS_USER; shift; exec "$@"\n')
+    as_owner.write_text('#!/bin/sh\necho "as-owner $*" >>"${0%/*}/said"\nFAKE_PBS_USER=$1; export FAKE_PBS_USER; shift; exec "$@"\n')
     as_owner.chmod(0o755)
     one = made.scavenger(lease=LeaseOptions(queue="preemptable", submit_as=("as-owner", "{owner}")))
     [lease] = one.take([request(1, owner="ann")])
@@ -303,6 +304,7 @@ def test_leases_of_an_owner_are_submitted_and_deleted_as_the_owner(world):
     running(made, one, "l1")
     one.give_back([lease])
     made.pbs.until(lambda: not made.pbs.leases(), "it is deleted, as ann")
+    assert f"as-owner ann {made.tools.root}/qdel {lease.scheduler_id}" in as_owner.with_name("said").read_text()
 
 
 def test_jobs_of_others_with_our_name_are_not_ours(world):

@@ -299,7 +299,9 @@ def fig6(args: argparse.Namespace) -> None:
     axes.plot([r["trainers"] for r in rows], [r["worst_ms"] for r in rows], color=COLOURS[1], marker="s", label="worst")
     axes.set_xscale("log", base=2)
     axes.set_xticks([r["trainers"] for r in rows], [str(r["trainers"]) for r in rows])
-    axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms", ylim=(0, None))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms")
     axes.legend(frameon=False)
     _finish(picture, args.out / "fig6.png")
 

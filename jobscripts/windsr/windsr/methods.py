@@ -85,25 +85,29 @@ class Method:
 
     def predict(
         self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: nn.Module | None = None,
-        held: Held | None = None,
+        held: Held | None = None, noise: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Fine fields in m/s, [n, members, H, W], from coarse ones [n, 1, h, w] (m/s) and terrain [n, 1, H, W] (m).
 
         ``seeds``: one a patch; the same seeds give the same members, whatever they are drawn together with, but for rounding. ``net``: the
-        network to use instead of its own (its average). Methods that draw nothing return one member.
+        network to use instead of its own (its average). ``noise``: [n, members, H, W] to begin with instead of one drawn by the seeds, so
+        that neighbouring patches can share theirs. Methods that draw nothing return one member.
         """
         net = net or self.nets.get("net")
         with torch.no_grad():
             parts = [
-                self._predict(low[k : k + CHUNK], terrain[k : k + CHUNK], seeds[k : k + CHUNK], draw, net,
-                              held and Held(held.mask[k : k + CHUNK], held.values[k : k + CHUNK]))
-                for k in range(0, len(low), CHUNK)
+                self._predict(
+                    low[part], terrain[part], seeds[part], draw, net, held and Held(held.mask[part], held.values[part]),
+                    None if noise is None else noise[part],
+                )
+                for part in (slice(k, k + CHUNK) for k in range(0, len(low), CHUNK))
             ]  # fmt: skip
         return torch.cat(parts)
 
     def _predict(
-        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
-    ) -> torch.Tensor:
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None,
+        first: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         raise NotImplementedError
 
 
@@ -113,8 +117,9 @@ class Bicubic(Method):
     name = "bicubic"
 
     def _predict(
-        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
-    ) -> torch.Tensor:
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None,
+        first: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         return bicubic(low, self.preset.factor).clamp_min(0.0)
 
 
@@ -133,8 +138,9 @@ class SrcnnMethod(Method):
         return {"net": functional.mse_loss(found.float(), self._target(batch["truth"], base))}
 
     def _predict(
-        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
-    ) -> torch.Tensor:
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None,
+        first: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         base = bicubic(low, self.preset.factor)
         return self._speed(net(self._condition(base, terrain)).float(), base)
 
@@ -163,8 +169,9 @@ class Esrgan(Method):
         }
 
     def _predict(
-        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
-    ) -> torch.Tensor:
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None,
+        first: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         made = net(self._low(low), self._height(terrain) if self.terrain else None).float()
         return self._speed(made, bicubic(low, self.preset.factor))
 
@@ -205,12 +212,13 @@ class Windsr(Method):
         return {"net": functional.mse_loss(found.float(), wanted)}
 
     def _predict(
-        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None
-    ) -> torch.Tensor:
+        self, low: torch.Tensor, terrain: torch.Tensor, seeds: Sequence[int], draw: Draw, net: Any, held: Held | None,
+        first: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         members, device = draw.members, low.device
         scheduler = self._scheduler(draw.scheduler)
         scheduler.set_timesteps(draw.steps or self.preset.sample_steps, device=device)
-        generators = [torch.Generator().manual_seed(_mix(draw.seed, seed, member)) for seed in seeds for member in range(members)]
+        generators = [torch.Generator().manual_seed(mix(draw.seed, seed, member)) for seed in seeds for member in range(members)]
         base = bicubic(low, self.preset.factor)
         condition = self._condition(base, terrain).repeat_interleave(members, dim=0)
         shape = (1, 1, *base.shape[-2:])
@@ -222,7 +230,7 @@ class Windsr(Method):
         if held is not None:
             goal = self._target(held.values, base).repeat_interleave(members, dim=0)
             mask = held.mask.repeat_interleave(members, dim=0)
-        x = noise() * scheduler.init_noise_sigma
+        x = (noise() if first is None else first.flatten(0, 1)[:, None].to(device)) * scheduler.init_noise_sigma
         levels = scheduler.timesteps
         for k, level in enumerate(levels):
             found = net(scheduler.scale_model_input(x, level), condition, level.expand(len(x)).to(device)).float()
@@ -245,7 +253,8 @@ def make(name: str, preset: Preset, scales: Scales, terrain: bool) -> Method:
     return METHODS[name](preset, scales, terrain)
 
 
-def _mix(*numbers: int) -> int:
+def mix(*numbers: int | str) -> int:
+    """A seed of 63 bits from several numbers."""
     import hashlib
 
     digest = hashlib.sha256(repr(numbers).encode()).digest()

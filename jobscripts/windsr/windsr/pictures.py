@@ -45,29 +45,35 @@ def _extent(result: Result) -> tuple[float, ...]:
 
 
 def fields(path: Path, result: Result, number: int) -> Path:
-    """Coarse input, fine fields, terrain, spread between the members, and the truth where it is known, at time ``number``."""
+    """At time ``number``, above: coarse input, fine fields, the truth where it is known; below: terrain, error, spread of the members."""
     extent = _extent(result)
     several = result.members.shape[1] > 1
     wind: list[tuple[str, NDArray[np.floating]]] = [("coarse input", result.low[number])]
-    wind.append(("members' mean" if several else "super-resolved", result.mean[number]))
+    wind.append(("mean of the members" if several else "super-resolved", result.mean[number]))
     if several:
         wind.append(("one member", result.members[number, 0]))
     if result.truth is not None:
         wind.append(("truth", result.truth[number]))
+    below: list[tuple[str, NDArray[np.floating], str, dict[str, Any]]] = [("terrain", result.terrain, "m", {"cmap": TERRAIN_MAP})]
+    if result.truth is not None:
+        error = result.mean[number] - result.truth[number]
+        most = float(np.quantile(np.abs(error), 0.995))
+        below.append((f"{'mean' if several else wind[1][0]} − truth", error, "m/s", {"cmap": BIAS_MAP, "vmin": -most, "vmax": most}))
+    if several:
+        spread = result.members[number].std(axis=0, ddof=1)
+        below.append(("spread of the members", spread, "m/s", {"cmap": "magma", "vmin": 0, "vmax": float(np.quantile(spread, 0.995))}))
     low = min(float(v.min()) for _, v in wind)
     high = max(float(v.max()) for _, v in wind)
-    figure, axes = _new(1, len(wind) + 1 + several)
+    figure, axes = _new(2, max(len(wind), len(below)), height=2.5)
     for k, (title, values) in enumerate(wind):
         drawn = _panel(axes[0, k], values, title, extent, cmap=WIND_MAP, vmin=low, vmax=high)
-    figure.colorbar(drawn, ax=axes[0, : len(wind)].tolist(), shrink=0.75, label="10 m wind, m/s")
-    k = len(wind)
-    if several:
-        drawn = _panel(axes[0, k], result.members[number].std(axis=0, ddof=1), "spread of members", extent, cmap="magma", vmin=0)
-        figure.colorbar(drawn, ax=axes[0, k], shrink=0.75, label="m/s")
-        k += 1
-    drawn = _panel(axes[0, k], result.terrain, "terrain", extent, cmap=TERRAIN_MAP)
-    figure.colorbar(drawn, ax=axes[0, k], shrink=0.75, label="m")
+        figure.colorbar(drawn, ax=axes[0, k], shrink=0.8, label="m/s")
+    for k, (title, values, unit, how) in enumerate(below):
+        figure.colorbar(_panel(axes[1, k], values, title, extent, **how), ax=axes[1, k], shrink=0.8, label=unit)
+    for unused in (*axes[0, len(wind) :], *axes[1, len(below) :]):
+        unused.set_axis_off()
     axes[0, 0].set_ylabel("km")
+    axes[1, 0].set_ylabel("km")
     figure.suptitle(f"{np.datetime_as_string(result.times[number], unit='m')} UTC", fontsize=10)
     return _done(figure, path)
 

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import malletrain.elastic as elastic
 from windsr import WindsrError, output
 from windsr.fields import Fields
 from windsr.grids import Tile, blend_weight, block_mean, tiles
-from windsr.methods import Draw, Method
+from windsr.methods import Draw, Method, mix
 from windsr.train import device_here
 
 PATCHES, SNAPSHOT, FACTS, RESULT = "patches", "queue.snap", "queue.json", "samples.nc"
@@ -139,8 +140,24 @@ class Queue:
             low.append(self.inputs.low[k, row : row + side, column : column + side])
             terrain.append(self.inputs.terrain[tile.slices])
         on = [torch.from_numpy(np.stack(part)[:, None]).to(device) for part in (low, terrain)]
-        made = self.method.predict(on[0], on[1], todo, self.sampling.draw).cpu().numpy()
+        noise = []
+        for number in todo:
+            k, tile = self.items[number]
+            rows, columns = tile.slices
+            noise.append(self._noise(k)[:, rows, columns])
+        made = self.method.predict(on[0], on[1], todo, self.sampling.draw, noise=torch.stack(noise)).cpu().numpy()
         return sum(self._store(number, members) for number, members in zip(todo, made, strict=True))
+
+    @lru_cache(maxsize=2)  # noqa: B019  (a queue lives as long as its process)
+    def _noise(self, field: int) -> torch.Tensor:
+        """[members, H, W] that the members of one time begin with. Neighbouring patches take theirs from it, so that they agree where they
+        overlap and a member is one field and not a patchwork."""
+        rows, columns = self.inputs.terrain.shape
+        parts = []
+        for member in range(self.sampling.draw.members):
+            generator = torch.Generator().manual_seed(mix(self.sampling.draw.seed, "field", field, member))
+            parts.append(torch.randn((rows, columns), generator=generator))
+        return torch.stack(parts)
 
     def _store(self, number: int, members: NDArray[np.float32]) -> bool:
         """Whole, once: False when another was first."""

@@ -278,11 +278,15 @@ class PbsScavenger:
         if not requests:
             return []
         view = self._look()
+        first = {request.node: request.id for request in reversed(requests)}
         with ThreadPoolExecutor(min(SUBMITTERS, len(requests)), thread_name_prefix="qsub") as pool:
-            return list(pool.map(lambda request: self._take_safely(request, view), requests))
+            return list(pool.map(lambda request: self._take_safely(request, view, first[request.node]), requests))
 
-    def _take_safely(self, request: LeaseRequest, view: _View) -> Lease:
+    def _take_safely(self, request: LeaseRequest, view: _View, first: str) -> Lease:
+        """``first``: of the leases asked for on this node."""
         try:
+            if request.id != first:
+                raise SchedulerError(f"{request.node} is asked for with lease {first}")
             return self._take_one(request, view)
         except SchedulerError as error:
             return Lease(request.id, "", LeaseState.ENDED, request.node, str(error))

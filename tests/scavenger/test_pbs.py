@@ -245,7 +245,8 @@ def test_there_are_never_more_requests_than_gaps(world):
     main = made.pbs.submit("sleep 600", "-l", "walltime=00:10:00")
     made.pbs.until(lambda: made.pbs.jobs()[main]["state"] == "R", "the main job runs")
     leases = one.take([request(1), request(2), request(3, node="n2"), request(4, node="nowhere")])
-    assert [lease.state for lease in leases][:2] == [LeaseState.ENDED, LeaseState.PENDING]
+    assert [lease.state for lease in leases] == [LeaseState.ENDED, LeaseState.PENDING, LeaseState.ENDED, LeaseState.ENDED]
+    assert "n2 is asked for with lease l2" in leases[2].reason
     assert "says it is job-exclusive" in leases[0].reason
     assert "knows no host nowhere" in leases[3].reason
     [again] = one.take([request(5, node="n2")])

@@ -39,6 +39,12 @@ ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
 SUSPENDED_SUBSTATES = frozenset({43, 45})
 """Suspended by request (qsig) and by the scheduler; the state may still say R for a moment."""
+KILLED = {
+    -27: "it used more memory than it asked for",
+    -28: "it used more CPU time than it asked for",
+    -29: "its time limit was reached",
+}
+"""Exit statuses of jobs that MoM has killed (Reference Guide, "Job Exit Status Codes")."""
 RERUN_SUBSTATES = frozenset({60, 61, 62, 63})
 """It is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the three after it): it has had its signal and runs still."""
 _TERMINATED = re.compile(r"terminated by ([^\s@]+)")
@@ -129,6 +135,8 @@ def ended_because(job: Job) -> str:
         return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
     if job.exit is None:
         return "it ended"
+    if job.exit in KILLED:
+        return KILLED[job.exit]
     if job.exit < 0:
         return f"PBS could not run it (exit status {job.exit}: {job.comment or 'no reason given'})"
     return "its command ended" if job.exit == 0 else f"its command failed with exit status {job.exit}"

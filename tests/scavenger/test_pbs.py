@@ -269,13 +269,23 @@ def test_a_limit_of_the_site_ends_the_asking_for_a_while(world):
     made.pbs.until(lambda: len(one.poll().gaps) == 3, "PBS is asked again")
 
 
-def test_a_submission_without_an_answer_is_deleted_should_it_turn_up(world):
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+def test_a_submission_without_an_answer_is_deleted_should_it_turn_up(world, trouble):
     made = world(hosts=1)
     one = made.scavenger()
-    made.tools.fails("qsub", "qsub: End of File")
+    if trouble == "fails":
+        made.tools.fails("qsub", "qsub: End of File")
+    else:
+        made.tools.hangs("qsub")
+    usual = one.commands.run
+
+    def impatient(argv, **options):
+        return usual(argv, **options, **({"timeout_s": 1.0} if argv[0] == "qsub" else {}))
+
+    one.commands.run = impatient
     [lease] = one.take([request(1)])
     assert lease.state is LeaseState.ENDED
-    assert "End of File" in lease.reason
+    assert "End of File" in lease.reason or "gave no answer" in lease.reason
     made.pbs.works("qsub")
     made.pbs.submit("sleep 600", "-N", f"{PREFIX}l1", queue="preemptable")
     [lease] = one.poll().leases

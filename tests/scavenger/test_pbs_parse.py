@@ -92,6 +92,14 @@ def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
     assert lost_because(given) == lost or lease_state == "ended"
 
 
+@pytest.mark.parametrize(
+    ("exit_status", "words"),
+    [(0, "its command ended"), (3, "exit status 3"), (-29, "time limit"), (-3, "PBS could not run it"), (None, "it ended")],
+)
+def test_ends_of_leases(exit_status, words):
+    assert words in ended_because(job("F", 92)._replace(exit=exit_status))
+
+
 @recorded
 def test_recorded_site():
     site = read_site(text("qstat_Bf.json"), text("qstat_Qf.json"), text("qmgr_print_sched.txt"))

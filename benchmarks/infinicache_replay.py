@@ -131,8 +131,9 @@ class Replay:
             for move in self.table.repair(entry) if entry is not None else []:
                 assert entry is not None
                 self.table.set_chunk(entry, move.index, move.target)
-                self.counts["repair_bytes"] += move.bytes * entry.shape.d
-                self.allowance -= move.bytes * entry.shape.d
+                moved = move.bytes * (1 if move.source else entry.shape.d)
+                self.counts["repair_bytes"] += moved
+                self.allowance -= moved
 
     def fill(self) -> None:
         """Idle nodes that are up join, up to the limit."""

@@ -161,11 +161,11 @@ class AsyncCache:
 
     async def stat(self, key: str) -> Stat | None:
         """What the cache knows of ``key`` without reading it; None on a miss."""
-        found = await self._find(key)
-        if found is None:
+        head = await self._ask(key, "find", key=key)
+        if not head["found"]:
             return None
-        version, shape, at = found
-        return Stat(key, version, shape.size, shape.code, len(at) - shape.d, shape.wanted_p, at)
+        shape = msgspec.convert(head["shape"], Shape)
+        return Stat(key, head["version"], shape.size, shape.code, head["protection"], shape.wanted_p, head["at"])
 
     async def summary(self) -> list[dict[str, Any]]:
         """What each proxy says of its pool: nodes, objects, bytes, degraded and lost objects, bytes moved."""

@@ -216,7 +216,8 @@ class Proxy:
         if entry is None or not entry.committed or entry.protection < 0:  # below 0 it waits for its backups
             return {"found": False}
         self.table.touch(entry)
-        return {"found": True, "version": entry.version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
+        return {"found": True, "version": entry.version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at,
+                "protection": entry.protection}  # fmt: skip
 
     async def _delete(self, key: str) -> dict[str, Any]:
         await self._ready(key)
@@ -334,8 +335,9 @@ class Proxy:
             done = 0
             moves = self.table.repair(entry)
             for move in sorted(moves, key=lambda m: m.index not in entry.spare):  # copies first: the others may need them
+                copied = move.source is not None or move.index in entry.spare
                 if await self._carry_out(move, "repair"):
-                    done += move.bytes * (1 if move.index in entry.spare else entry.shape.d)
+                    done += move.bytes * (1 if copied else entry.shape.d)
             if moves and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
                 self.table.remove(entry.key)  # its backups were not there, or too old
                 self.table.lost += 1

@@ -8,7 +8,7 @@ cannot both have the last room.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,12 +18,12 @@ from infinicache.objects import Held, Shape, TooLarge, Unavailable
 
 @dataclass
 class Node:
-    """One cache node. ``reserved``: bytes placed there; ``held``: key → index of its chunk there (never two chunks of one object)."""
+    """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks there."""
 
     capacity: int
     reserved: int = 0
     leaving: bool = False
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[str, set[int]] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
@@ -47,13 +47,22 @@ class Entry:
 
     @property
     def protection(self) -> int:
-        """Nodes that may be lost; below 0 when the object cannot be read."""
-        return len(self.at) - self.shape.d
+        """Nodes that may be lost, whichever they are; below 0 when the object cannot be read."""
+        left = len(self.at) - self.shape.d
+        if left <= 0:
+            return left
+        nodes = 0
+        for chunks in sorted(Counter(self.at.values()).values(), reverse=True):
+            left -= chunks
+            if left < 0:
+                break
+            nodes += 1
+        return nodes
 
     @property
     def hopeless(self) -> bool:
         """Whether it is lost for good: the backups of its lost chunks do not make up for them."""
-        return self.protection + len(self.spare.keys() - self.at.keys()) < 0
+        return len(self.at) + len(self.spare.keys() - self.at.keys()) < self.shape.d
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,13 @@ class Table:
         """
         gone = self.nodes.pop(address, None)
         degraded, lost = [], []
-        for key, index in gone.held.items() if gone else ():
+        for key, indices in gone.held.items() if gone else ():
             entry = self.objects[key]
-            del entry.at[index]
             entry.spare = {i: node for i, node in entry.spare.items() if node != address}
-            if backup in self.nodes:
-                entry.spare[index] = str(backup)
+            for index in indices:
+                del entry.at[index]
+                if backup in self.nodes:
+                    entry.spare[index] = str(backup)
             if not entry.committed:
                 continue
             if entry.hopeless:
@@ -116,11 +126,13 @@ class Table:
         """A known node says anew what it holds: what is not there any more counts as lost, as in :meth:`lose_node`."""
         there = {(h.key, h.version): set(h.indices) for h in held}
         degraded, lost = [], []
-        for key, index in list(self.nodes[address].held.items()):
+        for key, indices in list(self.nodes[address].held.items()):
             entry = self.objects[key]
-            if index in there.get((key, entry.version), ()) or not entry.committed:  # a put may be under way
+            missing = indices - there.get((key, entry.version), set())
+            if not missing or not entry.committed:  # a put may be under way
                 continue
-            self.set_chunk(entry, index, None)
+            for index in missing:
+                self.set_chunk(entry, index, None)
             if entry.protection < 0:
                 lost.append(entry)
                 self.remove(entry.key)
@@ -177,7 +189,7 @@ class Table:
         for node in entry.at.values():
             if node in self.nodes:
                 self.nodes[node].reserved -= entry.shape.share
-                del self.nodes[node].held[key]
+                self.nodes[node].held.pop(key, None)
         return entry
 
     def touch(self, entry: Entry) -> None:
@@ -199,12 +211,14 @@ class Table:
         before = entry.at.pop(index, None)
         if before in self.nodes:
             self.nodes[before].reserved -= entry.shape.share
-            del self.nodes[before].held[entry.key]
+            self.nodes[before].held[entry.key].discard(index)
+            if not self.nodes[before].held[entry.key]:
+                del self.nodes[before].held[entry.key]
         if node is not None and node in self.nodes:
             entry.spare.pop(index, None)
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
-            self.nodes[node].held[entry.key] = index
+            self.nodes[node].held.setdefault(entry.key, set()).add(index)
 
     # --- after a loss of this memory ---
 
@@ -226,7 +240,7 @@ class Table:
                 entry = self.objects[h.key] = Entry(h.key, h.version, h.shape, touched=False)
                 self._clock[h.key] = None
             for index in h.indices:
-                if index not in entry.at and address not in entry.at.values():
+                if index not in entry.at:
                     self.set_chunk(entry, index, address)
         return stale
 
@@ -245,20 +259,29 @@ class Table:
     # --- moving chunks ---
 
     def repair(self, entry: Entry) -> list[Move]:
-        """Where the missing chunks of an object are to be made anew, as far as there are other nodes with room."""
-        missing = [i for i in range(entry.shape.code.n) if i not in entry.at]
+        """Where the missing chunks of an object are to be made anew, and those that share a node are to go, as far as there are other nodes
+        with room."""
+        missing: list[tuple[int, str | None]] = [(i, None) for i in range(entry.shape.code.n) if i not in entry.at]
+        seen: set[str] = set()
+        for index, node in entry.at.items():
+            if node in seen:
+                missing.append((index, node))
+            seen.add(node)
         targets = self._targets(entry, len(missing))
-        return [Move(entry.key, entry.version, i, None, t, entry.shape.share) for i, t in zip(missing, targets, strict=False)]
+        return [Move(entry.key, entry.version, i, node, t, entry.shape.share) for (i, node), t in zip(missing, targets, strict=False)]
 
     def drain(self, address: str) -> list[Move]:
-        """What a leaver hands over, most valuable first: objects that its going would bring nearest to their end, then those read most."""
+        """What a leaver hands over, most valuable first: objects that its going would bring nearest to their end, then those read most.
+
+        Where no other node is without a chunk of the object, chunks share a node: better two of them at one place than none.
+        """
         leaver = self.nodes.get(address)
-        held = [(self.objects[key], index) for key, index in leaver.held.items()] if leaver else []
+        held = [(self.objects[key], i) for key, indices in leaver.held.items() for i in sorted(indices)] if leaver else []
         held = [(e, i) for e, i in held if e.committed]
         held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
         moves, planned = [], dict.fromkeys(self.nodes, 0)
         for entry, index in held:
-            targets = self._targets(entry, 1, planned)
+            targets = self._targets(entry, 1, planned) or self._shared(entry, planned)
             if targets:
                 planned[targets[0]] += entry.shape.share
                 moves.append(Move(entry.key, entry.version, index, address, targets[0], entry.shape.share))
@@ -274,14 +297,20 @@ class Table:
         best: tuple[Entry, int] | None = None
         if gap <= slack * self.nodes[high].capacity:
             return None
-        for key, index in self.nodes[high].held.items():
-            entry = self.objects[key]
+        for key, indices in self.nodes[high].held.items():
+            entry, index = self.objects[key], min(indices)
             share = entry.shape.share
             if not entry.committed or key in self.nodes[low].held or 2 * share > gap or share > self.nodes[low].free:
                 continue
             if best is None or share > best[0].shape.share:
                 best = (entry, index)
         return Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share) if best else None
+
+    def _shared(self, entry: Entry, planned: dict[str, int]) -> list[str]:
+        """The node with the fewest chunks of an object among those with room."""
+        share = entry.shape.share
+        room = [a for a in self.usable() if self.nodes[a].free - planned.get(a, 0) >= share]
+        return sorted(room, key=lambda a: (len(self.nodes[a].held.get(entry.key, ())), planned.get(a, 0)))[:1]
 
     def _targets(self, entry: Entry, count: int, planned: dict[str, int] | None = None) -> list[str]:
         extra = planned or {}

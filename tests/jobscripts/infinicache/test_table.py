@@ -85,6 +85,29 @@ def test_the_most_valuable_is_handed_over_first():
     assert all(m.source == common and m.target not in t.objects[m.key].at.values() for m in moves)
 
 
+def test_a_shrinking_pool_puts_chunks_together_and_a_growing_one_apart():
+    t = table(6)
+    entry = put(t, "a")
+    for name in ("n0", "n1", "n2", "n3"):
+        t.nodes[name].leaving = True
+        for move in t.drain(name):
+            t.set_chunk(t.objects[move.key], move.index, None)
+            t.set_chunk(t.objects[move.key], move.index, move.target)
+        degraded, lost = t.lose_node(name)
+        assert not degraded
+        assert not lost
+    assert Counter(entry.at.values()) == {"n4": 3, "n5": 3}
+    assert entry.protection == 0, "each of the two nodes is needed"
+    for i in range(6, 10):
+        t.add_node(f"n{i}", 1000)
+    for move in t.repair(entry):
+        assert move.source is not None
+        t.set_chunk(entry, move.index, None)
+        t.set_chunk(entry, move.index, move.target)
+    assert len(set(entry.at.values())) == 6
+    assert entry.protection == 2
+
+
 def test_a_new_node_is_filled_until_it_is_like_the_others():
     t = table(6, 10_000)
     for i in range(30):
@@ -116,7 +139,7 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     assert again.restore("n0", [Held("gone", 3, shape, [0], 0.0)], settled=True) == [("n0", "gone", 3)]
 
 
-@given(st.lists(st.tuples(st.sampled_from("pprlaf"), st.integers(0, 9), st.integers(1, 3000)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("pprlafd"), st.integers(0, 9), st.integers(1, 3000)), max_size=60))
 def test_reservations_are_what_the_entries_say(steps):
     t = table(4, 2000)
     count = 4
@@ -129,6 +152,13 @@ def test_reservations_are_what_the_entries_say(steps):
                 t.remove(f"k{i}")
             elif what == "l" and t.nodes:
                 t.lose_node(sorted(t.nodes)[i % len(t.nodes)])
+            elif what == "d" and len(t.nodes) > 1:
+                leaver = sorted(t.nodes)[i % len(t.nodes)]
+                t.nodes[leaver].leaving = True
+                for move in t.drain(leaver):
+                    t.set_chunk(t.objects[move.key], move.index, None)
+                    t.set_chunk(t.objects[move.key], move.index, move.target)
+                t.lose_node(leaver)
             elif what == "a":
                 count += 1
                 t.add_node(f"n{count}", 2000)
@@ -139,8 +169,9 @@ def test_reservations_are_what_the_entries_say(steps):
             pass
         held = Counter()
         for entry in t.objects.values():
-            assert len(set(entry.at.values())) == len(entry.at)
             assert entry.protection >= 0
+            for node in entry.at.values():
+                assert entry.key in t.nodes[node].held
             for node in entry.at.values():
                 held[node] += entry.shape.share
         assert {a: n.reserved for a, n in t.nodes.items()} == {a: held[a] for a in t.nodes}

@@ -72,8 +72,8 @@ class Recorded:
 
 
 def measure(nodes: int, jobs: int, repeats: int = 15, seed: int = 1) -> dict[str, float]:
-    """Median milliseconds of CPU time of reading the answers (as at a first poll, and with the lists of nodes known), of a whole poll, and of
-    explaining every node."""
+    """Median milliseconds of CPU time: of reading the answers (as at a first poll, and with the lists of nodes known), of a whole poll,
+    and of explaining every node."""
     source = Recorded(nodes, jobs, seed)
     settings = SlurmSettings(tag="t", template=f"#!/bin/sh\n{PLACE}\n", user="me", rules=GapRules(use_planned=True), idle_for_s=0.0)
     scavenger = SlurmScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)

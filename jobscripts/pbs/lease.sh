@@ -9,5 +9,6 @@
 exec >>"${MALLETRAIN_OUTPUT:-/dev/null}" 2>&1 </dev/null
 : "${PBS_JOBID:?this script runs in a PBS job}"
 cd / || exit
-# PBS sends SIGTERM to every process of the job's session, so to the agent too; PBS waits for it although the shell above it ends at once.
+# PBS sends SIGTERM to every process of the job's session, so to the agent too, and waits for it although the shell above it ends at once
+# (openpbs, src/resmom/linux: kill_session and scan_for_terminated).
 exec "$@"

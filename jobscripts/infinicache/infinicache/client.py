@@ -169,9 +169,17 @@ class AsyncCache:
 
     async def summary(self) -> list[dict[str, Any]]:
         """What each proxy says of its pool: nodes, objects, bytes, degraded and lost objects, bytes moved."""
-        if not self._proxies:
-            await self._learn()
-        return [(await self._call(address, "summary"))[0] for address in dict.fromkeys(self._proxies)]
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                if not self._proxies:
+                    await self._learn()
+                return [(await self._call(address, "summary"))[0] for address in dict.fromkeys(self._proxies)]
+            except (ConnectionLost, CallFailed, Unavailable) as error:
+                self._proxies = []
+                if time.monotonic() > deadline:
+                    raise Unavailable(str(error)) from None
+            await asyncio.sleep(0.05)
 
     # --- proxies ---
 

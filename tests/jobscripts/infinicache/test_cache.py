@@ -5,7 +5,7 @@ import contextlib
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from infinicache import AsyncCache, Cache, CacheError, TooLarge, Unavailable
 from infinicache.connection import CallFailed, Peers
@@ -321,6 +321,7 @@ STEPS = st.one_of(
 )
 
 
+@example([("lose", 0, 0), ("join", 0, 0), ("lose", 0, 0)], random.Random(0))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEPS, min_size=4, max_size=16), st.randoms(use_true_random=False))
 def test_a_get_returns_the_right_bytes_or_a_miss(steps, rng):

@@ -170,7 +170,7 @@ class Replay:
                 self.drain(node)
         if sudden:
             self.counts["losses"] += len(sudden)
-            objects = [(len(e.at), e.protection) for e in self.table.objects.values()]
+            objects = [(len(set(e.at.values())), e.protection) for e in self.table.objects.values()]
             self.counts["expected"] += expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
             self.changes.append(Change(self.now, lost=tuple(sudden)))
         for node in sudden:

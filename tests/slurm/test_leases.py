@@ -29,6 +29,7 @@ LEAVE = """
 import signal, sys, time
 def leave(number, frame):
     open(sys.argv[1], "w").write(str(time.time()))
+    time.sleep(float((sys.argv + ["0"])[2]))
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 open(sys.argv[1] + ".ready", "w").close()
@@ -117,9 +118,9 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     one = scavenger(slurm)
     one.poll()
     told = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
-    one.take([LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path))) for i, path in told.items()])
+    one.take([LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), "4")) for i, path in told.items()])
     slurm.until(lambda: all((root / f"{path.name}.ready").exists() for path in told.values()), "four leases run")
-    # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Then one of the idle ones breaks.
+    # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Before those have left, one of the idle ones breaks.
     main = slurm.submit("sleep 600", "--nodes=4", "--exclusive", "--time=20")
     slurm.until(lambda: any(path.exists() for path in told.values()), "leases are preempted")
     slurm.run("scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=fan")

@@ -38,11 +38,11 @@ class RoundStore(dist.Store):
     def __init__(self, inner: Any, interrupted: Callable[[], bool]) -> None:
         super().__init__()
         self._inner = inner
-        self._interrupted = interrupted
+        self.interrupted = interrupted
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         while not self._inner.check(list(keys)):
-            if self._interrupted():
+            if self.interrupted():
                 raise Interrupted("This round is void; a newer one follows.")
             time.sleep(_POLL_S)
 
@@ -162,6 +162,26 @@ def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
         pass
 
 
+def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """gloo's part of a group. A peer that is lost meanwhile would be waited for until ``timeout``; this wait is given up instead when the
+    round is void, and left behind in a thread."""
+    made: list[Any] = []
+    task = _Apart(lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)))
+    round_is_void = _forming
+    while not task.over.wait(_POLL_S):
+        if round_is_void():
+            raise Interrupted("This round is void; a newer one follows.")
+    if task.error is not None:
+        raise task.error
+    return made[0]
+
+
+_BACKEND = "malletrain_gloo"
+_forming: Callable[[], bool] = lambda: False  # noqa: E731
+"""Whether the round that is being formed is void: torch hands a backend no more than its store."""
+dist.Backend.register_backend(_BACKEND, _connect, devices=["cpu"])
+
+
 class Group:
     """The default process group of one round.
 
@@ -194,8 +214,14 @@ class Group:
 
     def _form(self, store: RoundStore | None, cuda: bool) -> None:
         before = _sockets()
-        backend = "cpu:gloo,cuda:nccl" if cuda and dist.is_nccl_available() else "gloo"
+        nccl = cuda and dist.is_nccl_available()
+        backend = "gloo" if store is None else _BACKEND
+        if nccl:
+            backend = f"cpu:{backend},cuda:nccl"
         options: dict[str, Any] = {} if store is None else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
+        global _forming
+        if store is not None:
+            _forming = store.interrupted
         hook = sys.excepthook
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
@@ -205,7 +231,7 @@ class Group:
             raise
         finally:
             sys.excepthook = hook  # torch wraps it once more for every group
-        self._held, self._nccl = dist.distributed_c10d._get_default_group(), "nccl" in backend
+        self._held, self._nccl = dist.distributed_c10d._get_default_group(), nccl
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from peers may come in later.
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
@@ -332,11 +358,16 @@ def rehearse() -> None:
     if dist.is_initialized():
         return
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    held = dist.distributed_c10d._get_default_group()
     model = torch.nn.Linear(1, 1)
     ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
     for _ in range(2):  # DDP arranges its buckets after the first
         ddp(torch.ones(1, 1)).sum().backward()
+    # The last hold on a group must be Python's own. Were it the reducer's, gloo's threads would be waited for without letting go of the
+    # interpreter, which they may need.
+    del ddp, model
     dist.destroy_process_group()
+    del held
 
 
 class _Apart:

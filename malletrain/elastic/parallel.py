@@ -47,6 +47,8 @@ class Parallel(torch.nn.Module):
         else:
             options.pop("broadcast_buffers", None)
             options[_NO_BUFFERS] = False
+            # DDP divides while it copies gradients into buckets, which a hook cannot; not copying them back makes up for it.
+            options.setdefault("gradient_as_bucket_view", True)
             self._group = group
         ddp = DistributedDataParallel(self.module, init_sync=False, **options)
         if self._group is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -35,5 +36,18 @@ def test_a_group_that_came_to_nothing_leaves_no_trace():
 
 def test_a_rehearsal_leaves_no_trace():
     rehearse()
+    assert not dist.is_initialized()
+    assert dist.distributed_c10d._world.group_count == 0
+
+
+def test_connecting_to_a_peer_that_never_comes_is_given_up(monkeypatch):
+    """gloo's own connecting cannot be interrupted; here it lasts until the test lets it end."""
+    void, end = threading.Event(), threading.Event()
+    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda *_: void.set() or end.wait(60))
+    try:
+        with pytest.raises(Interrupted):
+            Group(Place(1, 0, 2), RoundStore(dist.HashStore(), void.is_set), cuda=False)
+    finally:
+        end.set()
     assert not dist.is_initialized()
     assert dist.distributed_c10d._world.group_count == 0

@@ -111,7 +111,7 @@ def unit(setting: Setting, method: str, terrain: bool, seed: int) -> dict[str, A
     trained_s, trained_cpu = time.time() - began, time.process_time() - cpu
     row: dict[str, Any] = {"method": method, "terrain": terrain, "seed": seed, "load": os.getloadavg()[0]}
     row |= {"train_s": trained_s, "train_cpu_s": trained_cpu}
-    row |= _score(made, held_out, setting.plan.members, seed, keep=folder if seed == 0 else None)
+    row |= _score(made, held_out, setting.plan.members, seed, keep=folder)
     folder.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(row, indent=1))
     return row
@@ -210,7 +210,12 @@ def assimilation(setting: Setting, seed: int) -> dict[str, Any]:
     }  # fmt: skip
     best = Thresholds(*min(tried, key=lambda pair: tried[pair]))
 
-    low, truth, terrain, guess = first_guess(held_out)
+    drawn_before = setting.folder("windsr", True, seed) / "held_out.npy"  # the same patches, members and seed, from part 1
+    if drawn_before.exists():
+        low, truth, terrain = _patches(held_out, made.preset)
+        guess = np.load(drawn_before).mean(axis=1)
+    else:
+        low, truth, terrain, guess = first_guess(held_out)
     stations = [observe(t, setting.plan.stations, 2000 * seed + k) for k, t in enumerate(truth)]
     rows: dict[str, Any] = {"none": _errors(truth, guess, stations)}
     for radius in RADII:

@@ -1,10 +1,11 @@
 """What a change of nodes costs a training: the pause between the last step before and the first step after.
 
-    python -m benchmarks.rescale [--mode restart|c10d|all] [--model-mb 10] [--nodes 6] [--repeats 3] [--json]
+    python -m benchmarks.rescale [--mode live|restart|c10d|all] [--model-mb 10 400] [--nodes 6] [--repeats 3] [--json]
 
-Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause is read from the times that rank 0 wrote
-down for every step, the same way for every mode; ``phases`` are what MalleTrain's own monitor says (medians). Every mode runs the same
-script (benchmarks/train_step.py) on the same machine in the same call.
+Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause is the longest gap between two steps
+that rank 0 wrote down, the same way for every mode; it contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in
+live mode, what rank 0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-cold`` is restart mode without
+the warm interpreter (MALLETRAIN_PRELOAD=0). Every mode runs the same training (benchmarks/train_step.py, train_live.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -31,8 +33,8 @@ STEADY_STEPS = 40
 """Steps at the same world size before the next event: the training has settled."""
 LOSS_STEPS = 10
 """Steps after a loss until it counts as over."""
-LONG_GAP_S = 0.15
-"""A gap between steps longer than this is a pause."""
+LONG_GAP_S = 0.6
+"""A gap between steps longer than this is a pause, where the number of nodes does not tell."""
 
 
 class StepLog:
@@ -53,11 +55,18 @@ class StepLog:
         after = [s for s in self.steps() if s[0] > since]
         return len(after) >= STEADY_STEPS and all(w == world for _, _, w in after[-STEADY_STEPS:])
 
-    def went_on(self, steps: int, since: float) -> bool:
-        """Whether so many steps followed the longest gap after ``since`` (at whatever size)."""
-        times = [s[0] for s in self.steps() if s[0] > since - 1.0]
-        gaps = [b - a for a, b in itertools.pairwise(times)]
+    def went_on(self, steps: int, nodes: int, since: float) -> bool:
+        """Whether so many steps followed the first one at another size than ``nodes``, or the longest gap, after ``since``."""
+        after = [s for s in self.steps() if s[0] > since - 1.0]
+        fewer = next((i for i, s in enumerate(after) if s[0] > since and s[2] != nodes), None)
+        if fewer is not None:
+            return len(after) - fewer > steps
+        gaps = [b[0] - a[0] for a, b in itertools.pairwise(after)]
         return bool(gaps) and max(gaps) > LONG_GAP_S and len(gaps) - gaps.index(max(gaps)) > steps
+
+    def step_s(self) -> float:
+        """The usual time between two steps, of the newest."""
+        return statistics.median(b[0] - a[0] for a, b in itertools.pairwise(self.steps()[-STEADY_STEPS:]))
 
     def pause(self, since: float) -> tuple[float, int]:
         """(longest gap between steps after ``since``, steps that had to be repeated)."""
@@ -73,6 +82,7 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
     """All events in one mode; one row an event."""
     pauses: dict[str, list[float]] = defaultdict(list)
     repeated: dict[str, list[int]] = defaultdict(list)
+    usual: dict[str, list[float]] = defaultdict(list)
     phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="mt-rescale-") as folder:
         root = Path(folder)
@@ -81,6 +91,7 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
         contender: Contender = CONTENDERS[mode](root, nodes, arguments)
 
         def event(name: str, change: Callable[[], None], over: Callable[[float], bool]) -> None:
+            usual[name].append(log.step_s())
             began, known = time.time(), len(contender.phases())
             change()
             until(lambda: over(began), f"{mode}: {name} is over")
@@ -98,10 +109,13 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
                 for by in (k for k in (1, 2, 4) if k < nodes):
                     event(f"shrink-{by}", partial(contender.shrink, by), partial(log.settled, nodes - by))
                     event(f"grow-{by}", partial(contender.grow, by), partial(log.settled, nodes))
-                event("loss", contender.lose, partial(log.went_on, LOSS_STEPS))
+                event("loss", contender.lose, partial(log.went_on, LOSS_STEPS, nodes))
                 began = time.time()
                 contender.recover()
                 until(partial(log.settled, nodes, began), f"{mode} trains on {nodes} again")
+        except RuntimeError:
+            print(contender.last_words(), file=sys.stderr)
+            raise
         finally:
             contender.stop()
     return [
@@ -112,6 +126,7 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
             "pause_s": round(statistics.median(values), 3),
             "spread": [round(min(values), 3), round(max(values), 3)],
             "repeats": len(values),
+            "step_s": round(statistics.median(usual[name]), 3),
             "steps_repeated": max(repeated[name]),
             "phases": {phase: round(statistics.median(seconds), 3) for phase, seconds in phases[name].items()},
         }
@@ -123,20 +138,21 @@ def main() -> None:
     """Run, print a table (stderr) and with --json one object (stdout)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=[*CONTENDERS, "all"], default="all")
-    parser.add_argument("--model-mb", type=float, default=10.0)
+    parser.add_argument("--model-mb", type=float, nargs="+", default=[10.0])
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = Console(stderr=True)
     modes = list(CONTENDERS) if args.mode == "all" else [args.mode]
-    rows = [row for mode in modes for row in run(mode, args.model_mb, args.nodes, args.repeats, say)]
-    table = Table("mode", "event", "pause s", "min…max", "repeated steps", "phases s")
+    rows = [row for mb in args.model_mb for mode in modes for row in run(mode, mb, args.nodes, args.repeats, say)]
+    table = Table("mode", "event", "MB", "pause s", "min…max", "step s", "repeated steps", "phases s")
     for row in rows:
-        shown = ", ".join(f"{k} {v:.2f}" for k, v in row["phases"].items())  # type: ignore[attr-defined]
+        shown = ", ".join(f"{k} {v:.3f}" for k, v in row["phases"].items())  # type: ignore[attr-defined]
         low, high = row["spread"]  # type: ignore[misc]
         pause, spread = f"{row['pause_s']:.2f}", f"{low:.2f}…{high:.2f}"
-        table.add_row(str(row["mode"]), str(row["event"]), pause, spread, str(row["steps_repeated"]), shown)
+        mb, usual = f"{row['model_mb']:g}", f"{row['step_s']:.3f}"
+        table.add_row(str(row["mode"]), str(row["event"]), mb, pause, spread, usual, str(row["steps_repeated"]), shown)
     say.print(table)
     if args.json:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": os.getloadavg()[0]}

@@ -8,6 +8,7 @@ same machine; nodes leave by SIGTERM to their torchrun, and join by starting one
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import psutil
 
@@ -51,6 +52,9 @@ class Contender(Protocol):
     def phases(self) -> list[dict[str, float]]:
         """Parts of every rescale so far in seconds, where the contender knows them."""
 
+    def last_words(self) -> str:
+        """What its parts said last."""
+
     def stop(self) -> None:
         """End everything."""
 
@@ -69,6 +73,8 @@ class Restart:
 
     mode = "restart"
     script = SCRIPT
+    env: ClassVar[dict[str, str]] = {}
+    """More environment of the training."""
     jobs = ""
     """More settings of the site, below ``[jobs]``."""
 
@@ -103,6 +109,7 @@ class Restart:
             max_nodes=high,
             weight=weight,
             mode=mode,
+            env=self.env,
             profile=False,
         )
         with Client.of(self.state) as client:
@@ -133,10 +140,19 @@ class Restart:
         with Client.of(self.state) as client:
             return [dict(rescale.phases) for rescale in client.job(self.job).rescales]
 
+    def last_words(self) -> str:
+        return (self.root / "daemon.log").read_text(errors="replace")[-4000:]
+
     def stop(self) -> None:
         self.daemon.send_signal(signal.SIGTERM)
         self.daemon.wait(30)
         self.cluster.stop()
+
+
+class RestartCold(Restart):
+    """Restart mode with every worker started afresh."""
+
+    env: ClassVar[dict[str, str]] = {"MALLETRAIN_PRELOAD": "0"}
 
 
 class Live(Restart):
@@ -144,6 +160,10 @@ class Live(Restart):
 
     mode = "live"
     script = LIVE_SCRIPT
+
+    def phases(self) -> list[dict[str, float]]:
+        path = self.root / "steps.parts"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class C10d:
@@ -199,6 +219,9 @@ class C10d:
     def phases(self) -> list[dict[str, float]]:
         return []
 
+    def last_words(self) -> str:
+        return (self.root / "torchrun.log").read_text(errors="replace")[-4000:]
+
     def stop(self) -> None:
         for torchrun in self.running:
             tree = psutil.Process(torchrun.pid).children(recursive=True) if torchrun.poll() is None else []
@@ -209,4 +232,9 @@ class C10d:
                     process.kill()
 
 
-CONTENDERS: dict[str, type[Restart] | type[C10d]] = {"live": Live, "restart": Restart, "c10d": C10d}
+CONTENDERS: dict[str, type[Restart] | type[C10d]] = {
+    "live": Live,
+    "restart": Restart,
+    "restart-cold": RestartCold,
+    "c10d": C10d,
+}

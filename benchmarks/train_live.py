@@ -1,8 +1,10 @@
-"""The same training as benchmarks/train_step.py in live mode: same arguments, same line a step."""
+"""The same training as benchmarks/train_step.py in live mode: same arguments, same line a step; STEPS_FILE.parts gets a JSON object a
+change of the group."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from pathlib import Path
@@ -33,6 +35,8 @@ def main() -> None:
         warmup=lambda: model(batch).sum().backward(),
     )
     net = run.ddp(model)
+    parts = os.open(args.steps_file + ".parts", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    run.on_change(lambda run: os.write(parts, json.dumps(run.change_parts).encode() + b"\n") if run.rank == 0 else None)
     stop = Path(args.steps_file + ".stop")
     log = os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in run.steps(1 << 60):

@@ -1,0 +1,81 @@
+"""Snapshots in the background: the loop is held for a copy and not for the disk, one is written at a time, and what is written is whole."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from malletrain import snapshot_file
+from malletrain.elastic.background import BackgroundSnapshot
+from tests.malletrain.worker_side import as_plain_script
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writing waits until the test lets it go on; yields (release, began, threads that wrote)."""
+    release, began, writers = threading.Event(), threading.Event(), []
+    write = snapshot_file.write
+
+    def slow(*args, **options):
+        writers.append(threading.current_thread())
+        began.set()
+        assert release.wait(30)
+        return write(*args, **options)
+
+    monkeypatch.setattr(snapshot_file, "write", slow)
+    with as_plain_script(monkeypatch):
+        yield release, began, writers
+
+
+def test_training_goes_on_while_a_snapshot_is_written(tmp_path, slow_disk):
+    release, began, writers = slow_disk
+    model, counts = torch.nn.Linear(4, 4), {"steps": 0}
+    snapshot = BackgroundSnapshot(tmp_path / "run.pt", 0.0, model=model, run=counts)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    for step in range(1, 6):  # every step is due; none waits for the disk
+        counts["steps"] = step
+        snapshot.step()
+        with torch.no_grad():
+            model.weight.add_(1.0)
+    assert began.wait(10)
+    assert len(writers) == 1, "one at a time"
+    assert writers[0] is not threading.main_thread()
+    release.set()
+    snapshot.wait()
+    saved = snapshot_file.read(str(tmp_path / "run.pt"))["objects"]
+    assert saved["run"]["steps"] == 1
+    assert torch.equal(saved["model"]["weight"], torch.full((4, 4), 1.0)), "as it was when the copy was made"
+    snapshot.step()  # the next one is due at once: what is on disk is never older than the interval and one write
+    snapshot.wait()
+    saved = snapshot_file.read(str(tmp_path / "run.pt"))["objects"]
+    assert saved["run"]["steps"] == 5
+    assert torch.equal(saved["model"]["weight"], torch.full((4, 4), 6.0))
+
+
+def test_a_snapshot_on_demand_waits_for_the_one_being_written_and_is_newer(tmp_path, slow_disk):
+    release, began, writers = slow_disk
+    counts = {"steps": 1}
+    snapshot = BackgroundSnapshot(tmp_path / "run.pt", 0.0, run=counts)
+    snapshot.step()
+    assert began.wait(10)
+    counts["steps"] = 2
+    release.set()
+    assert snapshot.save()
+    assert len(writers) == 2
+    assert writers[1] is threading.main_thread()
+    assert snapshot_file.read(str(tmp_path / "run.pt"))["objects"]["run"]["steps"] == 2
+
+
+def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot_file, "write", full)
+    with as_plain_script(monkeypatch):
+        snapshot = BackgroundSnapshot(tmp_path / "run.pt", 0.0, run={"steps": 1})
+        snapshot.step()
+        snapshot.wait()
+    assert "No space left on device" in capsys.readouterr().err

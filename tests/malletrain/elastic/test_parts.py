@@ -1,0 +1,77 @@
+"""The small parts of live mode: whose state counts, what a discarded step leaves, how learning rates follow."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+import malletrain.elastic as elastic
+from malletrain.elastic.sharing import source_and_needy
+from malletrain.elastic.training import Standing
+from malletrain.elastic.undo import StepStart
+
+standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
+
+
+@given(st.lists(standings, min_size=1, max_size=6))
+def test_everybody_ends_with_the_state_that_is_furthest(table):
+    source, needy = source_and_needy(table)
+    assert source not in needy
+    if any(s.has_state for s in table):
+        assert table[source] == max(table)
+        assert all(table[rank] == table[source] for rank in range(len(table)) if rank not in needy)
+    else:
+        assert (source, needy) == (0, list(range(1, len(table))))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind"),
+    [
+        (Standing(True, 0, 0, True), Standing(False, 9, 9, True)),  # no state, whatever it counts
+        (Standing(True, 5, 4, True), Standing(True, 4, 4, True)),  # one update more
+        (Standing(True, 5, 5, True), Standing(True, 5, 5, False)),  # no step that broke off
+    ],
+)
+def test_who_is_ahead(ahead, behind):
+    assert source_and_needy([behind, ahead]) == (1, [0])
+    assert source_and_needy([ahead, behind, ahead]) == (0, [1])
+
+
+def test_a_discarded_step_leaves_nothing_behind():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    facts = {"best": 0.5}
+    start = StepStart([model], [facts])
+    start.keep()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    drawn = torch.rand(3)
+    model(torch.rand(8, 2)).sum().backward()
+    facts.update(best=0.9, more=1)
+    start.restore([])
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert facts == {"best": 0.5}
+    assert torch.equal(torch.rand(3), drawn)
+    assert all(p.grad is None for p in model.parameters())
+
+
+class FakeRun:
+    def __init__(self, global_batch):
+        self.global_batch = global_batch
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(elastic.lr_linear, [0.1, 0.4, 0.2]), (elastic.lr_sqrt, [0.1, 0.2, 0.02**0.5])])
+def test_learning_rates_follow_the_batch_and_keep_what_a_scheduler_made_of_them(rule, expected):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    hook = rule(optimizer, base_batch=64)
+    for batch, rate in zip((64, 256, 128), expected, strict=True):
+        hook(FakeRun(batch))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(expected[-1] / 2)
+    hook(FakeRun(64))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="base_batch"):
+        rule(optimizer, base_batch=0)

@@ -43,8 +43,8 @@ CODES = ((10, 0), (10, 1), (10, 2), (4, 2), (5, 1))
 SIZES_MB = {1: 100, 10: 100, 40: 25, 100: 10}
 """Size → operations of each contender."""
 LATE_SHARE, LATE_S = 0.005, 0.3
-"""The straggler: each node answers this share of the reads of chunks so much later. One in 20 objects of 10 chunks has a late one, and one in
-800 two."""
+"""The straggler: each node answers this share of the reads of chunks so much later. One in 20 objects of 10 chunks has a late one, and one
+in 1000 two."""
 STRAGGLER_CODES = ((10, 0), (10, 1), (10, 2))
 CLIENTS = (1, 2, 5, 10)
 REDIS_READ = 8 << 20

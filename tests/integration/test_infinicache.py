@@ -40,6 +40,10 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
 
         s.until(lambda: len(addresses()[0]) == 5, "five members")
         members, key = addresses()
+        assert bytes.fromhex(command("malletrain", "members", job, "--key").strip()) == key
+        assert all(address in command("malletrain", "members", job) for address in members.values())
+        assert "serve" in command("malletrain", "status")
+        assert "3:5" in command("malletrain", "show", job)
         random.seed(1)
         objects = {f"object {i}": random.randbytes(size) for i, size in enumerate((0, 1000, 100_000, 3_000_000, 5_000_001))}
         with Cache(list(members.values()), key, code=(3, 2)) as cache:

@@ -62,6 +62,13 @@ class Prior:
         """The prior's throughput at ``nodes``, samples/s."""
         return self._curve.estimate(nodes)[0]
 
+    def own_std(self, nodes: int) -> float:
+        """How little the one it comes from is known at ``nodes`` itself, relative: 0 within the sizes measured there."""
+        if _outside(nodes, self.points) == 0:
+            return 0.0
+        rate, std = self._curve.estimate(nodes)
+        return std / rate if rate > 0 else UNKNOWN_STD
+
     def scaled(self, factor: float, source: str | None = None) -> Prior:
         """The same shape at ``factor`` times the level."""
         return replace(self, points=tuple((n, r * factor) for n, r in self.points), source=source or self.source)
@@ -108,8 +115,8 @@ class PhaseCurve:
                 rate = neutral(nodes, neutral_rate)
                 return rate, UNKNOWN_STD * rate
             rate = self.prior.rate(nodes)
-            spread = math.hypot(self.prior.level_std, self.prior.shape_std * math.sqrt(_outside(nodes, self.prior.points)))
-            return rate, rate * spread
+            shape = self.prior.shape_std * math.sqrt(_outside(nodes, self.prior.points))
+            return rate, rate * _bounded(self.prior.level_std**2 + shape**2 + self.prior.own_std(nodes) ** 2)
         exact = self.at(nodes)
         if exact is not None:
             return exact.rate, exact.std
@@ -151,7 +158,7 @@ class PhaseCurve:
         walk = self._roughness ** 2 * distance
         if self.prior is not None:
             rate = edge.rate * self.prior.rate(nodes) / self.prior.rate(edge.nodes)
-            return rate, rate * _bounded(edge.relative_std**2 + walk)
+            return rate, rate * _bounded(edge.relative_std**2 + walk + self.prior.own_std(nodes) ** 2)
         rate = edge.rate * self._law.rate(nodes) / self._law.rate(edge.nodes)
         return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk)
 

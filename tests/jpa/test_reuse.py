@@ -143,3 +143,18 @@ def test_passed_on_from_job_to_job_a_curve_stays_as_sure():
     first = inherited(MeasuredCurve().with_measurement(4, 100.0, 2.0, 0.0))
     assert first.estimate(4)[1] > 1.02
     assert inherited(inherited(first)) == first
+
+
+def test_a_sibling_measured_at_small_sizes_only_says_little_of_large_ones():
+    barely = MeasuredCurve().with_measurement(1, 100.0, 1.0, 0.0)
+    well = MeasuredCurve()
+    for k in (1, 8, 64):
+        well = well.with_measurement(k, 100.0 * k, float(k), 0.0)
+    uncertain = {}
+    for name, curve in (("barely", barely), ("well", well)):
+        prior = prior_from([Stored("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9))
+        mine = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
+        uncertain[name] = mine.relative_half_width(64)
+        assert next_size(new_plan(1, 64, mine), mine, 64) == 64, "the level of a sibling is not believed that far"
+    assert uncertain["barely"] > 0.3
+    assert uncertain["barely"] > 2 * uncertain["well"]

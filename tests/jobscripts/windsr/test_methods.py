@@ -47,6 +47,14 @@ def test_members_follow_from_their_seeds_alone(windsr, scheduler):
     assert not torch.allclose(together[:, 0], together[:, 1], atol=1e-2)
 
 
+def test_the_noise_to_begin_with_can_be_given(windsr):
+    low, height = inputs(2)
+    noise = torch.randn((2, 2, 16, 16), generator=torch.Generator().manual_seed(1))
+    one, other = (windsr.predict(low, height, seeds, Draw(members=2, steps=2), noise=noise) for seeds in ([1, 2], [3, 4]))
+    torch.testing.assert_close(one, other)
+    assert not torch.allclose(one[:, 0], one[:, 1], atol=1e-2)
+
+
 def test_what_is_held_fast_comes_out_as_it_is(windsr):
     low, height = inputs(1)
     mask, values = torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 9.0)

@@ -81,6 +81,17 @@ def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
     assert both[1].make([0]) == 0
 
 
+def test_patches_of_a_member_begin_with_one_noise(tmp_path):
+    inputs = queue.from_fine(scripts.small(), 4)
+    work = queue.Queue(queue.Sampling(tmp_path, Draw(members=2), overlap=8), inputs, scripts.untrained("srcnn"), "m")
+    noise = work._noise(0)
+    assert noise.shape == (2, 40, 40)
+    again = queue.Queue(queue.Sampling(tmp_path, Draw(members=2), overlap=8), inputs, scripts.untrained("srcnn"), "m")._noise(0)
+    np.testing.assert_array_equal(noise, again)
+    assert abs(float(np.corrcoef(noise[0].ravel(), work._noise(1)[0].ravel())[0, 1])) < 0.1
+    assert abs(float(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1])) < 0.1
+
+
 def test_a_folder_of_another_sampling_is_refused(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     queue.Queue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")

@@ -19,8 +19,11 @@ from malletrain.round_actions import Action, Broke, Finished, Formed, SaveRound,
 from malletrain.rounds import JobRounds, Stage
 from malletrain.wire import Assignment
 
-SHARE_OF_NOTICE = 0.8
-"""Of the time until a node is gone, what its process gets to hand over what it holds."""
+
+def drain_limit(within_s: float, stop_s: float) -> float:
+    """Seconds that a process gets to hand over what it holds when its node is gone in ``within_s``: its agent stops it itself after that."""
+    return max(0.2, 0.95 * (within_s - min(stop_s + 1.0, within_s / 2)))
+
 
 View = tuple[tuple[str, str, float | None], ...]
 
@@ -43,7 +46,7 @@ class ServiceRounds(JobRounds):
         if self.stage is Stage.COMPLETED:
             return []
         self.target = tuple(nodes)
-        self.drain_s = self.settings.drain_s if within_s is None else max(0.2, within_s * SHARE_OF_NOTICE)
+        self.drain_s = self.settings.drain_s if within_s is None else drain_limit(within_s, self.settings.stop_s)
         self._verdicts.clear()
         self._blamed_nodes.clear()
         actions: list[Action] = []

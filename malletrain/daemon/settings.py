@@ -59,5 +59,9 @@ def round_settings(config: Config) -> RoundSettings:
     """What the site's configuration says to the rounds. A failure waits for the news of a loss for half an agent's time-out."""
     jobs = config.jobs
     return RoundSettings(
-        warmup_s=jobs.join_timeout, drain_s=jobs.drain_timeout, join_s=jobs.join_timeout, verdict_s=config.daemon.agent_timeout / 2
+        warmup_s=jobs.join_timeout,
+        drain_s=jobs.drain_timeout,
+        join_s=jobs.join_timeout,
+        verdict_s=config.daemon.agent_timeout / 2,
+        stop_s=jobs.stop_grace,
     )

@@ -61,7 +61,7 @@ def test_a_leaver_is_announced_and_released_when_it_is_drained():
     rounds = serving("a", "b")
     leaving = rounds.move(("a",), 5.0, within_s=30.0)
     assert views(leaving) == dict.fromkeys("ab", (("a", False), ("b", True)))
-    assert rounds.next_wakeup() == 5.0 + 0.8 * 30.0
+    assert rounds.next_wakeup() == 5.0 + 0.95 * 24.0, "less than the agent leaves it"
     done = rounds.drained("b", rounds.generation, 6.0)
     assert SendRelease("b") in done
     assert views(done) == {"a": (("a", False),)}

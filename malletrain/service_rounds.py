@@ -21,7 +21,7 @@ from malletrain.wire import Assignment
 
 
 def drain_limit(within_s: float, stop_s: float) -> float:
-    """Seconds that a process gets to hand over what it holds when its node is gone in ``within_s``: its agent stops it itself after that."""
+    """Seconds that a process gets to hand over when its node is gone in ``within_s``: its agent stops it itself after that."""
     return max(0.2, 0.95 * (within_s - min(stop_s + 1.0, within_s / 2)))
 
 

@@ -115,3 +115,17 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_p
     again = run_here(monkeypatch, capsys, *arguments)
     assert accuracy_in(again) == accuracy_in(log.read_text())
     assert "epoch 3/3" not in again
+
+
+def test_the_live_example_trains_the_same_under_torchrun(tmp_path):
+    live = SCRIPT.with_name("digits_live.py")
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(live))
+    options = ("--epochs", "3", "--snapshot", str(tmp_path / "live.pt"))
+    with started(*command, *options, log=tmp_path / "live.log") as process:
+        assert process.wait(100) == 0, (tmp_path / "live.log").read_text()
+    with started(str(SCRIPT), "--epochs", "3", log=tmp_path / "plain.log") as process:
+        assert process.wait(100) == 0, (tmp_path / "plain.log").read_text()
+    text = (tmp_path / "live.log").read_text()
+    assert "training as rank 0 of 2" in text
+    assert accuracy_in(text) == pytest.approx(accuracy_in((tmp_path / "plain.log").read_text()), abs=0.01)
+    assert (tmp_path / "live.pt").exists()

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"])
 

@@ -161,3 +161,23 @@ def precise(folder: str) -> None:
     parameters = torch.cat([p.detach().reshape(-1) for p in (*model.parameters(), *head.parameters())])
     result = {"rates": rates, "sum": float(parameters.double().sum()), "scale": scaler.get_scale(), "steps": run.steps_done}
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
+
+
+def compiled(folder: str) -> None:
+    """A model compiled by inductor, before this process says that it is ready."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    faster = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(4, 8)
+    run = elastic.Run(model=faster, optimizer=optimizer, warmup=lambda: faster(x).sum().backward())
+    net = run.ddp(faster)
+    for _ in run.steps(1 << 30):
+        with run.step(samples=4):
+            optimizer.zero_grad()
+            (net(x) ** 2).mean().backward()
+            optimizer.step()
+            time.sleep(0.005)
+        if Path(folder, "stop").exists():
+            run.request_stop()
+    Path(folder, f"end-{os.getpid()}").write_text(json.dumps({"digest": run.digest(), "steps": run.steps_done, "size": run.world_size}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -198,6 +199,25 @@ def test_mixed_precision_compiled_models_and_a_batch_that_grows(tmp_path):
     assert len({(r["sum"], r["scale"], r["steps"]) for r in found}) == 1
     longest = max((r["rates"] for r in found), key=len)
     assert longest == pytest.approx([0.1, 0.3, 0.2, 0.1, 0.2])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on this machine")
+def test_a_compiled_model(tmp_path):
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    with conducted(tmp_path, scripts.compiled, str(tmp_path), environment=environment) as c:
+        members = c.start(1)
+        c.until(lambda: members[0].heard("ready"), "the model is compiled", patience_s=200)
+        c.round(members)
+        members += c.start(1)
+        c.until(lambda: members[1].heard("ready"), "the newcomer has compiled it too", patience_s=200)
+        c.round(members)
+        (tmp_path / "stop").touch()
+        c.finish()
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
+    assert len(found) == 2
+    assert len({(r["digest"], r["steps"]) for r in found}) == 1
+    assert {r["size"] for r in found} == {2}
 
 
 def test_a_job_that_lost_all_its_nodes_goes_on_from_its_snapshot(tmp_path):

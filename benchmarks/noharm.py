@@ -9,8 +9,8 @@ malleable job worked.
 
 What is real: slurmctld, backfill and preemption, the daemon, its leases and agents, plans, rounds, progress reports. What is not: the
 malleable jobs are stubs (benchmarks/stub_launcher.py) that report and compute nothing, because 64 times torch do not fit on a small
-machine; a real job pays its start and its rescales on top (benchmarks/rescale.py). Delays have a floor of some 0.1 s, the start of a
-job in Slurm.
+machine; a real job pays its start and its rescales on top (benchmarks/rescale.py). The replay begins when stubs work on all nodes. Delays
+have a floor of some 0.1 s, the start of a job in Slurm. A repeat takes twice the minutes and about five more.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float)
                         )
                     )  # fmt: skip
             slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine", 300.0)
+            slurm.until(lambda: _working(spans) == nodes, "and works on all of it", 120.0)
             run = replay(slurm, jobs, root / "out", minutes)
             with Client.of(state) as client:
                 status = client.status()
@@ -256,6 +257,11 @@ def _status(state: Path) -> int | None:
             return int(client.status().nodes_leased)
     except RuntimeError:
         return None
+
+
+def _working(spans: Path) -> int:
+    """Nodes on which a stub has just worked."""
+    return len({path.name.split(".")[0] for path in spans.iterdir() if time.time() - path.stat().st_mtime < 3.0})
 
 
 def summary(values: list[float]) -> dict[str, float]:

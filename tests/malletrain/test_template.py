@@ -50,7 +50,10 @@ def test_a_script_that_is_not_there_is_told_in_a_sentence(tmp_path):
 
 
 def test_modules_a_job_asks_for_are_there_and_others_are_told():
-    code = "from malletrain.template import _preload_more; import sys; _preload_more('colorsys, no_such_module,,'); print('colorsys' in sys.modules)"
+    code = (
+        "from malletrain.template import _preload_more; import sys; "
+        "_preload_more('colorsys, no_such_module,,'); print('colorsys' in sys.modules)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert told.stdout == "True\n"
     assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in told.stderr

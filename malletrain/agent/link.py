@@ -126,10 +126,13 @@ class DaemonLink:
             while True:
                 # Reading comes first: after this process was stopped for a while (SIGSTOP), what the daemon said meanwhile counts.
                 wait = _CONNECT_POLL_S if self._greeted_at is None else min(self._heartbeat_s, 0.5)
+                turn = time.monotonic()
                 ready = dict(await poller.poll(int(wait * 1000)))
                 if monitor in ready:
                     await monitor.recv_multipart()
                     self._out_of_touch()
+                elif time.monotonic() - turn > wait + max(self._heartbeat_s * MISSED_HEARTBEATS, 1.0):
+                    self._out_of_touch()  # this process stood still for so long that the daemon may have given it up
                 if socket in ready:
                     answered = self._take(await socket.recv_multipart()) or answered
                 now = time.monotonic()

@@ -23,7 +23,7 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
     with site(tmp_path, nodes=5) as s:
         value = tmp_path / "value.toml"
         value.write_text("[value]\n3 = 10\n5 = 20.0\n")
-        environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(s.state), "PYTHONPATH": str(HOME)}
+        environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(s.state), "PYTHONPATH": str(HOME), "COLUMNS": "200"}
 
         def command(*words):
             run = subprocess.run([sys.executable, "-m", *words], env=environment, cwd=s.work, capture_output=True, text=True)

@@ -132,7 +132,9 @@ class DaemonLink:
                     await monitor.recv_multipart()
                     self._out_of_touch()
                 elif time.monotonic() - turn > wait + max(self._heartbeat_s * MISSED_HEARTBEATS, 1.0):
-                    self._out_of_touch()  # this process stood still for so long that the daemon may have given it up
+                    # This process stood still for so long that the daemon may have given it up, and could not hear it meanwhile.
+                    self._out_of_touch()
+                    self._heard = time.monotonic()
                 if socket in ready:
                     answered = self._take(await socket.recv_multipart()) or answered
                 now = time.monotonic()

@@ -297,8 +297,11 @@ class JobRounds:
         self.phases.pop(node, None)
 
     def _await_joiners(self, now: float) -> list[Action]:
-        """Wait for the launchers of the target to be up: shortly while those that could train stand still, else longer."""
+        """Wait for the launchers of the target to be up: shortly while those that could train stand still, else longer. Those that are
+        left after a loss wait for nobody: newcomers join in a round of their own."""
         idle = not self._whole() and len(self._survivors()) >= max(1, self.min_nodes)
+        if idle and self.lost_member:
+            return self._form(now)
         wait = self.settings.warmup_broken_s if idle else self.settings.warmup_s
         self.stage, self.deadline = Stage.WARMING, now + (wait if self._hurry_s is None else self._hurry_s)
         return self._warm(now)

@@ -136,22 +136,22 @@ def test_while_nobody_can_take_a_snapshot_there_is_no_drain():
 
 def test_survivors_and_ready_joiners_form_a_round_without_a_drain():
     r = running("a", "b", "c")
-    r.move(("a", "b", "c", "d"), 110.0)
-    says(r, 111.0, "starting", "d")
+    r.move(("a", "b", "c", "d", "e"), 110.0)
+    says(r, 111.0, "ready", "d")
     assert r.gone("a", 112.0) == []
     fails(r, 112.5, "b", tail=CLOSED)
-    assert r.move(("b", "c", "d"), 113.0) == []
-    assert says(r, 115.0, "ready", "d") == [SaveRound(2, ("b", "c", "d")), SendRound("b", 2, 0, 3, None)]
+    assert r.move(("b", "c", "d", "e"), 113.0) == [SaveRound(2, ("b", "c", "d")), SendRound("b", 2, 0, 3, None)]
 
 
-def test_those_that_stand_still_wait_only_shortly_for_a_joiner():
+def test_those_that_are_left_after_a_loss_wait_for_no_joiner():
     r = running("a", "b")
     r.gone("b", 110.0)
-    r.move(("a", "c"), 111.0)
-    assert r.next_wakeup() == 126.0
-    actions = r.tick(126.0)
-    assert actions[:2] == [SendRelease("c"), LeftOut(("c",), "the launcher did not come up there in time")]
-    assert actions[2] == SaveRound(2, ("a",))
+    assert r.move(("a", "c"), 111.0) == [SendAssign("c"), SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
+    assert r.tick(130.0) == []
+    assert says(r, 131.0, "running", "a") == [Formed(2, ("a",))]
+    assert r.stage is Stage.WARMING, "the joiner comes up while the others train"
+    assert says(r, 132.0, "ready", "c") == [SendDrain("a", 2, 1)]
+    assert SaveRound(3, ("a", "c")) in r.drained("a", 2, 133.0)
 
 
 def test_when_too_few_are_left_to_train_the_wait_for_joiners_is_long():
@@ -577,10 +577,11 @@ def test_a_stray_launcher_is_told_to_stop():
 
 def test_an_agent_that_began_anew_is_assigned_again_and_nobody_is_to_blame():
     r = running("a", "b")
-    assert r.released("b", 110.0) == [SendAssign("b")]
-    fails(r, 110.1, "a", tail=CLOSED)
-    assert r.tick(113.0) == []
-    assert says(r, 114.0, "ready", "b") == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+    assert r.released("b", 110.0) == [SendAssign("b"), SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
+    assert r.phase("a", Assignment("j1", "failed", 1, (Failure(0, 1, 0.0, CLOSED),)), 110.1) == [SendRound("a", 2, 0, 1, None)]
+    assert r.tick(113.0) == [], "it failed because of the one that began anew"
+    assert says(r, 114.0, "running", "a") == [Formed(2, ("a",))]
+    assert says(r, 115.0, "ready", "b") == [SendDrain("a", 2, 1)]
 
 
 def test_stop_in_every_stage():

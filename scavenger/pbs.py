@@ -40,9 +40,9 @@ from scavenger.pbs_state import (
     own_jobs,
     terminated_by,
 )
-from scavenger.pbs_submit import Submitter
+from scavenger.pbs_submit import PBS
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
-from scavenger.submission import LimitReachedError, UnsureError
+from scavenger.submission import LimitReachedError, Submitter, UnsureError
 
 SITE_EVERY_S = 120.0
 SUBMITTERS = 4
@@ -104,9 +104,8 @@ class PbsScavenger:
         self._taken = TakenBack()
         self._no_more: tuple[float, int, str] | None = None
         asking = self.commands.environment or {}
-        self._submitter = Submitter(
-            settings.lease, settings.user, settings.submit_rate, self.commands, submitting_environment(asking, environment)
-        )
+        own = submitting_environment(asking, environment)
+        self._submitter = Submitter(PBS, settings.lease.submit_as, settings.user, settings.submit_rate, self.commands, own)
 
     # --- polling -----------------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class PbsScavenger:
         began = time.monotonic()
         view = self._look()
         if view.unwanted:
-            self._submitter.delete(view.unwanted)
+            self._submitter.cancel(view.unwanted)
         forget_outputs(self.settings.lease.output_dir)
         now = view.time
         ended, self._ended = self._ended, {}
@@ -357,7 +356,7 @@ class PbsScavenger:
                 s = self.settings
                 name = s.prefix + lease.id
                 jobs.append(Job(lease.scheduler_id, name, s.user, "R", 42, s.lease.queue, None, None, (), (), lease.node, "", 1, None))
-        if error := self._submitter.delete(jobs):
+        if error := self._submitter.cancel(jobs):
             raise error
 
     def submit(self, argv: Sequence[str], script: bytes) -> str:
@@ -366,7 +365,7 @@ class PbsScavenger:
 
     def delete(self, jobs: Sequence[Job]) -> CommandError | None:
         """Run qdel; what went wrong."""
-        return self._submitter.delete(jobs)
+        return self._submitter.cancel(jobs)
 
     def check(self) -> list[tuple[bool, str]]:
         """What works with this PBS and what does not, and what to change."""

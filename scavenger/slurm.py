@@ -22,14 +22,14 @@ from scavenger.lease_script import forget_outputs
 from scavenger.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.slurm_due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm_hold import Hold
-from scavenger.slurm_job import batch_script, limit_of, owner_prefix, sbatch
+from scavenger.slurm_job import batch_script, limit_of, sbatch
 from scavenger.slurm_parse import Job
 from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import SlurmSite, ask_site
-from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for
+from scavenger.slurm_source import Api, CommandSource, Source, asking_environment, source_for, submitting_environment
 from scavenger.slurm_state import ENDED_STATES, describe, lease_of, own_jobs
-from scavenger.slurm_submit import Submitter
-from scavenger.submission import LimitReachedError, UnsureError
+from scavenger.slurm_submit import SLURM
+from scavenger.submission import LimitReachedError, Submitter, UnsureError
 
 SITE_EVERY_S = 300.0
 SUBMITTERS = 4
@@ -89,7 +89,9 @@ class SlurmScavenger:
         self._due_since: dict[str, float] = {}
         self._lacking_since: dict[str, float] = {}
         self._no_more: tuple[float, int, str] | None = None
-        self._submitter = Submitter(settings, self.commands, environment)
+        self._submitter = Submitter(
+            SLURM, settings.lease.submit_as, settings.user, settings.submit_rate, self.commands, submitting_environment(environment)
+        )
 
     # --- polling -----------------------------------------------------------------------------------------------------------------------
 
@@ -274,12 +276,12 @@ class SlurmScavenger:
         }  # fmt: skip
         script = batch_script(s.template, request.argv, env, step)
         name = s.prefix + request.id
-        argv = owner_prefix(s.lease, request.owner) + sbatch(
+        argv = sbatch(
             s.lease, name=name, node=request.node, lease=request.id, limit_s=limit_s, start_within_s=s.start_within_s, grace_s=grace_s,
             step=step, log=request.owner is None,
         )  # fmt: skip
         try:
-            number = self._submitter.submit(argv, script)
+            number = self._submitter.submit(argv, script, request.owner)
         except LimitReachedError as error:
             held = sum(job.state not in ENDED_STATES for job in list(self._jobs.values()))
             self._no_more = (now + NO_MORE_FOR_S, held, str(error))

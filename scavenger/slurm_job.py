@@ -84,11 +84,6 @@ def sbatch(
     return words + list(options.options)
 
 
-def owner_prefix(options: LeaseOptions, owner: str | None) -> list[str]:
-    """What stands before a command that must run as ``owner`` (None: as this process's user)."""
-    return lease_script.owner_prefix(options.submit_as, owner)
-
-
 def batch_script(template: str, argv: Sequence[str], env: Mapping[str, str], step: bool) -> bytes:
     """``template`` with the lease in it; see :func:`scavenger.lease_script.lease_script`. Raises SchedulerError."""
     return lease_script.lease_script(template, argv, {**env, "MALLETRAIN_AS_STEP": "1" if step else ""})

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.interface import SchedulerError
-from scavenger.lease_script import PLACE
-from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, owner_prefix, sbatch
+from scavenger.lease_script import PLACE, owner_prefix
+from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, sbatch
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
@@ -80,8 +80,8 @@ def test_time_limits():
 
 def test_another_owner():
     options = LeaseOptions(submit_as=("sudo", "-n", "-u", "{owner}", "--"))
-    assert owner_prefix(options, "ann") == ["sudo", "-n", "-u", "ann", "--"]
-    assert owner_prefix(options, None) == []
+    assert owner_prefix(options.submit_as, "ann") == ["sudo", "-n", "-u", "ann", "--"]
+    assert owner_prefix(options.submit_as, None) == []
 
 
 def test_job_ids():

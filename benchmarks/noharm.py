@@ -28,6 +28,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import end_in_order
 from malletrain import wire
 from malletrain.client import Client
 from malletrain.config import DATABASE_NAME
@@ -301,6 +302,7 @@ def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, obj
 
 def main() -> int:
     """Print a table, or JSON with --json."""
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=8.0, help="how long main jobs arrive in each run")

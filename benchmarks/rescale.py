@@ -27,6 +27,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import end_in_order
 from benchmarks.rescale_modes import CONTENDERS, Contender, until
 
 STEADY_STEPS = 40
@@ -136,6 +137,7 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
 
 def main() -> None:
     """Run, print a table (stderr) and with --json one object (stdout)."""
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=[*CONTENDERS, "all"], default="all")
     parser.add_argument("--model-mb", type=float, nargs="+", default=[10.0])

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import end_in_order
 from benchmarks.rescale_modes import Live
 from benchmarks.soak_account import examine, records
 from malletrain import wire
@@ -239,6 +240,7 @@ def last_words(root: Path) -> str:
 
 def main() -> int:
     """Run, print one line and with --json one object; exit code 1 when a promise was broken."""
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=4)

@@ -1,0 +1,30 @@
+"""A small daemon, and real agents that leave nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.malletrain.node_side import AgentProcess, FakeDaemon, eventually, processes_with
+
+
+@pytest.fixture
+def daemon():
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture
+def start(daemon, tmp_path):
+    """Start agents; at the end none of their processes may be left."""
+    agents = []
+
+    def start_agent(node="n0", **options):
+        agents.append(AgentProcess(daemon, node, tmp_path, **options))
+        daemon.until(lambda: node in daemon.nodes, "the agent says hello")
+        return agents[-1]
+
+    yield start_agent
+    for agent in agents:
+        agent.kill()
+        eventually(lambda agent=agent: not processes_with(agent.mark), f"nothing of the agent on {agent.node} is left")

@@ -1,0 +1,79 @@
+"""Launchers for agents in tests, that need no torch, and what brings them into a round."""
+
+from __future__ import annotations
+
+from malletrain import wire
+from tests.malletrain.node_side import fake_python, spec
+
+# A launcher whose workers are itself: joins rounds for ever, prints to the log of its rank and answers drains.
+OBEDIENT = """
+from malletrain import local_channel as local
+out = local.Outbox(os.environ["MALLETRAIN_SOCKET"])
+flags = local.FlagsReader(os.environ["MALLETRAIN_FLAGS"])
+say("ready")
+def who():
+    return local.Sender(order.job, generation, round_.group_rank, os.getpid())
+round_ = join()
+open(os.path.join(order.spec.workdir, f"env-{generation}"), "w").write("\\n".join(f"{k}={v}" for k, v in os.environ.items()))
+print("launcher speaking", flush=True)
+served = 0
+while True:
+    with open(log_path(round_.group_rank), "ab") as log:
+        log.write(b"line of round %d\\n" % generation)
+    out.send(local.encode(local.Capable(who())))
+    out.send(local.encode(local.Metric(who(), "accuracy", 0.5)))
+    for step in range(1, 10**9):
+        out.send(local.encode(local.Progress(who(), step * 32.0, step, 32.0, 1.0, 1.0 + step)))
+        number = flags.drain_request()
+        if number and number != served:
+            served = number
+            out.send(local.encode(local.Drained(who(), number, True)))
+        newer = [m for m in end.receive(0.02) if isinstance(m, wire.Round)]
+        for name in ("succeed", "fail", "leave"):
+            if os.path.exists(os.path.join(order.spec.workdir, name)):
+                os.unlink(os.path.join(order.spec.workdir, name))
+                if name == "leave":
+                    sys.exit("left of its own accord")
+                if name == "succeed":
+                    say("succeeded")
+                else:
+                    say("failed", wire.Failure(round_.group_rank, 1, time.time()))
+                newer = [next_message(wire.Round)]
+        if newer:
+            round_ = newer[-1]
+            generation = round_.generation
+            say("running")
+            break
+"""
+
+# A launcher with a double-forked helper that is deaf to SIGTERM, as is the launcher itself.
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+say("ready")
+while True:
+    end.receive(1.0)
+"""
+
+
+def assign(daemon, tmp_path, body, job="j1", node="n0", **fields):
+    settings = {name: fields.pop(name) for name in ("stop_grace_s", "join_timeout_s") if name in fields}
+    daemon.send(node, wire.Assign(job, spec(tmp_path, python=fake_python(tmp_path, body), **fields), **settings))
+
+
+def running(daemon, tmp_path, body=OBEDIENT, job="j1", generation=1, node="n0"):
+    """Bring a job into its first round."""
+    assign(daemon, tmp_path, body, job, node)
+    daemon.expect(node, wire.Phase, phase="ready", job=job)
+    daemon.send(node, wire.Round(job, generation, 0, 1))
+    daemon.expect(node, wire.Phase, phase="running", job=job, generation=generation)
+
+
+def is_clean(agent):
+    return not agent.left() and not list(agent.run_dir.iterdir())

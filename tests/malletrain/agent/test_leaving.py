@@ -1,0 +1,93 @@
+"""The end of an agent and of its job, in all its ways: nobody is left on the node."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from malletrain import wire
+from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
+from tests.malletrain.node_side import AgentProcess, eventually
+
+
+def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
+    agent = start()
+    assign(daemon, tmp_path, STUBBORN)
+    daemon.expect("n0", wire.Phase, phase="ready")
+    assert len(agent.left()) == 3  # keeper, launcher, the helper that forked twice
+    daemon.send("n0", wire.Release("j1", 0.3))
+    daemon.expect("n0", wire.Released)
+    assert not agent.left()
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper", "launcher"])
+def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
+    agent = start()
+    assign(daemon, tmp_path, STUBBORN)
+    daemon.expect("n0", wire.Phase, phase="ready")
+    keeper = next(pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    launcher = next(pid for pid in agent.left() if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0])
+    os.kill({"agent": agent.process.pid, "keeper": keeper, "launcher": launcher}[victim], signal.SIGKILL)
+    if victim != "agent":
+        daemon.expect("n0", wire.Phase, phase="exited")
+    eventually(lambda: not agent.left(), "nobody is left")
+
+
+def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, tmp_path):
+    first = start()
+    running(daemon, tmp_path)
+    assert list(first.run_dir.iterdir())
+    first.kill()
+    daemon.nodes.clear()
+    second = start()
+    daemon.send("n0", wire.Goodbye())
+    assert second.process.wait(20) == 0
+    assert is_clean(second)
+
+
+def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
+    agent = start(**{"grace-s": "600"})
+    daemon.until(lambda: daemon.beats, "it knows that it is welcome")
+    agent.signal(signal.SIGTERM)
+    assert daemon.expect("n0", wire.Leaving).in_s == 600
+    assert agent.process.wait(20) == 0
+
+
+def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tmp_path):
+    agent = AgentProcess(daemon, "n0", tmp_path, **{"grace-s": "600"})
+    eventually(lambda: daemon.socket.poll(0), "the agent speaks, and nobody answers")
+    agent.signal(signal.SIGTERM)
+    assert agent.process.wait(20) == 0
+    assert daemon.expect("n0", wire.Hello, leaving_in_s=None)
+    daemon.until(lambda: any(isinstance(m, wire.Hello) and m.leaving_in_s for _, m in daemon.seen), "the news")
+
+
+def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, start, tmp_path):
+    agent = start(**{"grace-s": "60"})
+    running(daemon, tmp_path)
+    daemon.expect("n0", wire.Metric)
+    agent.signal(signal.SIGTERM)
+    daemon.expect("n0", wire.Leaving)
+    agent.signal(signal.SIGTERM)  # again, as some schedulers do
+    daemon.send("n0", wire.Drain("j1", 1, 1, 20.0))
+    assert daemon.expect("n0", wire.Drained).saved
+    assert agent.left()
+    daemon.send("n0", wire.Release("j1", 5.0))
+    daemon.expect("n0", wire.Released)
+    assert agent.process.wait(20) == 0
+    assert is_clean(agent)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answers):
+    agent = start(**{"grace-s": "2"})
+    running(daemon, tmp_path)
+    daemon.expect("n0", wire.Metric)
+    if not answers:
+        daemon.close()
+    agent.signal(signal.SIGTERM)
+    assert agent.process.wait(20) == 0
+    assert is_clean(agent)

@@ -6,8 +6,12 @@ a rescale is carried out (:mod:`malletrain.rounds`). The daemon and the simulato
 
 Invariants, tested with random event sequences: a node belongs to at most one job; no job has more nodes than its maximum; a job whose
 nodes fall under its minimum is suspended by the next plan and keeps its place, it never fails for that; a node that is leaving or gone is
-never in a new plan; jobs are admitted in order of submission, those left out that could not run on the nodes there are; an admitted job
-without nodes gets its minimum in turn.
+never in a new plan; a job only has nodes of its owner's leases; jobs are admitted in order of submission, those of several owners turn by
+turn, those left out that could not run on the nodes there are; an admitted job without nodes gets its minimum in turn.
+
+Where a daemon serves several owners (:mod:`malletrain.pools`) it plans twice. How many nodes each owner's jobs should have follows from a
+plan in which every node is anybody's; it decides as whom leases are taken, and which are recalled for another owner. What runs now follows
+from a plan in which each job can have its owner's nodes only.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from allocator import NodeInfo
@@ -46,11 +50,12 @@ from malletrain.events import (
     Start,
     Stop,
     Suspend,
-    TakeLeases,
     Tick,
 )
+from malletrain.harvest import Harvest
 from malletrain.leasing import Gaps
 from malletrain.planning import Candidate, Plan, Planner, make_plan, turns
+from malletrain.pools import by_class, largest
 from malletrain.records import ControllerSettings, JobRecord, NodeRecord
 from malletrain.staircase import Staircase
 
@@ -69,14 +74,16 @@ class Controller:
         self.plans = 0
         self._unfinished: dict[str, JobRecord] = {}
         self._at_work: dict[str, JobRecord] = {}
-        self._in_turn: dict[int, list[JobRecord]] = {}
+        self._in_turn: dict[tuple[int, ...], list[JobRecord]] = {}
+        self._owners: dict[str, None] = {}
         self._gaps = Gaps(self.settings.min_horizon_s, self.settings.lease_wait_s, self.settings.unfit_s)
         self._idle: set[str] = set()
         self._usable: dict[str, NodeInfo] = {}
-        self._usable_by_class: Counter[str] = Counter()
+        self._usable_by_pool: Counter[str] = Counter()
         self._plan_at: float | None = None
         self._leases_due = False
         self._held_until = 0.0
+        self._harvest = Harvest(self)
         self._staircase = Staircase(self)
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -118,7 +125,7 @@ class Controller:
             commands += self._plan(now)
         elif (due := self._staircase.next_wakeup()) is not None and now >= due:
             commands += self._review_profiles(now)
-        return commands + self._review_leases(now)
+        return commands + self._harvest.review(now)
 
     def hold(self, until: float) -> None:
         """Plan nothing before ``until``: after a restart, leases and jobs come back one by one."""
@@ -131,7 +138,7 @@ class Controller:
         if (profile := self._staircase.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        placed = self._admitted(self._reach())
+        placed = self._admitted(self._reach(), shared=True)
         starving = any(job.starving for job in placed)
         for job in placed:
             if job.nodes:
@@ -145,14 +152,15 @@ class Controller:
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._forget(event.node, now)
         self._gaps.joined(event.node)
-        self.nodes[event.node] = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group))
-        self._usable[event.node] = self.nodes[event.node].info
-        self._usable_by_class[event.node_class] += 1
+        node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), event.owner)
+        self.nodes[event.node] = node
+        self._usable[event.node] = replace(node.info, node_class=node.pool) if event.owner else node.info
+        self._usable_by_pool[node.pool] += 1
         job = self._unfinished.get(event.job) if event.job else None
-        if job is None:
+        if job is None or job.submitted.owner != event.owner:
             self._free([event.node], now)
         else:
-            self.nodes[event.node].job = event.job
+            node.job = event.job
             job.nodes = (*job.nodes, event.node)
             # The store knows nothing of a start that the agents have heard of: carry it out again.
             job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
@@ -163,7 +171,7 @@ class Controller:
         node = self.nodes.get(event.node)
         if node is None:
             return ()
-        self._usable_by_class[node.info.node_class] -= node.gone_at is None
+        self._usable_by_pool[node.pool] -= node.gone_at is None
         self._usable.pop(event.node, None)
         node.gone_at = now + event.in_s
         self._idle.discard(event.node)
@@ -193,7 +201,7 @@ class Controller:
         if node is None:
             return
         self._idle.discard(name)
-        self._usable_by_class[node.info.node_class] -= node.gone_at is None
+        self._usable_by_pool[node.pool] -= node.gone_at is None
         self._usable.pop(name, None)
         if node.job:
             job = self.jobs[node.job]
@@ -219,6 +227,7 @@ class Controller:
         state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
         job = JobRecord(event, len(self.jobs), state, tries=event.tries, last_broke=event.last_broke, curve=event.curve)
         self.jobs[event.job] = job
+        self._owners.setdefault(event.owner)
         self._staircase.submitted(job, event.learned)
         if not job.state.ended:
             self._unfinished[event.job] = self._at_work[event.job] = job
@@ -286,20 +295,27 @@ class Controller:
     def _plan_soon(self, at: float) -> None:
         self._plan_at = at if self._plan_at is None else min(self._plan_at, at)
 
-    def _admitted(self, by_class: Mapping[str, int]) -> list[JobRecord]:
-        """The first unfinished jobs, as many as may run at once, that could run if all these nodes were theirs."""
-        largest = max(by_class.values(), default=0)
-        if largest not in self._in_turn:
-            fitting = (job for job in self._unfinished.values() if job.smallest <= largest)
-            self._in_turn[largest] = list(islice(fitting, self.settings.planning.max_running))
-        return self._in_turn[largest]
+    def _admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
+        """The first unfinished jobs, as many as may run at once, that could run if all these nodes (of each pool) were theirs.
+
+        ``shared``: every node may become any owner's. Owners have their jobs admitted turn by turn.
+        """
+        most = {owner: max(nodes.values(), default=0) if shared else largest(nodes, owner) for owner in self._owners}
+        key = tuple(most.values())
+        if key not in self._in_turn:
+            fitting: Iterable[JobRecord] = (job for job in self._unfinished.values() if job.smallest <= most[job.submitted.owner])
+            if len(most) > 1:
+                places = {owner: count() for owner in most}
+                fitting = [job for _, _, job in sorted((next(places[job.submitted.owner]), job.order, job) for job in fitting)]
+            self._in_turn[key] = list(islice(fitting, self.settings.planning.max_running))
+        return self._in_turn[key]
 
     def _reach(self) -> Mapping[str, int]:
         """How many nodes of each class there are, or could be at once."""
-        return self._usable_by_class + self._gaps.by_class()
+        return by_class(self._usable_by_pool) + self._gaps.by_class()
 
     def _notice_starvation(self, now: float) -> None:
-        placed = self._admitted(self._reach())
+        placed = self._admitted(self._reach(), shared=True)
         for job in placed:
             if job.idle_since is None:
                 job.idle_since = now
@@ -312,10 +328,11 @@ class Controller:
                     self._plan_soon(now)
 
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
-        """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use."""
-        free = Counter(info.node_class for info in nodes.values()) if imagined else +self._usable_by_class
+        """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use, to any
+        owner."""
+        free = Counter(info.node_class for info in nodes.values()) if imagined else +self._usable_by_pool
         candidates: dict[str, Candidate] = {}
-        for job in self._admitted(free):
+        for job in self._admitted(free, shared=imagined):
             spec = job.submitted
             candidates[spec.job] = Candidate(
                 spec.job,
@@ -329,6 +346,7 @@ class Controller:
                 cost=job.cost,
                 fixed=not imagined and self._stays(job, now),
                 broken=job.broken,
+                owner=None if imagined else spec.owner,
             )
         for c in candidates.values():
             if c.fixed:
@@ -352,7 +370,7 @@ class Controller:
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
-        jobs = self._admitted(+self._usable_by_class)
+        jobs = self._admitted(+self._usable_by_pool, shared=False)
         return self._staircase.review(jobs, bool(self._gaps.coming(self.nodes)), now)
 
     def _plan(self, now: float) -> list[Command]:
@@ -405,32 +423,3 @@ class Controller:
             node.job, node.review_at = None, now + self.settings.give_back_after_s
             if node.gone_at is None:
                 self._idle.add(name)
-
-    # --- leases ---
-
-    def _review_leases(self, now: float) -> list[Command]:
-        """Give back what is of no use any more, and ask for as many gaps as a plan that had them all would use."""
-        due = sorted(name for name in self._idle if now >= self.nodes[name].review_at and self._plan_at is None)
-        if not due and not self._leases_due:
-            return []
-        self._leases_due = False
-        offers, coming = self._gaps.open(self.nodes, now), self._gaps.coming(self.nodes)
-        if not due and not offers:
-            return []
-        everything = {**self._usable, **coming, **offers}
-        favoured = {*+self._usable_by_class, *(info.node_class for info in coming.values())}
-        imagined = self._planner(self._candidates(everything, now, imagined=True), everything, self.settings.planning, favoured)
-        used = Counter(everything[n].node_class for nodes in imagined.nodes.values() for n in nodes)
-        spare = self._usable_by_class - used
-        wanted = used - self._usable_by_class - Counter(info.node_class for info in coming.values())
-        back = []
-        for name in due:
-            node_class = self.nodes[name].info.node_class
-            if spare[node_class] > 0:
-                spare[node_class] -= 1
-                back.append(name)
-                self._forget(name, now)
-            else:
-                self.nodes[name].review_at = now + max(1.0, self.settings.give_back_after_s)
-        chosen = self._gaps.ask(wanted, offers, now)
-        return [kind(nodes) for kind, nodes in ((GiveBack, tuple(back)), (TakeLeases, chosen)) if nodes]

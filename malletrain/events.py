@@ -43,6 +43,7 @@ class NodeJoined:
     horizon_s: float | None = None
     group: str | None = None
     job: str | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class JobSubmitted:
     ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and ``last_broke``: how often its workers
     broke, and when they last did. ``profile``: measure how it scales, at ``profile_sizes`` where the user names them. ``learned``: what is
     known of its scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so that what the profile of one
-    finds the others need not measure; empty: it is the only one.
+    finds the others need not measure; empty: it is the only one. ``owner``: on whose nodes alone it may run; empty where there is one
+    user only.
     """
 
     job: str
@@ -105,6 +107,7 @@ class JobSubmitted:
     profile_sizes: tuple[int, ...] | None = None
     learned: Learned | None = None
     kind: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,9 +222,10 @@ Event = (
 
 @dataclass(frozen=True)
 class TakeLeases:
-    """Ask the main scheduler for a lease on each of these nodes."""
+    """Ask the main scheduler for a lease on each of these nodes, as ``owner``."""
 
     nodes: tuple[str, ...]
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,14 @@ class GiveBack:
     """End the leases of these nodes; nothing runs on them."""
 
     nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Jobs of another owner have more use for these nodes: end their leases as soon as their jobs have moved off, in ``within_s`` seconds."""
+
+    nodes: tuple[str, ...]
+    within_s: float
 
 
 @dataclass(frozen=True)
@@ -285,4 +297,4 @@ class KeepLearned:
     learned: Learned
 
 
-Command = TakeLeases | GiveBack | Start | Rescale | Suspend | Stop | Announce | KeepLearned
+Command = TakeLeases | GiveBack | Recall | Start | Rescale | Suspend | Stop | Announce | KeepLearned

@@ -1,7 +1,7 @@
 """Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
 
-Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately) and which of them come first. How many are
-of use is the controller's decision.
+Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately), which of them come first, and whose they
+become where several users want them. How many are of use is the controller's decision.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from allocator import NodeInfo
+from malletrain.pools import class_of, owner_of
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Gaps:
     lease_wait_s: float = 120.0
     unfit_s: float = 300.0
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
-    _asked: dict[str, tuple[float, NodeInfo]] = field(default_factory=dict)
+    _asked: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     _unfit_until: dict[str, float] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
     _by_class: Counter[str] | None = None
@@ -34,6 +36,8 @@ class Gaps:
             if horizon is None or horizon >= self.min_horizon_s
         }
         self._asked = {name: asked for name, asked in self._asked.items() if now < asked[0] + self.lease_wait_s}
+        # A node that was recalled is the main scheduler's now. As soon as it is a gap it is asked for like any other.
+        self._promised = {name: p for name, p in self._promised.items() if name not in self._seen and now < p[0]}
         self._unfit_until = {name: until for name, until in self._unfit_until.items() if now < until}
         self._by_class = None
 
@@ -47,6 +51,7 @@ class Gaps:
         """The lease on ``node`` is up."""
         self.over(node)
         self._refusals.pop(node, None)
+        self._promised.pop(node, None)
 
     def refused(self, node: str, now: float) -> None:
         """A lease asked for came to nothing: ask more and more rarely."""
@@ -69,24 +74,39 @@ class Gaps:
             if name not in held and name not in self._asked and now >= self._unfit_until.get(name, now)
         }
 
-    def coming(self, held: Collection[str]) -> dict[str, NodeInfo]:
-        """The leases asked for that are not up yet. A poll need not show them: the node is being given to us."""
-        return {name: info for name, (_, info) in self._asked.items() if name not in held}
+    def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
+        """``node`` is recalled for a job of ``owner``: count on it for a while, although another holds it still."""
+        self._promised[node] = (until, info, owner)
+        self._by_class = None
+
+    def coming(self, held: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
+        """The nodes on their way, each with the user it will be of: leases asked for that are not up yet (a poll need not show them: the
+        node is being given to us), and nodes recalled."""
+        asked = {name: (info, owner) for name, (_, info, owner) in self._asked.items() if name not in held}
+        return {**{name: (info, owner) for name, (_, info, owner) in self._promised.items()}, **asked}
 
     def by_class(self) -> Counter[str]:
         """How many nodes of each class are open or coming, at most."""
         if self._by_class is None:
-            nodes = {**self._seen, **{name: info for name, (_, info) in self._asked.items()}}
+            nodes = {**self._seen, **{name: info for name, (_, info, _) in (*self._promised.items(), *self._asked.items())}}
             self._by_class = Counter(info.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> tuple[str, ...]:
-        """Choose ``wanted`` (class → how many) of ``offers``, the longest horizons first, and remember that they were asked for."""
-        left = dict(wanted)
-        chosen = []
+    def ask(self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> dict[str, tuple[str, ...]]:
+        """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and remember that they were asked for.
+
+        Returns owner → nodes. Where several owners want nodes of one class, each takes one when its turn comes.
+        """
+        left: dict[str, dict[str, int]] = {}
+        for name, count in sorted(wanted.items()):
+            left.setdefault(class_of(name), {})[owner_of(name)] = count
+        chosen: dict[str, list[str]] = {}
         for name, info in sorted(offers.items(), key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0])):
-            if left.get(info.node_class, 0) > 0:
-                left[info.node_class] -= 1
-                chosen.append(name)
-                self._asked[name] = (now, info)
-        return tuple(chosen)
+            wishes = left.get(info.node_class, {})
+            owner = next((each for each, count in wishes.items() if count > 0), None)
+            if owner is None:
+                continue
+            wishes[owner] = wishes.pop(owner) - 1  # to the end of the line
+            chosen.setdefault(owner, []).append(name)
+            self._asked[name] = (now, info, owner)
+        return {owner: tuple(names) for owner, names in chosen.items()}

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Protocol
 
 from allocator import Allocation, Bid, Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid, place, solve
+from malletrain.pools import owner_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Candidate:
     """One job as the plan sees it.
 
     ``fixed``: leave it at its size (a rescale is under way, or was a moment ago). ``must_run``: its turn has come. ``broken``: its workers
-    have to be restarted at whatever size.
+    have to be restarted at whatever size. ``owner``: it may only have nodes of pools of this owner; None: of all.
     """
 
     job: str
@@ -55,6 +56,11 @@ class Candidate:
     fixed: bool = False
     must_run: bool = False
     broken: bool = False
+    owner: str | None = None
+
+    def may_use(self, pool: str) -> bool:
+        """Whether it may run on nodes of this pool."""
+        return self.owner is None or owner_of(pool) == self.owner
 
     @property
     def smallest(self) -> int | None:
@@ -105,7 +111,7 @@ def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -
 def turns(holders: Iterable[Candidate], queue: Iterable[Candidate], free: Mapping[str, int], nodes: Mapping[str, NodeInfo]) -> set[str]:
     """Which of the jobs that have a turn now (``holders``) and of those that wait for one (``queue``, the first first) get to run.
 
-    ``free``: class → nodes to share out. Each needs its smallest size; it stays on its class if it can, else goes where most nodes are
+    ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it can, else goes where most nodes are
     left. Nobody overtakes in the queue: else small jobs, turn by turn, would keep a large one out for ever.
     """
     left = dict(free)
@@ -114,7 +120,7 @@ def turns(holders: Iterable[Candidate], queue: Iterable[Candidate], free: Mappin
     def granted(c: Candidate) -> bool:
         need = c.smallest
         mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
-        best = max(left, key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]), default=None)
+        best = max(filter(c.may_use, left), key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]), default=None)
         if need is None or best is None or left[best] < need:
             return False
         left[best] -= need
@@ -149,8 +155,8 @@ def make_plan(
 ) -> Plan:
     """Give each candidate its nodes.
 
-    ``nodes``: every usable node; the candidates' own nodes that are not in it count as lost. Jobs that are ``fixed`` keep theirs and take
-    no part. Every candidate is a key of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie.
+    ``nodes``: every usable node, its pool as its class; the candidates' own nodes that are not in it count as lost. Jobs that are
+    ``fixed`` keep theirs and take no part. Every candidate is a key of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie.
     ``solver``: who decides the sizes.
     """
     kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
@@ -159,7 +165,7 @@ def make_plan(
     open_nodes = {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
     capacity = dict(Counter(info.node_class for info in open_nodes.values()))
     nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
-    bidders = [c for c in candidates if not c.fixed and _fits(c, max(capacity.values(), default=0))]
+    bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
         return Plan({**nothing, **settled}, 0.0, 0.0, 0.0)
     known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
@@ -171,7 +177,7 @@ def make_plan(
         bids.append(
             make_bid(
                 c.job,
-                {name: _better(curve) if name in favoured and len(capacity) > 1 else curve for name in capacity},
+                {name: _better(curve) if name in favoured and len(capacity) > 1 else curve for name in capacity if c.may_use(name)},
                 current=len(current),
                 current_class=open_nodes[current[0]].node_class if current else "default",
                 min_nodes=c.min_nodes,
@@ -196,6 +202,7 @@ def _better(curve: ScalingCurve) -> ScalingCurve:
     return ScalingCurve(tuple((nodes, rate * (1 + 1e-4)) for nodes, rate in curve.points))
 
 
-def _fits(candidate: Candidate, largest: int) -> bool:
+def _fits(candidate: Candidate, capacity: Mapping[str, int]) -> bool:
     """Whether some size that the job accepts is there at all."""
+    largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
     return candidate.smallest is not None and candidate.smallest <= largest

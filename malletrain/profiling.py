@@ -37,6 +37,7 @@ from jpa import (
 from malletrain.events import JobSubmitted, Progressed
 from malletrain.learned import Learned
 from malletrain.phases import PhaseTracker
+from malletrain.pools import owner_of, pool
 
 KINDS_KEPT = 1000
 """Kinds of jobs whose curve is remembered for jobs that are submitted already; the daemon's store has all."""
@@ -331,9 +332,11 @@ class Profiler:
         return sum(n in machine.usable for n in job.nodes)
 
     def _class_of(self, job: Job, machine: Machine, free: Mapping[str, int]) -> str:
-        """The class the job is, or would be, profiled on: its own, the one it waits for, or that of which most nodes are free."""
+        """The pool the job is, or would be, profiled in: its own, the one it waits for, or that of which most nodes are free."""
         held = next((machine.usable[n].node_class for n in job.nodes if n in machine.usable), None)
-        return held or self._told.get(job.submitted.job) or max(free, key=lambda c: (free[c], c), default="default")
+        owner = job.submitted.owner
+        mine = (name for name in free if owner_of(name) == owner)
+        return held or self._told.get(job.submitted.job) or max(mine, key=lambda c: (free[c], c), default=pool("default", owner))
 
     def _next_tick(self, now: float) -> float | None:
         if self.profiling is not None:

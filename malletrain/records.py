@@ -9,6 +9,7 @@ from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.events import JobState, JobSubmitted
 from malletrain.learned import Learned
 from malletrain.planning import PlanningSettings, smallest_size
+from malletrain.pools import pool
 from malletrain.profiling import ProfilingSettings
 
 
@@ -21,7 +22,9 @@ class ControllerSettings:
     admitted job without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the job has failed when its workers
     broke so many times, each within ``retry_window_s`` of the last. ``give_back_after_s``: a lease nobody uses is given back.
     ``min_horizon_s``: shorter gaps are not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by then is forgotten.
-    ``unfit_s``: a node on which no launcher comes up is left alone for so long. ``profiling``: how jobs are profiled; None: they are not.
+    ``unfit_s``: a node on which no launcher comes up is left alone for so long. ``recall_s``: a job may take so long to move off a node
+    that another owner's job has more use for; ``recall_every_s``: nodes are taken from one owner for another no more often than this.
+    ``profiling``: how jobs are profiled; None: they are not.
     """
 
     planning: PlanningSettings = field(default_factory=PlanningSettings)
@@ -35,6 +38,8 @@ class ControllerSettings:
     min_horizon_s: float = 0.0
     lease_wait_s: float = 120.0
     unfit_s: float = 300.0
+    recall_s: float = 30.0
+    recall_every_s: float = 60.0
     profiling: ProfilingSettings | None = None
 
 
@@ -89,9 +94,16 @@ class JobRecord:
 
 @dataclass
 class NodeRecord:
-    """What the controller remembers of a leased node. ``review_at``: when to ask whether it is still of use, while no job has it."""
+    """What the controller remembers of a leased node. ``owner``: whose lease it is. ``review_at``: when to ask whether it is still of use,
+    while no job has it."""
 
     info: NodeInfo
+    owner: str = ""
     job: str | None = None
     gone_at: float | None = None
     review_at: float = 0.0
+
+    @property
+    def pool(self) -> str:
+        """The pool it is in."""
+        return pool(self.info.node_class, self.owner)

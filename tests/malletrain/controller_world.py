@@ -13,6 +13,7 @@ from malletrain.events import (
     LeaseNotTaken,
     NodeJoined,
     NodeLost,
+    Recall,
     Rescale,
     RescaleFinished,
     Start,
@@ -40,6 +41,7 @@ class World:
         self.gaps = {}
         self.polled = {}
         self.pending = {}
+        self.owner = {}
         self.leased = {}
         self.leaving = {}
         self.unfit_until = {}
@@ -80,7 +82,7 @@ class World:
     def come_up(self, node):
         del self.pending[node]
         self.leased[node] = self.now
-        self.do(NodeJoined(node, self.classes[node], self.gaps.get(node, (None, ""))[0]))
+        self.do(NodeJoined(node, self.classes[node], self.gaps.get(node, (None, ""))[0], owner=self.owner[node]))
 
     def refuse(self, node):
         del self.pending[node]
@@ -109,12 +111,12 @@ class World:
         self.controller.hold(self.now + 5.0)
         for job, record in old.jobs.items():
             spec = self.specs[job]
-            again = {f: getattr(spec, f) for f in ("min_nodes", "max_nodes", "weight", "curve", "sizes", "profile")}
+            again = {f: getattr(spec, f) for f in ("min_nodes", "max_nodes", "weight", "curve", "sizes", "profile", "owner")}
             self.do(JobSubmitted(job, **again, state=record.state, tries=record.tries, last_broke=record.last_broke))
         holder = {node: job for job, nodes in self.running.items() for node in nodes}
         for node in list(self.leased):
             if node not in self.leaving:
-                self.do(NodeJoined(node, self.classes[node], None, None, holder.get(node)))
+                self.do(NodeJoined(node, self.classes[node], None, None, holder.get(node), self.owner[node]))
         for node in list(self.leaving):
             self.forget(node)
         self.pending.clear()
@@ -134,13 +136,21 @@ class World:
                 assert horizon is None or horizon >= self.settings.min_horizon_s
                 assert self.now >= self.unfit_until.get(node, 0), f"{node} was found unfit a moment ago"
                 assert self.now >= self.pending.get(node, -1e9) + self.settings.lease_wait_s - EPS, f"{node} was asked for already"
+                assert any(self.specs[job].owner == command.owner for job in self.unfinished()), f"{command.owner} has no job"
                 self.pending[node] = self.now
+                self.owner[node] = command.owner
         elif isinstance(command, GiveBack):
             for node in command.nodes:
                 assert node in self.leased
                 assert node not in self.leaving
                 assert not any(node in held for job, held in self.running.items()), f"{node} is in use"
                 self.forget(node)
+        elif isinstance(command, Recall):
+            for node in command.nodes:
+                assert node in self.leased
+                assert node not in self.leaving
+                assert any(self.specs[job].owner != self.owner[node] for job in self.unfinished()), "nobody else is there"
+                self.leaving[node] = self.now + command.within_s
         elif isinstance(command, Start | Rescale):
             job, spec = command.job, self.specs[command.job]
             assert job in self.unfinished()
@@ -151,6 +161,7 @@ class World:
             for node in command.nodes:
                 assert node in self.leased, f"{node} is gone"
                 assert node not in self.leaving, f"{node} is leaving"
+                assert self.owner[node] == spec.owner, f"{node} is {self.owner[node]}'s, the job {spec.owner}'s"
             if isinstance(command, Start):
                 assert not self.running.get(job), "a start is for a job without nodes"
                 self.check_place(job)
@@ -175,8 +186,8 @@ class World:
 
     # --- what must hold ---
 
-    def usable(self):
-        return Counter(self.classes[n] for n in self.leased if n not in self.leaving)
+    def usable(self, owner):
+        return Counter(self.classes[n] for n in self.leased if n not in self.leaving and self.owner[n] == owner)
 
     def smallest(self, job):
         spec = self.specs[job]
@@ -186,9 +197,20 @@ class World:
         return self.smallest(job) <= max(by_class.values(), default=0)
 
     def check_place(self, job):
-        """First come, first served: fewer jobs that could run came before than may run at once."""
-        before = self.unfinished()[: self.unfinished().index(job)]
-        assert sum(self.fits(other, self.usable()) for other in before) < self.settings.planning.max_running
+        """First come, first served: fewer jobs of its owner that could run came before than may run at once."""
+        owner = self.specs[job].owner
+        before = [other for other in self.unfinished()[: self.unfinished().index(job)] if self.specs[other].owner == owner]
+        assert sum(self.fits(other, self.usable(owner)) for other in before) < self.settings.planning.max_running
+
+    def placed(self, by_class):
+        """The jobs that may run if all these nodes are anybody's: the first of each owner, then the second, …"""
+        places = Counter()
+        order = []
+        for number, job in enumerate(self.unfinished()):
+            if self.fits(job, by_class):
+                places[self.specs[job].owner] += 1
+                order.append((places[self.specs[job].owner], number, job))
+        return [job for _, _, job in sorted(order)][: self.settings.planning.max_running]
 
     def check(self, commands):
         c = self.controller

@@ -37,8 +37,10 @@ class ControllerMachine(RuleBasedStateMachine):
         interval=st.sampled_from([0.0, 7.0]),
         give_back=st.sampled_from([0.0, 3.0, 30.0]),
         horizon=st.sampled_from([0.0, 20.0]),
+        owners=st.sampled_from([("",), ("alice", "bob"), ("", "alice", "bob")]),
     )
-    def begin(self, max_running, interval, give_back, horizon):
+    def begin(self, max_running, interval, give_back, horizon, owners):
+        self.owners = owners
         self.world = World(
             ControllerSettings(
                 PlanningSettings(max_running=max_running, t_fwd_s=60.0),
@@ -49,6 +51,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 lease_wait_s=20.0,
                 unfit_s=30.0,
                 retry_window_s=50.0,
+                recall_s=15.0,
+                recall_every_s=20.0,
             ),
             NODES,
         )
@@ -115,12 +119,14 @@ class ControllerMachine(RuleBasedStateMachine):
         weight=st.sampled_from([1.0, 5.0]),
         sizes=st.sampled_from([None, None, (1, 2, 4, 8)]),
         profile=st.booleans(),
+        data=st.data(),
     )
-    def submit(self, low, more, weight, sizes, profile):
+    def submit(self, low, more, weight, sizes, profile, data):
         w = self.world
         if sizes and not any(low <= k <= low + more for k in sizes):
             sizes = None
-        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, weight=weight, sizes=sizes, profile=profile))
+        owner = data.draw(st.sampled_from(self.owners))
+        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, weight=weight, sizes=sizes, profile=profile, owner=owner))
 
     @precondition(lambda self: self.world.specs)
     @rule(data=st.data(), what=st.sampled_from(NEWS))
@@ -151,7 +157,7 @@ class ControllerMachine(RuleBasedStateMachine):
         w = self.world
         w.gaps = {n: (None, c) for n, c in NODES.items()}
         reach = Counter(NODES.values())
-        placed = [job for job in w.unfinished() if w.fits(job, reach)][: w.settings.planning.max_running]
+        placed = w.placed(reach)
         began = w.now
         window = (len(placed) + 2) * (STARVATION + 40.0) + 60.0
         while w.now < began + window:

@@ -1,0 +1,83 @@
+"""The controller's half of leasing: which leases to take, as whom, which to give back, which to recall for another owner.
+
+A part of :class:`malletrain.controller.Controller` in a file of its own; nobody else makes one. The answer follows from an imagined plan:
+one that has every gap there is, and in which every node may become anybody's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from malletrain.events import Command, GiveBack, NodeLeaving, Recall, TakeLeases
+from malletrain.planning import Plan
+from malletrain.pools import by_class, class_of, owner_of, pool
+
+if TYPE_CHECKING:
+    from malletrain.controller import Controller
+
+
+class Harvest:
+    """Leases of one controller's nodes."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._of = controller
+        self._recall_at = -math.inf
+
+    def review(self, now: float) -> list[Command]:
+        """Give back what is of no use any more, ask for as many gaps as a plan that had them all would use, recall what others need."""
+        c = self._of
+        due = sorted(name for name in c._idle if now >= c.nodes[name].review_at and c._plan_at is None)
+        if not due and not c._leases_due:
+            return []
+        c._leases_due = False
+        offers, coming = c._gaps.open(c.nodes, now), c._gaps.coming(c.nodes)
+        may_recall = len(c._owners) > 1 and now >= self._recall_at
+        if not due and not offers and not may_recall:
+            return []
+        everything = {**{name: c.nodes[name].info for name in c._usable}, **{name: info for name, (info, _) in coming.items()}, **offers}
+        favoured = {*by_class(c._usable_by_pool), *(info.node_class for info, _ in coming.values())}
+        imagined = c._planner(c._candidates(everything, now, imagined=True), everything, c.settings.planning, favoured)
+        used = Counter(pool(everything[n].node_class, c.jobs[job].submitted.owner) for job, nodes in imagined.nodes.items() for n in nodes)
+        spare = c._usable_by_pool - used
+        wanted = used - c._usable_by_pool - Counter(pool(info.node_class, owner) for info, owner in coming.values())
+        back = []
+        for name in due:
+            node = c.nodes[name]
+            if spare[node.pool] > 0:
+                spare[node.pool] -= 1
+                back.append(name)
+                c._forget(name, now)
+            else:
+                node.review_at = now + max(1.0, c.settings.give_back_after_s)
+        commands: list[Command] = [GiveBack(tuple(back))] if back else []
+        for owner, names in c._gaps.ask(wanted, offers, now).items():
+            commands.append(TakeLeases(names, owner))
+            wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
+        return commands + (self._recall(wanted, spare, imagined, now) if may_recall else [])
+
+    def _recall(self, lacking: Counter[str], spare: Counter[str], imagined: Plan, now: float) -> list[Command]:
+        """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool → how many.
+
+        A node that is recalled goes back to the main scheduler. The lease of its next owner is one like any other.
+        """
+        c, settings = self._of, self._of.settings
+        recalled = []
+        for name in sorted(c._usable, key=lambda n: (c.nodes[n].job is not None, n)):
+            node = c.nodes[name]
+            needy = next((p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None)
+            if needy is None or spare[node.pool] <= 0:
+                continue
+            if node.job and (c._stays(c.jobs[node.job], now) or name in imagined.nodes.get(node.job, ())):
+                continue
+            lacking[needy] -= 1
+            spare[node.pool] -= 1
+            recalled.append(name)
+            c._gaps.promise(name, node.info, owner_of(needy), now + settings.recall_s + settings.lease_wait_s)
+        if not recalled:
+            return []
+        for name in recalled:
+            c._node_leaving(NodeLeaving(name, settings.recall_s), now)
+        self._recall_at = now + settings.recall_every_s
+        return [Recall(tuple(recalled), settings.recall_s)]

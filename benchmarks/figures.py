@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from malletrain.sim.costs import CostModel
-from malletrain.sim.engine import SimSettings, simulate
+from malletrain.sim.engine import simulate
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
+from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workloads import Given, given, hpo, read_curves
 from scavenger.trace import Trace, read, read_names

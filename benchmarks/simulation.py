@@ -28,8 +28,9 @@ TARGET_WALL_S, TARGET_GIB = 60.0, 2.0
 def row(kind: str, policy: str, semantics: str, seed: int, files: dict[str, str], hours: float | None) -> dict[str, Any]:
     """One simulation, as a row of the table."""
     from malletrain.sim.costs import CostModel
-    from malletrain.sim.engine import SimSettings, simulate
+    from malletrain.sim.engine import simulate
     from malletrain.sim.policies import POLICIES
+    from malletrain.sim.settings import SimSettings
     from malletrain.sim.workloads import hpo, read_curves
     from scavenger.trace import read, read_names
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jpa.curve import CurveConfig, MeasuredCurve
-from jpa.donors import Donor, Offer, choose_nodes
+from jpa.donors import Offer
 from jpa.measure import MeasureConfig, Outcome, ThroughputMeter
 from jpa.messages import (
     AdvisorEvent,
@@ -37,6 +37,7 @@ from jpa.messages import (
 )
 from jpa.plan import PlanConfig, ProfilePlan, known, new_plan, next_step
 from jpa.reuse import inherited
+from jpa.supply import Supply
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ class Advisor:
         self.config = config or AdvisorConfig()
         self._active: _Active | None = None
         self._queue: list[_Queued] = []
-        self._nodes = NodesChanged({})
-        self._interrupted: dict[str, float] = {}
+        self._supply = Supply(self.config.donor_quiet_s)
         self._table: dict[type, Callable[[Any, float], Iterable[Answer]]] = {
             ProfileWanted: self._wanted,
             Suggested: self._suggested,
@@ -164,7 +164,7 @@ class Advisor:
         return ()
 
     def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[Answer]:
-        self._nodes = event
+        self._supply.changed(event)
         for queued in self._queue:
             held = event.held.get(queued.wanted.job, queued.wanted.nodes)
             queued.wanted = replace(queued.wanted, nodes=held)
@@ -207,7 +207,7 @@ class Advisor:
 
     def _gone(self, event: JobGone, now: float) -> Iterable[Answer]:
         self._queue = [q for q in self._queue if q.wanted.job != event.job]
-        self._interrupted.pop(event.job, None)
+        self._supply.forget(event.job)
         active = self._active
         if active is None or event.job != active.job:
             return ()
@@ -356,55 +356,30 @@ class Advisor:
         least = min(k for k in plan.sizes if not known(wanted.curve, k, plan.config.tolerance))
         patient = now - queued.since < config.patience_s
         needed = max(least, round(config.worthwhile * best.size)) if patient else least
-        offer = self._offer(wanted, best.size, needed, now)
+        offer = self._supply.offer(wanted, best.size, needed, now)
         step = next_step(plan, wanted.curve, wanted.nodes + offer.total)
         if step.size is None or step.size < needed:
-            fewer = wanted.nodes + self._offer(wanted, best.size, least, now).total
+            fewer = wanted.nodes + self._supply.offer(wanted, best.size, least, now).total
             if fewer < least:
                 return Waiting(wanted.job, offer.reason)
             patience = f"it waits for {needed} until {config.patience_s:g} s have passed"
             return Waiting(wanted.job, f"Only {fewer} of the {best.size} nodes to profile it on can be had; {patience}.")
         if step.size != best.size:
-            offer = self._offer(wanted, step.size, step.size, now)
+            offer = self._supply.offer(wanted, step.size, step.size, now)
         active = _Active(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)
         self._active = active
-        self._take(offer, wanted.node_class, now)
+        self._supply.take(offer, wanted.node_class, now)
         return self._go(active, step.size, step.reason, now, offer if offer.total else None)
 
     def _plan(self, wanted: ProfileWanted, curve: MeasuredCurve) -> ProfilePlan:
         """Which sizes to visit. Raises ValueError when every size is unusable."""
         return new_plan(wanted.min_nodes, wanted.max_nodes, curve, allowed=wanted.sizes, chosen=wanted.chosen, config=self.config.plan)
 
-    def _offer(self, wanted: ProfileWanted, size: int, least: int, now: float) -> Offer:
-        others = [d for d in self._nodes.donors if d.job != wanted.job and d.node_class == wanted.node_class]
-        donors = [self._remembered(d) for d in others]
-        quiet = [d for d in donors if d.last_interrupted is None or now - d.last_interrupted >= self.config.donor_quiet_s]
-        free = self._nodes.free.get(wanted.node_class, 0)
-        return choose_nodes(max(0, size - wanted.nodes), free, quiet, minimum=max(0, least - wanted.nodes))
-
-    def _remembered(self, donor: Donor) -> Donor:
-        """The donor with its latest interruption, also one that the controller has not told of yet."""
-        times = [t for t in (donor.last_interrupted, self._interrupted.get(donor.job)) if t is not None]
-        return replace(donor, last_interrupted=max(times, default=None))
-
-    def _take(self, offer: Offer, node_class: str, now: float) -> None:
-        """Remember what the controller will take, until it says how things are."""
-        free = dict(self._nodes.free)
-        free[node_class] = free.get(node_class, 0) - offer.from_free
-        donors = tuple(_shrunk(d, offer) for d in self._nodes.donors)
-        self._nodes = replace(self._nodes, free=free, donors=donors)
-        if offer.from_donor is not None:
-            self._interrupted[offer.from_donor] = now
-
     def _nothing(self, queued: _Queued, result: Result, reason: str) -> Finished:
         wanted = queued.wanted
         return Finished(
             wanted.job, result, wanted.curve, reason, wanted.nodes, queued.scale_ups, queued.scale_downs, queued.seconds, queued.visited
         )
-
-
-def _shrunk(donor: Donor, offer: Offer) -> Donor:
-    return replace(donor, nodes=donor.nodes - offer.count) if donor.job == offer.from_donor else donor
 
 
 def _listed(sizes: Iterable[int]) -> str:

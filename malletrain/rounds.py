@@ -28,6 +28,7 @@ from malletrain.round_actions import (
     SendRelease,
     SendRound,
 )
+from malletrain.round_settings import RoundSettings
 from malletrain.wire import Assignment, Failure
 
 __all__ = [
@@ -49,22 +50,6 @@ __all__ = [
 
 PATIENCE_WITH_PEERS = 3.0
 """Times ``verdict_s`` that a failure waits when every last word speaks of a lost peer and nobody has said yet which."""
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """Time limits in seconds. ``warmup_s``: for joiners to come up while the others train, or nobody can without them; ``warmup_broken_s``:
-    while those that could train stand still; ``verdict_s``: how long a failure waits for the news that a node was lost; ``linger_s``: how
-    long nodes that the main scheduler wants back wait for joiners without whom the job cannot go on; ``stop_s``: between
-    SIGTERM and SIGKILL."""
-
-    warmup_s: float = 60.0
-    warmup_broken_s: float = 15.0
-    drain_s: float = 10.0
-    join_s: float = 60.0
-    verdict_s: float = 2.5
-    linger_s: float = 1.0
-    stop_s: float = 5.0
 
 
 class Stage(str, Enum):

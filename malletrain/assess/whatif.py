@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from malletrain.sim.engine import SimSettings, Simulation
+from malletrain.sim.engine import Simulation
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.report import Result
+from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob
 from scavenger.trace import Trace
 

@@ -14,14 +14,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from malletrain.elastic.errors import Interrupted, UnfitModel
+from malletrain.elastic.checkin import RoundStore
+from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
 
 CONNECT_TIMEOUT_S = 20.0
@@ -30,98 +31,6 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
 GRAVE_S = 0.5
 _POLL_S = 0.002
-
-
-class RoundStore(dist.Store):
-    """The store of one round: every wait ends at once when ``interrupted`` says so, and lasts as long as it must otherwise."""
-
-    def __init__(self, inner: Any, interrupted: Callable[[], bool]) -> None:
-        super().__init__()
-        self._inner = inner
-        self.interrupted = interrupted
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        while not self._inner.check(list(keys)):
-            if self.interrupted():
-                raise Interrupted("This round is void; a newer one follows.")
-            time.sleep(_POLL_S)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return bytes(self._inner.get(key))
-
-    def set(self, key: str, value: Any) -> None:
-        self._inner.set(key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._inner.add(key, amount))
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._inner.check(keys))
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        return bytes(self._inner.compare_set(key, expected, desired))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._inner.delete_key(key))
-
-    def num_keys(self) -> int:
-        return int(self._inner.num_keys())
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Waits are interrupted, not limited."""
-
-
-class CheckIn:
-    """The way to a round, gone in a thread while this process still trains: connect to the store and say so.
-
-    ``everyone`` is true once all ranks have done that; only then may anybody leave the group before. ``failed`` is called, in that thread,
-    when the store cannot be reached.
-    """
-
-    def __init__(self, place: Place, signature: str, failed: Callable[[], None]) -> None:
-        self.place = place
-        self._failed = failed
-        self._signature = signature
-        self.everyone = False
-        self.void = False
-        self.unfit = False
-        """The model here has other tensors than that of rank 0."""
-        self._store: Any = None
-        threading.Thread(target=self._go, name=f"malletrain-round-{place.generation}", daemon=True).start()
-
-    def _go(self) -> None:
-        try:
-            store = dist.TCPStore(self.place.host, self.place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
-            if self.place.rank == 0:
-                store.set("signature", self._signature)
-            elif store.get("signature").decode() != self._signature:
-                self.unfit = True
-                return
-            if store.add(f"here/{self.place.rank}", 1) > 1:
-                return  # another process had this place and died; the round cannot be formed any more
-            if store.add("here", 1) == self.place.size:
-                store.set("all", "1")
-            self._store = store
-            while not self.void and not store.check(["all"]):
-                time.sleep(_POLL_S)
-            self.everyone = not self.void
-        except Exception:  # whatever the store says: this way is closed, and the daemon forms another round
-            if not self.void:
-                self._failed()
-
-    def store(self, interrupted: Callable[[], bool]) -> RoundStore:
-        """The store, once all are there. Raises Interrupted, or UnfitModel."""
-        while not self.everyone:
-            if self.unfit:
-                raise UnfitModel(
-                    f"The model of this process (rank {self.place.rank} of round {self.place.generation}) has other parameters, shapes or "
-                    "types than its peers'. All workers must run the same script with the same arguments; was it changed meanwhile?"
-                )
-            if interrupted() or self.void:
-                raise Interrupted("This round is void; a newer one follows.")
-            time.sleep(_POLL_S)
-        return RoundStore(self._store, interrupted)
 
 
 def _sockets() -> dict[int, str]:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from malletrain import progress
 from malletrain._tether import rank_log_name
 from malletrain.elastic import sharing
+from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
-from malletrain.elastic.group import CheckIn, Group, rehearse
+from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import ENV_LOG_DIR, Place, connect
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training

@@ -10,7 +10,7 @@ import pytest
 from malletrain.assess.gaps import gap_report
 from malletrain.assess.page import Assessment, page, text, verdict
 from malletrain.assess.whatif import cases
-from malletrain.sim.engine import SimSettings
+from malletrain.sim.settings import SimSettings
 from tests.malletrain.sim.conftest import job, trace_of
 
 GAPS = {"a": [(0, 4000)], "b": [(0, 1500), (2500, 4000)], "c": [(1000, 3000)]}

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
-from malletrain.elastic.group import Group, RoundStore, rehearse
+from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import Place
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.sim.costs import CostModel
-from malletrain.sim.engine import SimSettings, Simulation, simulate
+from malletrain.sim.engine import Simulation, simulate
 from malletrain.sim.policies import POLICIES
+from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError, hpo, read_curves
 from scavenger import synth
 from scavenger.trace import Trace, read, read_names

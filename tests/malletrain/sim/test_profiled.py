@@ -12,10 +12,11 @@ from jpa import MeasuredCurve
 from malletrain.events import Announce, KeepLearned
 from malletrain.learned import Learned
 from malletrain.sim.costs import CostModel, Run
-from malletrain.sim.engine import SimSettings, Simulation
+from malletrain.sim.engine import Simulation
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.reports import NOISE, Reports
+from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import trace_of
 

@@ -16,12 +16,12 @@ import random
 import statistics
 import time
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.gap_memory import GapMemory
 from scavenger.lease_script import PLACE
 from scavenger.pbs import PbsScavenger
 from scavenger.pbs_job import LeaseOptions
 from scavenger.pbs_parse import JobTable, RawNode, read_jobs, read_nodes
-from scavenger.pbs_settings import PbsSettings
 from scavenger.pbs_site import PbsSite, Queue
 from scavenger.rules import GapRules
 
@@ -93,10 +93,8 @@ def measure(nodes: int, jobs: int, repeats: int = 11, seed: int = 1) -> dict[str
     """Median milliseconds (wall, and CPU) of reading the nodes, the jobs, the jobs after a repair, of a whole poll, and of explaining every
     node."""
     source, bad = Recorded(nodes, jobs, seed), Recorded(nodes, jobs, seed, bad=True)
-    rules = GapRules(use_planned=True)
-    settings = PbsSettings(
-        tag="t", template=f"#!/bin/sh\n{PLACE}\n", user="me", rules=rules, idle_for_s=0.0, lease=LeaseOptions(queue="preemptable")
-    )
+    lease, rules = LeaseOptions(queue="preemptable"), GapRules(use_planned=True)
+    settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", lease, rules, user="me", idle_for_s=0.0)
     scavenger = PbsScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     queues = {name: Queue(name, True, True, True, priority) for name, priority in (("prod", 150), ("preemptable", 10))}
     scavenger.site = PbsSite((23, 6), "23.06.06", "pbs0", queues=queues)

@@ -14,13 +14,14 @@ import random
 import statistics
 import time
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand, fold
 from scavenger.lease_script import PLACE
 from scavenger.rules import GapRules
 from scavenger.slurm import SlurmScavenger
+from scavenger.slurm_job import LeaseOptions
 from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
-from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_site import Partition, SlurmSite
 
 NOW = 1_800_000_000.0
@@ -75,7 +76,7 @@ def measure(nodes: int, jobs: int, repeats: int = 15, seed: int = 1) -> dict[str
     """Median milliseconds of CPU time: of reading the answers (as at a first poll, and with the lists of nodes known), of a whole poll,
     and of explaining every node."""
     source = Recorded(nodes, jobs, seed)
-    settings = SlurmSettings(tag="t", template=f"#!/bin/sh\n{PLACE}\n", user="me", rules=GapRules(use_planned=True), idle_for_s=0.0)
+    settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", LeaseOptions(), GapRules(use_planned=True), user="me", idle_for_s=0.0)
     scavenger = SlurmScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     low = Partition("low", True, 1, "", 30.0, None)
     scavenger.site = SlurmSite((23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low})

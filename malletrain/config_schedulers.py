@@ -51,29 +51,57 @@ class LocalScheduler(SchedulerTable):
     autostart: bool = key(True, description="Start the embedded cluster together with the daemon when it does not run.")
 
 
-def _options(value: Words) -> Words:
-    for option in value:
-        if not option.startswith("-"):
-            raise PydanticCustomError(
-                "option", '"{value}" is no option; write each one as one text, such as "--licenses=scratch"', {"value": option}
-            )
-    return value
-
-
-def _submit_as(value: Words) -> Words:
-    if value and not any("{owner}" in word for word in value):
-        sentence = 'one of the words must hold {owner}, such as ["sudo", "-n", "-u", "{owner}", "--"]'
-        raise PydanticCustomError("owner", sentence, {"owner": "{owner}"})
-    return value
-
-
-class SlurmScheduler(SchedulerTable):
-    """Slurm, 20.11 or later. Leases are one-node jobs; `malletrain check` tests these keys against the running Slurm."""
+class BatchScheduler(SchedulerTable):
+    """Base of the tables of batch schedulers: how leases are asked for, whichever it is."""
 
     mode: Literal["preemptable", "backfill"] = key(
         "preemptable",
-        description="Leases that Slurm preempts for other jobs; or, where it does not, leases that end before their node is wanted.",
+        description="Leases that the main scheduler preempts for other jobs; or, where it does not, leases that end before their node is "
+        "wanted.",
     )
+    time_limit: Duration = key("12 h", gt=0, description="Longest time limit of a lease; in Slurm whole minutes count.")
+    time_min: Duration = key(
+        "5 min",
+        description="Shortest lease that is of use, for which the main scheduler may find a hole before another job (sbatch --time-min, "
+        "qsub -l min_walltime=…).",
+    )
+    spare: Duration = key("30 s", description="A lease ends this long before its node is wanted by a reservation or a planned job.")
+    grace: MaybeDuration = key(
+        None,
+        description="Time between the signal of a preemption and SIGKILL; not given: what the main scheduler says (GraceTime, else "
+        "KillWait of Slurm's configuration; kill_delay of PBS's queue, by default 10 s).",
+    )
+    start_within: Duration = key("60 s", gt=0, description="A lease that has not started this long after it was asked for is withdrawn.")
+    submit_rate: float = key(10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most.")
+    max_leases: int = key(0, ge=0, description="Leases at the same time at most; 0: no limit but the main scheduler's own.")
+    script: MaybeLocation = key(
+        None,
+        description="Batch script of the leases, a copy of lease.sh in jobscripts/slurm or jobscripts/pbs with what the site's nodes need; "
+        "not given: that one.",
+    )
+    submit_as: Words = key(
+        [],
+        description="Command put before sbatch and scancel, or qsub and qdel, to run them as a lease's owner, such as "
+        '["sudo", "-n", "-u", "{owner}", "--"]; empty: all leases are this user\'s.',
+    )
+    keep_output: bool = key(True, description="Keep what the newest leases print, in the folder leases in state_dir.")
+    command_timeout: Duration = key(
+        "20 s", gt=0, description="A command of the main scheduler that takes longer is stopped and counts as failed."
+    )
+    command_tries: int = key(2, ge=1, le=10, description="How often a command that changes nothing is tried before the poll fails.")
+
+    @field_validator("submit_as")
+    @classmethod
+    def _submit_as(cls, value: Words) -> Words:
+        if value and not any("{owner}" in word for word in value):
+            sentence = 'one of the words must hold {owner}, such as ["sudo", "-n", "-u", "{owner}", "--"]'
+            raise PydanticCustomError("owner", sentence, {"owner": "{owner}"})
+        return value
+
+
+class SlurmLease(Section):
+    """What a lease asks of Slurm."""
+
     partition: str = key("", description="Partition of the leases; empty: Slurm's default one (then qos should be set).")
     qos: str = key("", description="QOS of the leases; empty: the account's default.")
     account: str = key("", description="Account that the leases are charged to; empty: the user's default.")
@@ -81,53 +109,37 @@ class SlurmScheduler(SchedulerTable):
     exclusive: bool = key(True, description="Take whole nodes with all their memory. If false, say in gres and options what a lease needs.")
     gres: str = key("", description='Generic resources of a lease (sbatch --gres), such as "gpu:4"; empty: those that come with the node.')
     options: Words = key([], description='Further options of sbatch for the leases, each one text, such as "--licenses=scratch".')
-    time_limit: Duration = key("12 h", gt=0, description="Longest time limit of a lease; whole minutes count.")
-    time_min: Duration = key(
-        "5 min",
-        description="Shortest lease that is of use, for which Slurm may find a hole before another job (sbatch --time-min).",
-    )
-    spare: Duration = key("30 s", description="A lease ends this long before its node is wanted by a reservation or a planned job.")
     nice: int = key(0, ge=-10_000, le=2_147_483_645, description="Put leases behind other jobs (sbatch --nice); 0: not asked for.")
-    grace: MaybeDuration = key(
-        None,
-        description="Time between the signal of a preemption and SIGKILL; not given: GraceTime (else KillWait) of Slurm's configuration.",
-    )
     launch: Literal["auto", "batch", "step"] = key(
         "auto",
         description="Start the agent as the batch script or as a job step (srun); auto: as a step where Slurm's configuration lacks "
         "preempt_send_user_signal, because a batch script then hears of its preemption too late.",
     )
-    start_within: Duration = key("60 s", gt=0, description="A lease that has not started this long after it was asked for is withdrawn.")
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, value: Words) -> Words:
+        for option in value:
+            if not option.startswith("-"):
+                raise PydanticCustomError(
+                    "option", '"{value}" is no option; write each one as one text, such as "--licenses=scratch"', {"value": option}
+                )
+        return value
+
+
+class SlurmScheduler(BatchScheduler, SlurmLease):
+    """Slurm, 20.11 or later. Leases are one-node jobs; `malletrain check` tests these keys against the running Slurm."""
+
     submit_rate: float = key(20.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most.")
-    max_leases: int = key(0, ge=0, description="Leases at the same time at most; 0: no limit but Slurm's own.")
-    script: MaybeLocation = key(
-        None,
-        description="Batch script of the leases, a copy of jobscripts/slurm/lease.sh with what the site's nodes need; not given: that one.",
-    )
-    submit_as: Words = key(
-        [],
-        description='Command put before sbatch and scancel to run them as a lease\'s owner, such as ["sudo", "-n", "-u", "{owner}", "--"]; '
-        "empty: all leases are this user's.",
-    )
-    keep_output: bool = key(True, description="Keep what the newest leases print, in the folder leases in state_dir.")
     api: Literal["auto", "commands", "pyslurm"] = key(
         "auto",
         description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it can be imported and is of Slurm's version.",
     )
-    command_timeout: Duration = key("20 s", gt=0, description="A command of Slurm that takes longer is stopped and counts as failed.")
-    command_tries: int = key(2, ge=1, le=10, description="How often a command that changes nothing is tried before the poll fails.")
-
-    _check_options = field_validator("options")(_options)
-    _check_submit_as = field_validator("submit_as")(_submit_as)
 
 
-class PbsScheduler(SchedulerTable):
-    """OpenPBS or PBS Professional, 18.1 or later. Leases are one-host jobs; `malletrain check` tests these keys against the running PBS."""
+class PbsLease(Section):
+    """What a lease asks of PBS."""
 
-    mode: Literal["preemptable", "backfill"] = key(
-        "preemptable",
-        description="Leases that PBS preempts for other jobs; or, where it does not, leases that end before their node is wanted.",
-    )
     queue: str = key("", description="Queue of the leases, below those of the main jobs; empty: the server's default one.")
     account: str = key("", description="Account that the leases are charged to (qsub -A); empty: the user's default.")
     project: str = key("", description="Project of the leases (qsub -P); empty: PBS's default.")
@@ -140,42 +152,20 @@ class PbsScheduler(SchedulerTable):
     options: Words = key(
         [], description='Further words of qsub for the leases, options and their values one text each, such as ["-l", "filesystems=home"].'
     )
-    time_limit: Duration = key("12 h", gt=0, description="Longest walltime of a lease.")
-    time_min: Duration = key(
-        "5 min",
-        description="Shortest lease that is of use, for which PBS may find a hole before another job (qsub -l min_walltime=…).",
-    )
-    spare: Duration = key("30 s", description="A lease ends this long before its node is wanted by a reservation or a planned job.")
     rerunnable: Literal["auto", "yes", "no"] = key(
         "auto",
         description="Whether leases are rerunnable (qsub -r); auto: only where PBS preempts in no other way than requeuing, which it "
         "cannot do to a job that is not.",
     )
-    grace: MaybeDuration = key(
-        None,
-        description="Time between the signal of a preemption and SIGKILL; not given: the queue's kill_delay (10 s by default).",
-    )
-    start_within: Duration = key("60 s", gt=0, description="A lease that has not started this long after it was asked for is withdrawn.")
-    submit_rate: float = key(10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most.")
-    max_leases: int = key(0, ge=0, description="Leases at the same time at most; 0: no limit but PBS's own.")
-    script: MaybeLocation = key(
-        None,
-        description="Batch script of the leases, a copy of jobscripts/pbs/lease.sh with what the site's nodes need; not given: that one.",
-    )
-    submit_as: Words = key(
-        [],
-        description='Command put before qsub and qdel to run them as a lease\'s owner, such as ["sudo", "-n", "-u", "{owner}", "--"]; '
-        "empty: all leases are this user's.",
-    )
-    keep_output: bool = key(True, description="Keep what the newest leases print, in the folder leases in state_dir.")
+
+
+class PbsScheduler(BatchScheduler, PbsLease):
+    """OpenPBS or PBS Professional, 18.1 or later. Leases are one-host jobs; `malletrain check` tests these keys against the running PBS."""
+
     api: Literal["auto", "commands", "bindings"] = key(
         "auto",
         description="Ask PBS through its commands or through its Python bindings (pbs_ifl); auto: the bindings where they can be imported.",
     )
-    command_timeout: Duration = key("20 s", gt=0, description="A command of PBS that takes longer is stopped and counts as failed.")
-    command_tries: int = key(2, ge=1, le=10, description="How often a command that changes nothing is tried before the poll fails.")
-
-    _check_submit_as = field_validator("submit_as")(_submit_as)
 
 
 class GapsSection(Section):
@@ -187,9 +177,7 @@ class GapsSection(Section):
     exclude: Words = key([], description='Never these nodes, such as "login[1-2]".')
     classes: Words = key([], description="Features that tell node classes apart, such as a GPU's name; a job's nodes are of one class.")
     reserve: int = key(0, ge=0, description="Idle nodes that are left to the main scheduler.")
-    hours: Words = key(
-        [], description='When leases may run, local time, such as "mon-fri 19:00-07:00" or "sat-sun"; empty: always.'
-    )
+    hours: Words = key([], description='When leases may run, local time, such as "mon-fri 19:00-07:00" or "sat-sun"; empty: always.')
     idle_for: MaybeDuration = key(
         None,
         description="How long a node must be idle, so that the main scheduler has had its turn; not given: one of its backfill cycles.",

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from scavenger.commands import CommandError
-from scavenger.interface import SchedulerError
+from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.lease_books import LeaseJob
 from scavenger.lease_script import lease_script
-from scavenger.pbs_job import LEAST_LIMIT_S, qsub
-from scavenger.pbs_parse import Job
+from scavenger.pbs_job import qsub
 from scavenger.pbs_site import PbsSite
 from scavenger.pbs_state import by_host
 
@@ -87,13 +86,13 @@ def _queue(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
 
 
 def _walltime(name: str, least: float | None, most: float | None, scavenger: PbsScavenger) -> Iterator[Finding]:
-    options = scavenger.settings.lease
-    if most is not None and options.time_limit_s > most:
+    s = scavenger.settings
+    if most is not None and s.time_limit_s > most:
         yield False, (
-            f"Queue {name} takes jobs of {most:g} s at most, and a lease may ask for {options.time_limit_s:g} s; set time_limit in "
+            f"Queue {name} takes jobs of {most:g} s at most, and a lease may ask for {s.time_limit_s:g} s; set time_limit in "
             f'[scheduler.pbs] to "{most:g} s" or less.'
         )
-    if least is not None and max(LEAST_LIMIT_S, options.time_min_s or 0.0) < least:
+    if least is not None and s.least_s < least:
         yield True, (
             f"Queue {name} takes jobs of {least:g} s at least; shorter leases before a known use of their node will be refused. Set "
             f'time_min in [scheduler.pbs] to "{least:g} s".'
@@ -193,7 +192,7 @@ def _nodes(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
 def _permission(scavenger: PbsScavenger, site: PbsSite) -> Iterator[Finding]:
     """As a lease would be submitted, but held and to any node, and deleted at once."""
     s = scavenger.settings
-    limit_s = min(max(LEAST_LIMIT_S, s.lease.time_min_s or 0.0), s.lease.time_limit_s)
+    limit_s = min(s.least_s, s.time_limit_s)
     queue = site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)
@@ -201,13 +200,12 @@ def _permission(scavenger: PbsScavenger, site: PbsSite) -> Iterator[Finding]:
     name = s.prefix + "check"
     try:
         script = lease_script(s.template, ["true"], {})
-        argv = [*qsub(s.lease, name=name, select=select, limit_s=limit_s, rerunnable=site.requeues), "-h"]
-        number = scavenger.submit(argv, script)
+        argv = [*qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=site.requeues), "-h"]
+        number = scavenger.submitter.submit(argv, script, None)
     except SchedulerError as error:
         yield False, f"A lease could not be submitted: {error} Change queue, account, project, select, place or options in [scheduler.pbs]."
         return
-    job = Job(number, name, s.user, "H", 20, s.lease.queue, None, None, (), (), "", "", 0, None)
-    problem: CommandError | None = scavenger.delete([job])
+    problem = scavenger.submitter.cancel([LeaseJob(Lease("check", number, LeaseState.PENDING), s.user)])
     if problem is None:
         yield True, "A lease can be submitted and deleted (one was, held)."
     else:

@@ -1,4 +1,4 @@
-"""One lease as a PBS job: what it asks for, and the words of ``qsub``.
+"""One lease as a PBS job: what it asks for, and the words of ``qsub`` and ``qdel``.
 
 A lease is one host with everything the host has, pinned by name. What it runs stands in its script (:mod:`scavenger.lease_script`), which
 qsub reads from its standard input; nothing of it passes through an option or a variable of qsub. Decides how a lease is asked for, not when
@@ -7,18 +7,17 @@ or where.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.interface import SchedulerError
 from scavenger.pbs_json import number_of, text_of
 from scavenger.pbs_state import Host
+from scavenger.submission import Dialect
 
-LEAST_LIMIT_S = 60.0
 MAX_NAME = 230
 """Longest name of a job in the oldest PBS supported (pbs_ifl.h, PBS_MAXJOBNAME)."""
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
@@ -32,10 +31,8 @@ class LeaseOptions:
     """How the site wants its lease jobs.
 
     ``resources``: what of its node a lease asks for in full. ``select``: further resources of its chunk, such as ``system=polaris``.
-    ``place``: how the node is shared. ``options``: further words of qsub. ``time_limit_s``: the longest lease; ``time_min_s``: the shortest
-    of use, None where PBS need not fit leases in. ``rerunnable``: None for what the scheduler's way of preempting needs. ``grace_s``:
-    seconds from a preemption's signal to SIGKILL, None: the queue's kill_delay. ``submit_as``: command put before qsub and qdel for another
-    owner, with ``{owner}`` in it. ``output_dir``: where the output of leases goes; None: nowhere.
+    ``place``: how the node is shared. ``options``: further words of qsub. ``rerunnable``: None for what the scheduler's way of preempting
+    needs.
     """
 
     queue: str = ""
@@ -45,20 +42,7 @@ class LeaseOptions:
     select: str = ""
     place: str = "pack:exclhost"
     options: tuple[str, ...] = ()
-    time_limit_s: float = 12 * 3600.0
-    time_min_s: float | None = None
     rerunnable: bool | None = None
-    grace_s: float | None = None
-    submit_as: tuple[str, ...] = ()
-    output_dir: Path | None = None
-
-
-def limit_of(options: LeaseOptions, free_s: float | None, spare_s: float) -> float | None:
-    """Time limit in whole seconds of a lease on a node that is free for ``free_s`` more (None: no end known), ``spare_s`` of which stay
-    unused. None: too short to be of use."""
-    limit = math.floor(options.time_limit_s if free_s is None else min(options.time_limit_s, free_s - spare_s))
-    least = min(max(LEAST_LIMIT_S, options.time_min_s or 0.0), options.time_limit_s)
-    return float(limit) if limit > 0 and limit >= least else None
 
 
 def select_of(options: LeaseOptions, host: str, vnodes: Host) -> str:
@@ -91,19 +75,20 @@ def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
     return f"{numbers:.0f}" if numbers >= 1 else ""
 
 
-def qsub(options: LeaseOptions, *, name: str, select: str, limit_s: float, rerunnable: bool) -> list[str]:
+def qsub(settings: BatchSettings[LeaseOptions], *, name: str, select: str, limit_s: float, rerunnable: bool) -> list[str]:
     """The command that submits one lease; its script comes through standard input.
 
     ``-f``: qsub leaves no process behind. ``-o``, ``-e``: PBS copies nothing back; what is to be kept the script writes. ``-m n``: no mail
     to anybody about leases that come and go.
     """
+    options = settings.lease
     words = [
         "qsub", "-f", "-N", name[:MAX_NAME], "-r", "y" if rerunnable else "n", "-m", "n", "-j", "oe", "-o", "/dev/null", "-e", "/dev/null",
         "-S", "/bin/sh", "-l", f"select={select}", "-l", f"place={options.place}",
     ]  # fmt: skip
-    if options.time_min_s is not None and options.time_min_s < limit_s:
+    if settings.time_min_s is not None and settings.time_min_s < limit_s:
         # A job whose walltime PBS chooses, so that it ends before the next one starts ("shrink-to-fit", PBS 11.3 and later).
-        words += ["-l", f"min_walltime={walltime(options.time_min_s)}", "-l", f"max_walltime={walltime(limit_s)}"]
+        words += ["-l", f"min_walltime={walltime(settings.time_min_s)}", "-l", f"max_walltime={walltime(limit_s)}"]
     else:
         words += ["-l", f"walltime={walltime(limit_s)}"]
     for option, value in (("-q", options.queue), ("-A", options.account), ("-P", options.project)):
@@ -124,3 +109,14 @@ def job_id(printed: str) -> str:
     if not _JOB_ID.fullmatch(last):
         raise SchedulerError(f'qsub answered "{text_of(last)[:80]}", which is no job id.')
     return last
+
+
+PBS = Dialect(
+    job_id=job_id,
+    limit_reached=re.compile(r"(?i)would exceed|maximum number of jobs|limit on (?:number|jobs)|max_(?:queued|run)|too many jobs"),
+    unsure=re.compile(r"(?i)timed? ?out|end of file|communication|connection (?:reset|closed|broken)|protocol|no reply|premature"),
+    ended=re.compile(r"(?i)unknown job|has finished|job is (?:already )?exiting|invalid for (?:finished|state)"),
+    cancel="qdel",
+    at_once=100,
+)
+"""What ``qsub`` and ``qdel`` say."""

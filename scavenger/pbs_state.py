@@ -7,10 +7,11 @@ Reference Guide ("Node States", "Job States"). Pure; whether a node is a gap is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from scavenger.interface import Lease, LeaseState
+from scavenger.lease_books import LeaseJob
 from scavenger.pbs_json import number_of, text_of
 from scavenger.pbs_parse import Job, RawNode, Reservation, planned_uses, reservations_of
 from scavenger.rules import NodeFacts
@@ -75,16 +76,6 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
     return hosts
 
 
-def own_jobs(jobs: Iterable[Job], prefix: str, user: str) -> dict[str, Job]:
-    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin with; ``user``: only this user's jobs
-    are ours (empty: anybody's, in site mode)."""
-
-    def liveliness(job: Job) -> int:
-        return 0 if job.state in ENDED_STATES else 1 if job.state in PENDING_STATES else 2
-
-    return {job.name[len(prefix) :]: job for job in sorted(jobs, key=liveliness) if not user or job.user == user}
-
-
 def terminated_by(job: Job) -> str:
     """Who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for qdel; empty when nobody did. It stands there
     while the job still runs in its grace time."""
@@ -127,6 +118,11 @@ def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
         reason = "preempted" if is_taken_back(job) else f"it was deleted by {by}" if by else "it is ending"
         return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
+
+
+def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
+    """A job of ours as the books have it."""
+    return LeaseJob(lease_of(lease_id, job, now, grace_s), job.user, job.host, job.submitted, lost_because(job), job.state == "E")
 
 
 def ended_because(job: Job) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from scavenger.commands import CommandError
 from scavenger.interface import SchedulerError
-from scavenger.slurm_job import LEAST_LIMIT_S, batch_script, sbatch
+from scavenger.slurm_job import batch_script, sbatch
 from scavenger.slurm_site import Partition, SlurmSite
+from scavenger.submission import Wanted
 
 if TYPE_CHECKING:
     from scavenger.slurm import SlurmScavenger
@@ -50,12 +51,8 @@ def _version(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
     yield True, f"Slurm {shown} (cluster {cluster}) answers; it is asked through {scavenger.source.name}."
 
 
-def _named(scavenger: SlurmScavenger) -> list[str]:
-    return [name for name in scavenger.settings.lease.partition.split(",") if name]
-
-
 def _partitions(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    names = _named(scavenger)
+    names = scavenger.settings.lease.partitions
     if not names and not scavenger.settings.lease.qos:
         known = ", ".join(sorted(site.partitions))
         yield False, f"No partition is named for the leases; set partition in [scheduler.slurm] to one of {known}, or set qos."
@@ -81,7 +78,7 @@ def _preemption(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]
     if site.preempt_type == "qos":
         yield from _preempting_qos(site, scavenger)
         return
-    for name in _named(scavenger):
+    for name in scavenger.settings.lease.partitions:
         partition = site.partitions.get(name)
         if partition is None:
             continue
@@ -131,7 +128,7 @@ def _preempting_qos(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Find
 def _grace(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
     wanted = scavenger.settings.wanted_grace_s
     grace = scavenger.grace_s(site)
-    where = f"partition {name}" if (name := next(iter(_named(scavenger)), "")) else f"QOS {scavenger.settings.lease.qos}"
+    where = f"partition {name}" if (name := scavenger.settings.lease.main_partition) else f"QOS {scavenger.settings.lease.qos}"
     if grace < wanted:
         yield False, (
             f"A preempted lease has {grace:g} s until it is killed, too short to take a snapshot and leave in order ({wanted:g} s with "
@@ -163,11 +160,8 @@ def _permission(scavenger: SlurmScavenger, site: SlurmSite) -> Iterator[Finding]
     except SchedulerError as error:
         yield False, str(error)
         return
-    argv = sbatch(
-        s.lease, name=s.prefix + "check", node="any", lease="check", limit_s=max(LEAST_LIMIT_S, s.lease.time_min_s or 0.0),
-        start_within_s=s.start_within_s, grace_s=scavenger.grace_s(site), step=False, log=False,
-    )  # fmt: skip
-    argv = [word for word in argv if not word.startswith(("--nodelist=", "--deadline="))]
+    wanted = Wanted(s.prefix + "check", "any", (), {}, s.least_s, scavenger.grace_s(site), None)
+    argv = [word for word in sbatch(s, wanted, False) if not word.startswith(("--nodelist=", "--deadline="))]
     try:
         result = scavenger.commands.run([*argv, "--test-only"], stdin=script)
     except CommandError as error:
@@ -192,7 +186,7 @@ def _gpus(scavenger: SlurmScavenger) -> Iterator[Finding]:
     except SchedulerError as error:
         yield False, str(error)
         return
-    named = set(_named(scavenger))
+    named = set(scavenger.settings.lease.partitions)
     with_gpus = {name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres}
     kinds = {gres for name, gres in with_gpus.items() if not named or not named.isdisjoint(table.partitions[name])}
     if kinds:

@@ -5,10 +5,11 @@ The states stand in literal tables after the manual pages they come from. Pure; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.lease_books import LeaseJob
 from scavenger.rules import NodeFacts
 from scavenger.slurm_parse import Job, NodeTable, Reservation, planned_uses
 
@@ -51,16 +52,6 @@ ENDED_STATES = {
 COMPLETED or FAILED and not as PREEMPTED, so nothing is concluded from the difference."""
 
 
-def own_jobs(jobs: Iterable[Job], prefix: str, user: str) -> dict[str, Job]:
-    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin with; ``user``: only this user's jobs
-    are ours (empty: anybody's, in site mode)."""
-
-    def liveliness(job: Job) -> int:
-        return 0 if job.state in ENDED_STATES else 1 if job.state in PENDING_STATES else 2
-
-    return {job.name[len(prefix) :]: job for job in sorted(jobs, key=liveliness) if not user or job.user == user}
-
-
 def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
     """The lease that a job is. Slurm brings the end of a job forward when it preempts it: within ``grace_s`` of its end it is leaving."""
     if job.state in ENDED_STATES:
@@ -70,6 +61,12 @@ def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
     leaving = job.state == "COMPLETING" or (job.end is not None and job.end - now <= grace_s + 1.0)
     leaving_by = (now if job.end is None else job.end) if leaving else None
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.node_list, "it is ending" if leaving else "", leaving_by)
+
+
+def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
+    """A job of ours as the books have it. One that is suspended is lost: it keeps its memory and may stand still for ever."""
+    lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
+    return LeaseJob(lease_of(lease_id, job, now, grace_s), job.user, job.wanted, job.submitted, lost, job.state == "COMPLETING")
 
 
 def describe(

@@ -1,7 +1,7 @@
 """Submitting leases at the site's pace and cancelling them, and what the complaints of the commands mean. For every batch scheduler.
 
 Decides whether a submission that failed may have made a job all the same. Which leases are asked for or cancelled is decided in
-:mod:`scavenger.slurm` and :mod:`scavenger.pbs`; what their commands say stands in a :class:`Dialect` of each.
+:mod:`scavenger.batch`; what the commands say stands in a :class:`Dialect` of each scheduler.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from scavenger.commands import CommandError, Commands, failure
@@ -25,6 +26,19 @@ class UnsureError(SchedulerError):
 
 class LimitReachedError(SchedulerError):
     """The main scheduler takes no more jobs of this user for now."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept; None: nowhere."""
+
+    name: str
+    node: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    limit_s: float
+    grace_s: float
+    output: Path | None
 
 
 class Pace:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from malletrain.config import Config
-from malletrain.daemon import backend_pbs, backend_slurm
+from malletrain.config_schedulers import BatchScheduler
+from malletrain.daemon import backend_pbs, backend_slurm, batch
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.local import LocalScavenger, start_cluster
+from scavenger.pbs_site import KILL_DELAY_S
+from scavenger.slurm_site import KILL_WAIT_S
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,21 @@ def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
         yield from _connect_local(config).check()
 
 
+def _of_batch(connect: Callable[[Config], Scavenger], table: Callable[[Config], BatchScheduler], default_grace_s: float) -> Backend:
+    """The backend of a batch scheduler. ``default_grace_s``: what agents are told by the daemon where the configuration says nothing; the
+    scavenger, which asks the scheduler, tells each lease the true one."""
+
+    def check(config: Config) -> Iterator[tuple[bool, str]]:
+        yield from batch.reachable(config)
+        yield from connect(config).check()
+
+    return Backend(
+        connect, lambda config: batch.prepare(config, table(config)), lambda config: table(config).grace or default_grace_s, check
+    )
+
+
 _BACKENDS = {
     "local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local),
-    "slurm": Backend(backend_slurm.connect, backend_slurm.prepare, backend_slurm.grace_s, backend_slurm.check),
-    "pbs": Backend(backend_pbs.connect, backend_pbs.prepare, backend_pbs.grace_s, backend_pbs.check),
+    "slurm": _of_batch(backend_slurm.connect, lambda config: config.scheduler.slurm, KILL_WAIT_S),
+    "pbs": _of_batch(backend_pbs.connect, lambda config: config.scheduler.pbs, KILL_DELAY_S),
 }

@@ -8,13 +8,63 @@ from importlib.resources import files
 from pathlib import Path
 
 from malletrain.config import Config
-from malletrain.keys import SERVER, KeyFileError, read_key
+from malletrain.config_schedulers import BatchScheduler
+from malletrain.keys import SERVER, KeyFileError, read_key, user_name
+from malletrain.statedir import make_private_dir
+from scavenger.batch_settings import BatchSettings, OptionsT
+from scavenger.commands import Policy
+from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand
 from scavenger.hours import parse_hours
 from scavenger.interface import SchedulerError
 from scavenger.rules import GapRules
 
 LOOPBACK = ("127.", "localhost", "[::1]")
+
+
+def settings(config: Config, kind: str, table: BatchScheduler, lease: OptionsT) -> BatchSettings[OptionsT]:
+    """What the scavenger of this ``kind`` of scheduler is told: of its ``table`` and the sections that are for all kinds. ``lease``: what
+    only this kind knows of. Raises SchedulerError when the site's batch script cannot be read."""
+    gaps = config.gaps
+    backfill = table.mode == "backfill"
+    return BatchSettings(
+        tag=lease_tag(config),
+        template=template(table.script, kind),
+        lease=lease,
+        rules=gap_rules(config),
+        user=user_name(),
+        submit_as=tuple(table.submit_as),
+        output_dir=output_dir(config) if table.keep_output else None,
+        idle_for_s=gaps.idle_for,
+        node_classes=tuple(gaps.classes),
+        backfill=backfill,
+        spare_s=table.spare,
+        time_limit_s=table.time_limit,
+        time_min_s=table.time_min if backfill or gaps.use_planned else None,
+        start_within_s=table.start_within,
+        submit_rate=table.submit_rate,
+        max_leases=table.max_leases,
+        hold_s=gaps.hold,
+        grace_s=table.grace,
+        wanted_grace_s=config.jobs.drain_timeout + config.jobs.stop_grace,
+        poll_interval_s=config.scheduler.poll_interval,
+    )
+
+
+def policy(table: BatchScheduler) -> Policy:
+    """How the scheduler's commands are run."""
+    return Policy(table.command_timeout, table.command_tries)
+
+
+def memory(config: Config) -> GapMemory:
+    """What is remembered of the site's gaps."""
+    return GapMemory(config.state_dir / "gaps.json", config.gaps.expected_length)
+
+
+def prepare(config: Config, table: BatchScheduler) -> None:
+    """Make the folder for what leases print."""
+    if table.keep_output:
+        make_private_dir(output_dir(config))
 
 
 def reachable(config: Config) -> Iterator[tuple[bool, str]]:

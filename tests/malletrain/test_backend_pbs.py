@@ -23,9 +23,9 @@ def test_defaults(tmp_path):
     assert made.lease.queue == "low"
     assert made.lease.resources == ("ncpus", "ngpus", "mem")
     assert made.lease.place == "pack:exclhost"
-    assert made.lease.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
+    assert made.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
     assert made.lease.rerunnable is None
-    assert made.lease.output_dir == tmp_path / "state" / "leases"
+    assert made.output_dir == tmp_path / "state" / "leases"
     assert made.wanted_grace_s == 15.0
     assert "#MALLETRAIN-LEASE" in made.template
     assert made.template.rstrip().endswith('exec "$@"')
@@ -47,7 +47,7 @@ def test_what_a_site_may_want(tmp_path):
     """
     made = backend_pbs.settings(config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]'))
     assert made.backfill
-    assert (made.lease.time_min_s, made.lease.grace_s, made.lease.output_dir) == (300.0, 20.0, None)
+    assert (made.time_min_s, made.grace_s, made.output_dir) == (300.0, 20.0, None)
     assert (made.lease.resources, made.lease.select, made.lease.place) == ((), "system=polaris", "scatter:excl")
     assert made.lease.options == ("-l", "filesystems=home:eagle")
     assert made.lease.rerunnable is True

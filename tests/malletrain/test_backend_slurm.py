@@ -23,10 +23,10 @@ def test_defaults(tmp_path):
     made = backend_slurm.settings(config(tmp_path, 'partition = "low"'))
     assert made.lease.partition == "low"
     assert made.lease.exclusive
-    assert made.lease.time_limit_s == 12 * 3600
-    assert made.lease.time_min_s is None, "Slurm need not fit a lease in where it can preempt it"
-    assert made.lease.grace_s is None
-    assert made.lease.output_dir == tmp_path / "state" / "leases"
+    assert made.time_limit_s == 12 * 3600
+    assert made.time_min_s is None, "Slurm need not fit a lease in where it can preempt it"
+    assert made.grace_s is None
+    assert made.output_dir == tmp_path / "state" / "leases"
     assert made.idle_for_s is None
     assert made.wanted_grace_s == 15.0
     assert "#MALLETRAIN-LEASE" in made.template
@@ -58,7 +58,7 @@ def test_what_a_site_may_want(tmp_path):
     made = backend_slurm.settings(config(tmp_path, slurm, gaps))
     assert made.backfill
     assert (made.lease.qos, made.lease.gres, made.lease.exclusive, made.lease.options) == ("low", "gpu:4", False, ("--licenses=a b",))
-    assert (made.lease.time_min_s, made.lease.grace_s, made.lease.output_dir) == (600.0, 20.0, None)
+    assert (made.time_min_s, made.grace_s, made.output_dir) == (600.0, 20.0, None)
     assert made.rules.nodes == {"n1", "n2", "n3", "m1"}
     assert made.rules.exclude == {"n2"}
     assert made.rules.features == {"ib"}
@@ -108,7 +108,7 @@ def test_the_backend(tmp_path, monkeypatch):
     made = config(tmp_path)
     one = backend(made)
     assert isinstance(one.connect(made), SlurmScavenger)
-    assert one.grace_s(made) == backend_slurm.GRACE_UNKNOWN_S
+    assert one.grace_s(made) == 30.0
     one.prepare(made)
     assert (Path(made.state_dir) / "leases").is_dir()
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.commands import Commands, Policy
 from scavenger.gap_memory import GapMemory
 from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError
 from scavenger.pbs import PbsScavenger
 from scavenger.pbs_job import LeaseOptions
-from scavenger.pbs_settings import PbsSettings
 from scavenger.pbs_source import asking_environment
 from scavenger.rules import GapRules
 from tests.scavenger.fake_pbs import QUEUES, FakePbs
@@ -48,7 +48,7 @@ class World:
         settings.setdefault("lease", LeaseOptions(queue="preemptable"))
         settings.setdefault("idle_for_s", 0.0)
         settings.setdefault("hold_s", 0.3)
-        made = PbsSettings(tag="t", template=TEMPLATE, user="pbsuser", submit_rate=1000.0, **settings)
+        made = BatchSettings(tag="t", template=TEMPLATE, user="pbsuser", submit_rate=1000.0, **settings)
         commands = Commands(Policy(timeout_s, 1, 0.0), asking_environment(self.pbs.environment))
         clock = lambda: time.time() + self.later  # noqa: E731
         return PbsScavenger(made, commands, memory=GapMemory(), clock=clock, environment=self.pbs.environment)
@@ -89,7 +89,7 @@ def running(world, one, *ids):
 
 def test_leases_run_what_they_are_told_and_nothing_else(world, tmp_path):
     made = world(hosts=3)
-    one = made.scavenger(lease=LeaseOptions(queue="preemptable", output_dir=tmp_path))
+    one = made.scavenger(output_dir=tmp_path)
     assert names(one.poll()) == ["n1", "n2", "n3"]
     out = tmp_path / 'it\'s $(out) "dir"\n'
     out.mkdir()
@@ -191,6 +191,7 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
     snapshot = one.poll()
     assert snapshot.gaps == ()
     assert "took leases back" in why(snapshot, "n2")["hold"]
+    assert one._interval(one._look(), 0.01) == 2.0, "it may soon be over"
     [refused] = one.take([request(2)])
     assert "took leases back" in refused.reason
     made.later += 30
@@ -236,7 +237,9 @@ def test_nothing_is_taken_while_pbs_starts_no_jobs(world):
     assert "scheduling of its server is False" in why(made.scavenger().poll(), "n1")["hold"]
     made.pbs.edit(lambda state: (state["server"].update(scheduling="True"), state["queues"]["preemptable"].update(started="False")))
     assert "queue preemptable is stopped" in why(made.scavenger().poll(), "n1")["hold"]
-    assert "no queue lost" in why(made.scavenger(lease=LeaseOptions(queue="lost")).poll(), "n1")["hold"]
+    snapshot = made.scavenger(lease=LeaseOptions(queue="lost")).poll()
+    assert "no queue lost" in why(snapshot, "n1")["hold"]
+    assert snapshot.poll_again_s >= 5.0, "that may last, and is no reason to ask more often"
 
 
 def test_there_are_never_more_requests_than_gaps(world):
@@ -248,7 +251,7 @@ def test_there_are_never_more_requests_than_gaps(world):
     assert [lease.state for lease in leases] == [LeaseState.ENDED, LeaseState.PENDING, LeaseState.ENDED, LeaseState.ENDED]
     assert "n2 is asked for with lease l2" in leases[2].reason
     assert "says it is job-exclusive" in leases[0].reason
-    assert "knows no host nowhere" in leases[3].reason
+    assert "knows no node nowhere" in leases[3].reason
     [again] = one.take([request(5, node="n2")])
     assert "with lease l" in again.reason
 
@@ -309,7 +312,7 @@ def test_leases_of_an_owner_are_submitted_and_deleted_as_the_owner(world):
     as_owner = made.tools.root / "as-owner"
     as_owner.write_text('#!/bin/sh\necho "as-owner $*" >>"${0%/*}/said"\nFAKE_PBS_USER=$1; export FAKE_PBS_USER; shift; exec "$@"\n')
     as_owner.chmod(0o755)
-    one = made.scavenger(lease=LeaseOptions(queue="preemptable", submit_as=("as-owner", "{owner}")))
+    one = made.scavenger(submit_as=("as-owner", "{owner}"))
     [lease] = one.take([request(1, owner="ann")])
     assert [job["owner"] for job in made.pbs.leases().values()] == ["ann"]
     running(made, one, "l1")
@@ -364,7 +367,7 @@ def test_expected_starts_are_respected_or_used(world):
     snapshot = careful.poll()
     assert names(snapshot) == []
     assert "held for a waiting job, which is expected to start in 30 min" in why(snapshot, "n2")["planned"]
-    one = made.scavenger(backfill=True, lease=LeaseOptions(queue="preemptable", time_min_s=300.0), spare_s=60.0)
+    one = made.scavenger(backfill=True, time_min_s=300.0, spare_s=60.0)
     assert names(one.poll()) == ["n2"]
     one.take([request(2)])
     [job] = made.pbs.leases().values()

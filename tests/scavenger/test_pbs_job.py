@@ -1,7 +1,8 @@
 import pytest
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.interface import SchedulerError
-from scavenger.pbs_job import LeaseOptions, job_id, limit_of, qsub, select_of, sum_of, walltime
+from scavenger.pbs_job import LeaseOptions, job_id, qsub, select_of, sum_of, walltime
 from scavenger.pbs_parse import RawNode
 from scavenger.pbs_source import asking_environment, submitting_environment
 
@@ -25,22 +26,17 @@ def test_what_a_host_has():
         select_of(LeaseOptions(), "a:b", vnodes)
 
 
-def test_time_limits():
-    options = LeaseOptions(time_limit_s=7200.0, time_min_s=300.0)
-    assert limit_of(options, None, 30.0) == 7200.0
-    assert limit_of(options, 1000.5, 30.0) == 970.0
-    assert limit_of(options, 329.0, 30.0) is None
-    assert limit_of(LeaseOptions(), 89.0, 30.0) is None
+def test_walltimes():
     assert walltime(3723.9) == "01:02:03"
     assert walltime(360000) == "100:00:00"
 
 
 def test_names_and_walltimes_of_qsub():
-    words = qsub(LeaseOptions(time_min_s=60.0), name="n" * 300, select="1", limit_s=120.0, rerunnable=True)
+    words = qsub(BatchSettings("t", "", LeaseOptions(), time_min_s=60.0), name="n" * 300, select="1", limit_s=120.0, rerunnable=True)
     assert words[words.index("-N") + 1] == "n" * 230
     assert words[words.index("-r") + 1] == "y"
     assert {"min_walltime=00:01:00", "max_walltime=00:02:00"} <= set(words)
-    words = qsub(LeaseOptions(time_min_s=120.0), name="n", select="1", limit_s=120.0, rerunnable=False)
+    words = qsub(BatchSettings("t", "", LeaseOptions(), time_min_s=120.0), name="n", select="1", limit_s=120.0, rerunnable=False)
     assert "walltime=00:02:00" in words
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.commands import Commands, Policy
 from scavenger.gap_memory import GapMemory
 from scavenger.hours import parse_hours
@@ -10,7 +11,6 @@ from scavenger.lease_script import PLACE, forget_outputs
 from scavenger.rules import GapRules
 from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import LeaseOptions
-from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment, submitting_environment
 from tests.scavenger import slurm_world as world
 from tests.scavenger.fake_tools import FakeTools
@@ -49,7 +49,7 @@ class World:
 
     def scavenger(self, timeout_s=10.0, tries=1, **settings):
         settings.setdefault("lease", LeaseOptions(partition="preemptable"))
-        made = SlurmSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
+        made = BatchSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
         commands = Commands(Policy(timeout_s, tries, 0.0), self.tools.environment)
         return SlurmScavenger(made, commands, memory=GapMemory(), clock=lambda: self.now, environment=self.tools.environment)
 
@@ -163,6 +163,15 @@ def test_there_are_never_more_requests_than_gaps(slurm):
     assert slurm.tools.calls("sbatch") == []
 
 
+def test_no_node_is_asked_for_twice_at_once(slurm):
+    scavenger = slurm.ready()
+    leases = scavenger.take([request(1), request(2, "n1"), request(3)])
+    assert [lease.state for lease in leases] == [LeaseState.PENDING, LeaseState.ENDED, LeaseState.PENDING]
+    assert leases[1].reason == "n1 is asked for with lease l1"
+    assert len(slurm.tools.calls("sbatch")) == 2
+    assert scavenger.take([request(4, "nowhere")])[0].reason == "Slurm knows no node nowhere"
+
+
 def test_many_gaps_are_taken_a_share_at_each_poll(slurm):
     slurm.file("partitions", world.PARTITIONS.replace("n[1-8]", "n[1-500]"))
     slurm.nodes(idle="n[1-500]")
@@ -175,7 +184,7 @@ def test_the_submission_rate_is_kept(slurm):
     scavenger = slurm.ready()
     slept = []
     scavenger.commands.sleep = slept.append
-    scavenger._submitter.pace.rate = 0.5
+    scavenger.submitter.pace.rate = 0.5
     scavenger.take([request(i) for i in range(1, 5)])
     # Nobody really waited, so each is told to wait two seconds longer than the one before.
     assert sorted(round(s) for s in slept) == [0, 2, 4, 6]
@@ -319,7 +328,7 @@ def test_leases_of_an_owner_are_submitted_and_cancelled_as_the_owner(slurm, tmp_
     sudo = tmp_path / "bin" / "as-owner"
     sudo.write_text('#!/bin/sh\nprintf "%s\\n" "as-owner $*" >>"$(dirname "$0")/calls"\nshift\nexec "$@"\n')
     sudo.chmod(0o755)
-    scavenger = slurm.ready(lease=LeaseOptions(partition="preemptable", submit_as=("as-owner", "{owner}")))
+    scavenger = slurm.ready(submit_as=("as-owner", "{owner}"))
     [lease] = scavenger.take([request(1, owner="ann")])
     assert lease.state is LeaseState.PENDING
     submission = f"as-owner ann {sudo.parent}/sbatch --parsable"
@@ -376,8 +385,7 @@ def test_what_is_configured_may_fail_later_but_not_at_first(slurm):
 
 
 def test_leases_end_before_the_next_known_use(slurm):
-    lease = LeaseOptions(partition="preemptable", time_min_s=120.0)
-    scavenger = slurm.ready(backfill=True, lease=lease, spare_s=30.0)
+    scavenger = slurm.ready(backfill=True, time_min_s=120.0, spare_s=30.0)
     slurm.queue(
         world.job("PENDING", 1, "big", start=slurm.now + 700, planned="n1"),
         world.job("PENDING", 2, "soon", start=slurm.now + 140, planned="n2"),
@@ -418,12 +426,12 @@ def test_node_classes_come_from_features(slurm):
 
 
 def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("scavenger.slurm.forget_outputs", lambda folder: forget_outputs(folder, 3))
+    monkeypatch.setattr("scavenger.batch.forget_outputs", lambda folder: forget_outputs(folder, 3))
     folder = tmp_path / "leases"
     folder.mkdir()
     for i in range(6):
         (folder / f"l{i}.out").touch()
-    slurm.scavenger(lease=LeaseOptions(partition="preemptable", output_dir=folder)).poll()
+    slurm.scavenger(output_dir=folder).poll()
     assert len(list(folder.iterdir())) == 3
 
 

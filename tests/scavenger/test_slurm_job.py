@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scavenger.batch_settings import BatchSettings
 from scavenger.interface import SchedulerError
 from scavenger.lease_script import PLACE, owner_prefix
-from scavenger.slurm_job import LeaseOptions, batch_script, job_id, limit_of, sbatch
+from scavenger.slurm_job import LeaseOptions, batch_script, job_id, sbatch
+from scavenger.submission import Wanted
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
 TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 
 
-def submit(**changes):
-    given = {"name": "malletrain-t-l1", "node": "n1", "lease": "l1", "limit_s": 3600.0, "start_within_s": 60.0, "grace_s": 9.5}
-    options = LeaseOptions(**changes.pop("options", {}))
-    return sbatch(options, **{**given, "step": False, "log": False, **changes})
+def submit(step=False, output=None, time_min_s=None, **options):
+    settings = BatchSettings("t", TEMPLATE, LeaseOptions(**options), time_min_s=time_min_s, start_within_s=60.0)
+    return sbatch(settings, Wanted("malletrain-t-l1", "n1", (), {}, 3600.0, 9.5, output), step)
 
 
 @settings(max_examples=25, deadline=None)
@@ -47,7 +48,7 @@ def test_directives_in_an_argument_stay_an_argument():
 
 def test_the_words_of_sbatch():
     named = {"partition": "low", "qos": "scavenger", "account": "a1", "constraint": "a100&ib"}
-    words = submit(options={**named, "nice": 100, "options": ("--licenses=x",)})
+    words = submit(**named, nice=100, options=("--licenses=x",))
     assert words[0] == "sbatch"
     for word in (
         "--parsable", "--nodelist=n1", "--nodes=1", "--no-requeue", "--output=/dev/null", "--time=60", "--signal=B:TERM@10", "--exclusive",
@@ -59,8 +60,7 @@ def test_the_words_of_sbatch():
 
 
 def test_by_gres_as_a_step_and_with_a_shortest_time():
-    options = {"exclusive": False, "gres": "gpu:2", "time_min_s": 300.0, "output_dir": Path("/s 100%/leases")}
-    words = submit(options=options, step=True, log=True)
+    words = submit(exclusive=False, gres="gpu:2", time_min_s=300.0, output=Path("/s 100%/leases/l1.out"), step=True)
     assert "--gres=gpu:2" in words
     assert "--exclusive" not in words
     assert "--time-min=5" in words
@@ -68,20 +68,15 @@ def test_by_gres_as_a_step_and_with_a_shortest_time():
     assert "--output=/s 100%%/leases/l1.out" in words
 
 
-def test_time_limits():
-    options = LeaseOptions(time_limit_s=7200.0, time_min_s=300.0)
-    assert limit_of(options, None, 30.0) == 7200.0
-    assert limit_of(options, 100_000.0, 30.0) == 7200.0
-    assert limit_of(options, 1000.0, 30.0) == 960.0, "whole minutes, and the spare time left"
-    assert limit_of(options, 329.0, 30.0) is None
-    assert limit_of(LeaseOptions(), 89.0, 30.0) is None
-    assert limit_of(LeaseOptions(), 90.0, 30.0) == 60.0
+def test_partitions():
+    assert (LeaseOptions(partition="low,lower").partitions, LeaseOptions(partition="low,lower").main_partition) == (["low", "lower"], "low")
+    assert (LeaseOptions().partitions, LeaseOptions().main_partition) == ([], "")
 
 
 def test_another_owner():
-    options = LeaseOptions(submit_as=("sudo", "-n", "-u", "{owner}", "--"))
-    assert owner_prefix(options.submit_as, "ann") == ["sudo", "-n", "-u", "ann", "--"]
-    assert owner_prefix(options.submit_as, None) == []
+    submit_as = ("sudo", "-n", "-u", "{owner}", "--")
+    assert owner_prefix(submit_as, "ann") == ["sudo", "-n", "-u", "ann", "--"]
+    assert owner_prefix(submit_as, None) == []
 
 
 def test_job_ids():

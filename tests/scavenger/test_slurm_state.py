@@ -1,8 +1,9 @@
 import pytest
 
 from scavenger.interface import LeaseState, SchedulerError
+from scavenger.lease_books import own_jobs
 from scavenger.slurm_parse import Reservation, read_jobs, read_nodes
-from scavenger.slurm_state import describe, lease_of, own_jobs
+from scavenger.slurm_state import ENDED_STATES, PENDING_STATES, describe, lease_of
 from tests.scavenger import slurm_world as world
 
 PREFIX = "malletrain-t-"
@@ -11,9 +12,11 @@ NOW = 10_000.0
 
 def facts(states, queue="", reservations=(), idle_since=None):
     jobs = read_jobs(queue, "MARK", PREFIX)
-    return describe(
-        read_nodes(world.nodes(states), "MARK"), jobs.pending, reservations, own_jobs(jobs.ours, PREFIX, "me"), idle_since or {}, NOW
-    )
+    return describe(read_nodes(world.nodes(states), "MARK"), jobs.pending, reservations, ours(queue), idle_since or {}, NOW)
+
+
+def ours(queue):
+    return own_jobs(read_jobs(queue, "MARK", PREFIX).ours, PREFIX, "me", PENDING_STATES, ENDED_STATES)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_states_of_leases():
 
 def test_of_two_jobs_of_one_lease_the_livelier_counts():
     queue = world.job("RUNNING", 2, f"{PREFIX}l1") + world.job("CANCELLED", 1, f"{PREFIX}l1") + world.job("PENDING", 3, f"{PREFIX}l1")
-    assert own_jobs(read_jobs(queue, "MARK", PREFIX).ours, PREFIX, "me")["l1"].id == "2"
+    assert ours(queue)["l1"].id == "2"
 
 
 def test_damaged_lists_of_nodes_are_sentences():

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from scavenger.commands import Result
-from scavenger.pbs_submit import PBS
-from scavenger.slurm_submit import SLURM
+from scavenger.pbs_job import PBS
+from scavenger.slurm_job import SLURM
 from scavenger.submission import Submitter
 
 

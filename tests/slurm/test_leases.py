@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from malletrain.agent.config import count_gpus
+from scavenger.batch_settings import BatchSettings
 from scavenger.commands import Commands
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.rules import GapRules
 from scavenger.slurm import SlurmScavenger
 from scavenger.slurm_job import LeaseOptions
-from scavenger.slurm_settings import SlurmSettings
 from scavenger.slurm_source import asking_environment
 
 TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()
@@ -46,7 +46,7 @@ GPUS = {
 def scavenger(cluster, **settings):
     settings.setdefault("lease", LeaseOptions(partition="preemptable"))
     settings.setdefault("idle_for_s", 0.0)
-    made = SlurmSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), hold_s=0.5, **settings)
+    made = BatchSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), hold_s=0.5, **settings)
     commands = Commands(environment=asking_environment(cluster.environment))
     return SlurmScavenger(made, commands, environment=cluster.environment)
 
@@ -150,7 +150,7 @@ def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(clust
     [sentence] = [sentence for rule, passed, sentence in why if not passed]
     assert sentence.startswith("it is held for a waiting job, which is expected to start in")
     for name, options in (("backfill", {"backfill": True}), ("allowed", {"rules": GapRules(use_planned=True)})):
-        one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", time_min_s=60.0), **options)
+        one = scavenger(slurm, time_min_s=60.0, **options)
         assert gaps(one) == ["n2", "n3"]
         [lease] = one.take([LeaseRequest(name, "n2", ("sleep", "600"))])
         slurm.until(lambda one=one, name=name: states(one)[name] is LeaseState.RUNNING, "the lease runs on a planned node")
@@ -252,7 +252,7 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runuser") is None, reason="only root may submit as somebody else")
 def test_a_lease_as_another_owner(cluster, root):
     slurm = cluster(1)
-    one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", submit_as=("runuser", "-u", "{owner}", "--")))
+    one = scavenger(slurm, submit_as=("runuser", "-u", "{owner}", "--"))
     public = root / "public"
     public.mkdir()
     public.chmod(0o777)

@@ -31,7 +31,7 @@ def slurm(cluster, root):
 def test_leases_of_a_qos_that_others_preempt(slurm, root):
     careless = scavenger(slurm, lease=LeaseOptions(partition="batch"))
     assert any("set qos in [scheduler.slurm]" in sentence for works, sentence in careless.check() if not works)
-    one = scavenger(slurm, lease=LeaseOptions(partition="batch", qos="scavenger", grace_s=6.0))
+    one = scavenger(slurm, lease=LeaseOptions(partition="batch", qos="scavenger"), grace_s=6.0)
     found = one.check()
     assert all(works for works, _ in found), found
     assert any("Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in found)

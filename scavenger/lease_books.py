@@ -1,0 +1,131 @@
+"""The books on the leases of a batch scheduler: which job is which lease, what was given up, and whether more may be asked for.
+
+Decides which jobs have to be cancelled and what becomes of their leases; asks no scheduler and runs no command. What a job's own state
+means is decided by :mod:`scavenger.slurm_state` and :mod:`scavenger.pbs_state`, which make the :class:`LeaseJob`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, Protocol, TypeVar
+
+from scavenger.interface import Lease, LeaseState
+
+NO_MORE_FOR_S = 300.0
+"""After the main scheduler said that a limit on our jobs is reached."""
+REMEMBERED_S = 3600.0
+
+
+class LeaseJob(NamedTuple):
+    """A job of ours, in the words of every batch scheduler.
+
+    ``lease``: the lease that it is by its state. ``wanted``: the node it asked for. ``submitted``: epoch seconds, None when not known.
+    ``lost``: why the lease is over although the job is there still. ``ending``: it goes by itself and need not be cancelled.
+    """
+
+    lease: Lease
+    user: str
+    wanted: str = ""
+    submitted: float | None = None
+    lost: str = ""
+    ending: bool = False
+
+    @property
+    def id(self) -> str:
+        """The main scheduler's name of it."""
+        return self.lease.scheduler_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.lease.state is not LeaseState.ENDED
+
+
+class _Job(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+
+
+JobT = TypeVar("JobT", bound=_Job)
+
+
+def own_jobs(jobs: Iterable[JobT], prefix: str, owner: str, pending: Container[str], ended: Container[str]) -> dict[str, JobT]:
+    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin with; ``owner``: only this user's jobs
+    are ours (empty: anybody's). ``pending``, ``ended``: the scheduler's words for such states."""
+
+    def liveliness(job: JobT) -> int:
+        return 0 if job.state in ended else 1 if job.state in pending else 2
+
+    return {job.name[len(prefix) :]: job for job in sorted(jobs, key=liveliness) if not owner or job.user == owner}
+
+
+class LeaseBooks:
+    """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is withdrawn. ``max_leases``: 0: no limit."""
+
+    def __init__(self, scheduler: str, start_within_s: float, max_leases: int) -> None:
+        self.scheduler = scheduler
+        self.start_within_s = start_within_s
+        self.max_leases = max_leases
+        self.jobs: dict[str, LeaseJob] = {}
+        """Lease id → its job, of the last look and of what was taken since."""
+        self.given_up: dict[str, tuple[float, str]] = {}
+        """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
+        self._no_more: tuple[float, int, str] | None = None
+        """Until when no more is asked for, how many leases there may be, and the scheduler's words."""
+
+    def give_up(self, lease_id: str, reason: str, now: float) -> None:
+        """The lease is not wanted any more. The first reason counts."""
+        self.given_up.setdefault(lease_id, (now, reason))
+
+    def look(
+        self, jobs: Mapping[str, LeaseJob], hold: str, kept: Mapping[str, str], now: float
+    ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
+        """Every lease, and the jobs that have to be cancelled: given up before, lost, or waiting for too long or for a node that is not to
+        be had. ``hold``: why no lease may be asked for; ``kept``: node → why this one may not."""
+        self.jobs = dict(jobs)
+        self.given_up = {lease: known for lease, known in self.given_up.items() if now - known[0] < REMEMBERED_S}
+        leases, unwanted = [], []
+        for lease_id, job in self.jobs.items():
+            lease = job.lease
+            if job.alive and (reason := self._over(lease_id, job, hold or kept.get(job.wanted, ""), now)):
+                self.give_up(lease_id, reason, now)
+                if not job.ending:
+                    unwanted.append(job)
+                lease = replace(lease, state=LeaseState.ENDED, reason=reason, leaving_by=None)
+            leases.append(lease)
+        return tuple(leases), unwanted
+
+    def _over(self, lease_id: str, job: LeaseJob, needed: str, now: float) -> str:
+        """Why the lease is over although its job has not ended; empty when it is not. ``needed``: why its node is not to be had."""
+        if lease_id in self.given_up:
+            return self.given_up[lease_id][1]
+        if job.lost or job.lease.state is not LeaseState.PENDING:
+            return job.lost
+        if not needed and job.submitted is not None and now - job.submitted > self.start_within_s:
+            return f"it did not start within {self.start_within_s:g} s ({job.lease.reason or 'no reason given'})"
+        return needed
+
+    def limit_reached(self, words: str, now: float) -> None:
+        """The main scheduler refused a lease because there are too many jobs of ours."""
+        self._no_more = (now + NO_MORE_FOR_S, sum(job.alive for job in list(self.jobs.values())), words)
+
+    def refusal(self, now: float) -> str:
+        """Why it is of no use to ask for any lease; empty when it is."""
+        if self._no_more is None or now >= self._no_more[0]:
+            return ""
+        return f"{self.scheduler} refuses more jobs of ours for now: {self._no_more[2]}"
+
+    def room(self, active: int, now: float) -> tuple[int, str] | None:
+        """How many more leases there may be beside the ``active`` ones and why, if that is limited at all."""
+        limits = []
+        if self.max_leases:
+            limits.append((self.max_leases - active, f"the configuration allows {self.max_leases} leases"))
+        if self._no_more is not None and now < self._no_more[0]:
+            _, count, words = self._no_more
+            limits.append((count - active, f"{self.scheduler} refuses more jobs of ours than {count} for now: {words}"))
+        return min(limits, default=None)

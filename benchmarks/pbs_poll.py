@@ -4,18 +4,16 @@
 
 The answers are made up in the form and with the attributes in which PBS prints them (one vnode a host, a third of them idle; waiting jobs
 of which two hundred have an expected start; running ones; one lease in ten nodes). ``repaired``: the same with one environment variable
-that PBS prints as no JSON, so that the answer of qstat is mended first. ``cpu``: the same in CPU time, for a machine that is busy
-otherwise. Not measured is what the commands themselves take.
+that PBS prints as no JSON, so that the answer of qstat is mended first. Not measured is what the commands themselves take.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import statistics
-import time
 
+from benchmarks import poll
+from benchmarks.poll import NOW, Row
 from scavenger.batch_settings import BatchSettings
 from scavenger.gap_memory import GapMemory
 from scavenger.lease_script import PLACE
@@ -25,7 +23,6 @@ from scavenger.pbs_parse import JobTable, RawNode, read_jobs, read_nodes
 from scavenger.pbs_site import PbsSite, Queue
 from scavenger.rules import GapRules
 
-NOW = 1_800_000_000.0
 DATE = "Fri Jan 15 08:00:00 2027"
 
 
@@ -40,7 +37,7 @@ class Recorded:
 
     name = "recorded"
 
-    def __init__(self, nodes: int, jobs: int, seed: int, bad: bool = False) -> None:
+    def __init__(self, nodes: int, jobs: int, seed: int = 1, bad: bool = False) -> None:
         rng = random.Random(seed)
         names = [f"x{i:05d}" for i in range(1, nodes + 1)]
         states = ("free", "job-exclusive", "job-exclusive", "offline", "down", "free", "resv-exclusive", "job-busy", "free")
@@ -89,55 +86,21 @@ class Recorded:
         return read_nodes(self.pbsnodes), read_jobs(self.qstat, prefix)
 
 
-def measure(nodes: int, jobs: int, repeats: int = 11, seed: int = 1) -> dict[str, float]:
-    """Median milliseconds (wall, and CPU) of reading the nodes, the jobs, the jobs after a repair, of a whole poll, and of explaining every
-    node."""
-    source, bad = Recorded(nodes, jobs, seed), Recorded(nodes, jobs, seed, bad=True)
+def measure(nodes: int, jobs: int) -> Row:
+    """Reading the nodes, the jobs, the jobs after a repair, and what follows."""
+    source, bad = Recorded(nodes, jobs), Recorded(nodes, jobs, bad=True)
     lease, rules = LeaseOptions(queue="preemptable"), GapRules(use_planned=True)
     settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", lease, rules, user="me", idle_for_s=0.0)
     scavenger = PbsScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     queues = {name: Queue(name, True, True, True, priority) for name, priority in (("prod", 150), ("preemptable", 10))}
-    scavenger.site = PbsSite((23, 6), "23.06.06", "pbs0", queues=queues)
-    scavenger._site_at = NOW
-
-    def note(name: str, action) -> None:  # type: ignore[no-untyped-def]
-        wall, cpu = [], []
-        for _ in range(repeats):
-            began, cpu_began = time.perf_counter(), time.process_time()
-            action()
-            wall.append(time.perf_counter() - began)
-            cpu.append(time.process_time() - cpu_began)
-        found[name], found[f"{name}_cpu"] = 1000 * statistics.median(wall), 1000 * statistics.median(cpu)
-
-    found: dict[str, float] = {"node_count": nodes, "job_count": 2 * jobs, "mb": (len(source.pbsnodes) + len(source.qstat)) / 1e6}
-    note("nodes", lambda: read_nodes(source.pbsnodes))
-    note("jobs", lambda: read_jobs(source.qstat, "malletrain-t-"))
-    note("repaired", lambda: read_jobs(bad.qstat, "malletrain-t-"))
-    note("poll", scavenger.poll)
-    snapshot = scavenger.poll()
-    found["gaps"] = len(snapshot.gaps)
-    found["leases"] = len(snapshot.leases)
-    note("explain", lambda: list(snapshot.explanations))
-    return found
-
-
-def main() -> None:
-    """Print a table, or JSON with --json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1000, 4600, 10_000])
-    parser.add_argument("--jobs", type=int, default=5000, help="waiting jobs, and as many running ones")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    rows = [measure(nodes, given.jobs) for nodes in given.nodes]
-    if given.json:
-        print(json.dumps(rows, indent=1))
-        return
-    names = ("nodes", "jobs", "repaired", "poll", "explain")
-    print(f"{'nodes':>7} {'jobs':>7} {'MB':>6}" + "".join(f"{name + ' wall/cpu ms':>24}" for name in names))
-    for r in rows:
-        times = "".join(f"{r[name]:17.1f}/{r[name + '_cpu']:6.1f}" for name in names)
-        print(f"{r['node_count']:7.0f} {r['job_count']:7.0f} {r['mb']:6.1f}{times}")
+    site = PbsSite((23, 6), "23.06.06", "pbs0", queues=queues)
+    reads = {
+        "nodes": lambda: read_nodes(source.pbsnodes),
+        "jobs": lambda: read_jobs(source.qstat, settings.prefix),
+        "repaired": lambda: read_jobs(bad.qstat, settings.prefix),
+    }
+    return {"mb": (len(source.pbsnodes) + len(source.qstat)) / 1e6, **poll.measure(scavenger, site, reads)}
 
 
 if __name__ == "__main__":
-    main()
+    poll.main(__doc__, measure)

@@ -8,12 +8,10 @@ jobs with planned nodes, one lease in ten nodes. Not measured is what the comman
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import statistics
-import time
 
+from benchmarks import poll
+from benchmarks.poll import NOW, Row
 from scavenger.batch_settings import BatchSettings
 from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand, fold
@@ -24,7 +22,6 @@ from scavenger.slurm_job import LeaseOptions
 from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
 from scavenger.slurm_site import Partition, SlurmSite
 
-NOW = 1_800_000_000.0
 MARK = "0123456789ab"
 
 
@@ -33,7 +30,7 @@ class Recorded:
 
     name = "recorded"
 
-    def __init__(self, nodes: int, jobs: int, seed: int) -> None:
+    def __init__(self, nodes: int, jobs: int, seed: int = 1) -> None:
         rng = random.Random(seed)
         names = [f"nid{i:05d}" for i in range(1, nodes + 1)]
         pieces: dict[str, list[str]] = {}
@@ -72,53 +69,21 @@ class Recorded:
         return read_nodes(self.sinfo, MARK), read_jobs(self.squeue, MARK, prefix), read_reservations(self.reservations)
 
 
-def measure(nodes: int, jobs: int, repeats: int = 15, seed: int = 1) -> dict[str, float]:
-    """Median milliseconds of CPU time: of reading the answers (as at a first poll, and with the lists of nodes known), of a whole poll,
-    and of explaining every node."""
-    source = Recorded(nodes, jobs, seed)
+def measure(nodes: int, jobs: int) -> Row:
+    """Reading the answers (as at a first poll, and with the lists of nodes known), and what follows."""
+    source = Recorded(nodes, jobs)
     settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", LeaseOptions(), GapRules(use_planned=True), user="me", idle_for_s=0.0)
     scavenger = SlurmScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     low = Partition("low", True, 1, "", 30.0, None)
-    scavenger.site = SlurmSite((23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low})
-    scavenger._site_at = NOW
+    site = SlurmSite((23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low})
 
-    def median_ms(action) -> float:  # type: ignore[no-untyped-def]
-        times = []
-        for _ in range(repeats):
-            began = time.process_time()
-            action()
-            times.append(time.process_time() - began)
-        return 1000 * statistics.median(times)
-
-    def cold() -> None:
+    def first() -> None:
         expand.cache_clear()
-        source.read("malletrain-t-")
+        source.read(settings.prefix)
 
-    found = {"nodes": nodes, "jobs": 2 * jobs, "read_cold_ms": median_ms(cold)}
-    found["read_ms"] = median_ms(lambda: source.read("malletrain-t-"))
-    found["poll_ms"] = median_ms(scavenger.poll)
-    snapshot = scavenger.poll()
-    found["gaps"] = len(snapshot.gaps)
-    found["explain_ms"] = median_ms(lambda: list(snapshot.explanations))
-    return found
-
-
-def main() -> None:
-    """Print a table, or JSON with --json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1000, 4600, 10_000])
-    parser.add_argument("--jobs", type=int, default=5000, help="waiting jobs, and as many running ones")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    rows = [measure(nodes, given.jobs) for nodes in given.nodes]
-    if given.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{'nodes':>7} {'jobs':>7} {'read, first ms':>15} {'read ms':>9} {'poll ms':>9} {'explain all ms':>15}")
-    for r in rows:
-        times = f"{r['read_cold_ms']:15.1f} {r['read_ms']:9.1f} {r['poll_ms']:9.1f} {r['explain_ms']:15.1f}"
-        print(f"{r['nodes']:7.0f} {r['jobs']:7.0f} {times}")
+    found = poll.measure(scavenger, site, {"read, first": first, "read": lambda: source.read(settings.prefix)})
+    return {"mb": (len(source.squeue) + len(source.sinfo) + len(source.reservations)) / 1e6, **found}
 
 
 if __name__ == "__main__":
-    main()
+    poll.main(__doc__, measure)

@@ -13,8 +13,6 @@ time.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import math
 import os
 import random
@@ -26,10 +24,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from scavenger import _lease, _processes
-from scavenger._layout import FORMAT, Layout, read_json, waiting, write_json
+from scavenger._cluster_record import Record
+from scavenger._layout import FORMAT, Layout, read_json, waiting
 from scavenger._lease import Lease
 
 if TYPE_CHECKING:  # a cluster without a trace needs no numpy
@@ -39,8 +38,6 @@ POLL_S = 0.05
 HEARTBEAT_S = 1.0
 KEEP_ENDED = 256
 """Ended leases kept in cluster.json, newest first to stay."""
-ANSWER_KEPT_S = 60.0
-HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
 _LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -106,8 +103,7 @@ class Cluster:
         self._dirty = True
         self._written = -math.inf
         self._accounted = self._started = self._trace_began = time.monotonic()
-        self._history: TextIO | None = None
-        self._last_complaint = ""
+        self._record = Record(self.layout)
 
     # -- the loop ----------------------------------------------------------------------------------------------------------------------
 
@@ -116,12 +112,10 @@ class Cluster:
         self.layout.create()
         _processes.become_subreaper()
         self._clear_leftovers()
-        self._history = open(self.layout.history, "a", newline="")  # noqa: SIM115 - open as long as the cluster runs
-        if self.layout.history.stat().st_size == 0:
-            csv.writer(self._history).writerow(HISTORY_HEADER)
+        self._record.open()
         wake = _install_signals(self)
         self._started = self._accounted = self._trace_began = time.monotonic()
-        self._log("", "start")
+        self._record.log("", "start")
         try:
             while not self._finished():
                 self.step(time.monotonic(), time.time())
@@ -132,9 +126,9 @@ class Cluster:
             for lease in self.leases.values():
                 if not lease.clean:
                     lease.kill_all_now()
-            self._log("", "stop")
+            self._record.log("", "stop")
             self._write("stopped")
-            self._history.close()
+            self._record.close()
 
     def step(self, now: float, wall: float) -> None:
         """One round: what ended, what the trace wants, what is asked for, what is due."""
@@ -214,7 +208,7 @@ class Cluster:
         else:
             self.totals["preemptions_without_notice"] += 1
             lease.kill("preempted without notice")
-        self._log(node.name, "preempted", lease.id, lease.reason)
+        self._record.log(node.name, "preempted", lease.id, lease.reason)
         self._dirty = True
 
     def _free(self, node: Node) -> None:
@@ -222,7 +216,7 @@ class Cluster:
         self._changed(node)
 
     def _changed(self, node: Node) -> None:
-        self._log(node.name, node.state)
+        self._record.log(node.name, node.state)
         self._dirty = True
 
     # -- leases ------------------------------------------------------------------------------------------------------------------------
@@ -239,7 +233,7 @@ class Cluster:
             lease = by_pid.get(pid)  # others are orphans that this process adopted
             if lease is not None:
                 lease.exited(status, now, wall, self.settings.sweep_s)
-                self._log(lease.node, "ended", lease.id, lease.reason)
+                self._record.log(lease.node, "ended", lease.id, lease.reason)
                 self._dirty = True
 
     def _requests(self, now: float, wall: float) -> None:
@@ -252,11 +246,7 @@ class Cluster:
             self._dirty = True
             # The state goes first: who has the answer finds the lease in the next poll.
             self._dirty = not self._write("stopping" if self._stopping else "running")
-            try:
-                write_json(self.layout.answers / path.name, answer)
-                path.unlink()
-            except OSError as error:
-                self._complain(f"An answer could not be written: {error}.")
+            self._record.answer(path, answer)
 
     def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
         if not isinstance(request, dict) or request.get("format") != FORMAT:
@@ -307,7 +297,7 @@ class Cluster:
         )
         self.leases[lease_id] = node.lease = lease
         self.totals["leases"] += 1
-        self._log(node.name, "leased", lease_id)
+        self._record.log(node.name, "leased", lease_id)
         self._prune()
         return lease
 
@@ -341,33 +331,7 @@ class Cluster:
             "leases": {lease_id: lease.record() for lease_id, lease in self.leases.items()},
             "totals": self.totals,
         }
-        try:
-            write_json(self.layout.state, value)
-            self._drop_old_answers()
-        except OSError as error:
-            self._complain(f"The state could not be written: {error}.")
-            return False
-        return True
-
-    def _drop_old_answers(self) -> None:
-        for path in waiting(self.layout.answers):
-            with contextlib.suppress(FileNotFoundError):  # the client may be quicker
-                if time.time() - path.stat().st_mtime > ANSWER_KEPT_S:
-                    path.unlink()
-
-    def _log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
-        if self._history is None:
-            return
-        try:
-            csv.writer(self._history).writerow((f"{time.time():.3f}", node, event, lease, reason))
-            self._history.flush()
-        except OSError as error:
-            self._complain(f"The history could not be written: {error}.")
-
-    def _complain(self, sentence: str) -> None:
-        if sentence != self._last_complaint:
-            self._last_complaint = sentence
-            print(sentence, file=sys.stderr, flush=True)
+        return self._record.state(value)
 
     def _clear_leftovers(self) -> None:
         """Requests and processes of a cluster that was killed in this directory are nobody's any more."""

@@ -6,6 +6,7 @@ jobs. One :class:`Client` serves one thread.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,9 @@ import zmq
 import zmq.utils.monitor
 
 from malletrain import wire
-from malletrain.keys import CLIENT, read_key
-from malletrain.statedir import StateDirError, default_state_dir, read_daemon_info
+from malletrain.keys import CLIENT, own_key, read_key, user_name
+from malletrain.statedir import INFO, START_HINT, StateDirError, announced, default_state_dir, read_daemon_info
+from malletrain.users import Munge, UsersError, login_payload
 from malletrain.views import EventView, JobDetail, JobView, LogView, MembersView, NodeView, StatusView
 
 TIMEOUT_S = 10.0
@@ -29,17 +31,21 @@ CONNECT_S = 5.0
 ABSENT_S = 1.0
 """How long the address may refuse the connection before the daemon counts as not running."""
 
+STRANGER = "stranger"
+"""The code of a daemon's answer to a client whose key it does not know."""
+
 BROKEN = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED)
 
 T = TypeVar("T")
 
 
 class ClientError(RuntimeError):
-    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage | internal | unreachable."""
+    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage | internal | unreachable | stranger."""
 
-    def __init__(self, sentence: str, code: str = "refused") -> None:
+    def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:
         super().__init__(sentence)
         self.code = code
+        self.data = data
 
 
 class Unreachable(ClientError):
@@ -75,14 +81,16 @@ class Client:
 
     @classmethod
     def of(cls, state_dir: Path | None = None, *, timeout_s: float = TIMEOUT_S) -> Client:
-        """The client of the daemon that runs in ``state_dir`` (default: that of personal mode). Raises Unreachable when none does.
+        """The client of the daemon that runs in ``state_dir``; without one of this user's own daemon, else of that of the site.
 
-        The connection itself is made at the first call.
+        The connection itself is made at the first call. Raises Unreachable when there is no daemon.
         """
+        site = None if state_dir else announced()
         directory = state_dir or default_state_dir()
+        hint = START_HINT if site is None else "Ask the operators of this machine."
         try:
-            info = read_daemon_info(directory)
-            pair = read_key(directory / "keys" / CLIENT)
+            info = read_daemon_info(site or directory / INFO, hint)
+            pair = own_key() if site else read_key(directory / "keys" / CLIENT)
         except StateDirError as error:
             raise Unreachable(str(error)) from None
         return cls(
@@ -90,7 +98,7 @@ class Client:
             info.server_key.encode("ascii"),
             pair.public.encode("ascii"),
             pair.secret.encode("ascii"),
-            start_hint="Start one with: malletrain daemon --config FILE",
+            start_hint=hint,
             timeout_s=timeout_s,
         )
 
@@ -142,8 +150,34 @@ class Client:
         """The data of the daemon's answer to one request; the raw form of the operations above.
 
         ``wait_s``: time the daemon was asked to wait. ``changes``: the request changes something, so that a lost answer leaves open
-        whether it was carried out, and the error says so.
+        whether it was carried out, and the error says so. A daemon that does not know this client is told who it is, where it believes
+        MUNGE.
         """
+        try:
+            return self._ask(op, params, wait_s, changes)
+        except ClientError as error:
+            if error.code != STRANGER:
+                raise
+            self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
+        return self._ask(op, params, wait_s, changes)
+
+    def _introduce(self, munge: bool) -> None:
+        """Let MUNGE tell the daemon who this is. Raises ClientError, saying what else can be done."""
+        server, public, _ = (key.decode("ascii") for key in self._keys)
+        why = ""
+        if munge and Munge.there():
+            try:
+                credential = Munge(os.environ.get("MALLETRAIN_MUNGE_SOCKET", "")).credential(login_payload(server, public))
+                self._ask("login", {"credential": credential}, 0.0, False)
+                return
+            except (UsersError, ClientError) as error:
+                why = f" MUNGE could not tell it who you are: {error}"
+        raise ClientError(
+            f"The daemon at {self.endpoint} does not know your key.{why} Give its operators this line for their list of users: "
+            f"{user_name()} {public}"
+        )
+
+    def _ask(self, op: str, params: Mapping[str, Any] | None, wait_s: float, changes: bool) -> Any:
         request = wire.Request(id=uuid.uuid4().hex, op=op, params=dict(params or {}))
         try:
             frames = wire.encode(request)
@@ -164,7 +198,7 @@ class Client:
             if isinstance(answer, wire.Reply) and answer.id == request.id:
                 if answer.ok:
                     return answer.data
-                raise ClientError(answer.error or "The daemon refused and did not say why.", answer.code or "refused")
+                raise ClientError(answer.error or "The daemon refused and did not say why.", answer.code or "refused", answer.data)
             # Else: the late answer to a call given up before.
 
     def close(self) -> None:

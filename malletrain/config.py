@@ -18,7 +18,7 @@ from typing import Literal
 from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from .config_base import Duration, Location, Section, Size
+from .config_base import Duration, Location, MaybeLocation, Section, Size, Words
 from .config_base import key as _key
 from .config_base import section as _section
 from .config_schedulers import GapsSection, SchedulerSection, scheduler_kinds
@@ -70,6 +70,24 @@ class DaemonSection(Section):
         "5 s",
         description="After a restart, how long to wait for agents to report before the first plan is made.",
     )
+    users: MaybeLocation = _key(
+        None,
+        description="List of the users who may submit jobs, a line NAME KEY for each, as `malletrain key` prints it; read again when it "
+        "changes. Not given: the user who runs the daemon, and whom MUNGE vouches for. Needs submit_as.",
+    )
+    munge: bool = _key(False, description="Accept every user of the machine, whom its MUNGE service vouches for. Needs submit_as.")
+    munge_socket: str = _key("", description="Socket of the MUNGE service; empty: MUNGE's default.")
+    announce: MaybeLocation = _key(
+        None,
+        description="File, readable by everybody, that tells the clients of other users how to reach the daemon, such as "
+        "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
+    )
+    operators: Words = _key([], description="Users who may also cancel the jobs of others and read their logs.")
+
+    @property
+    def several_users(self) -> bool:
+        """Whether others than the user who runs the daemon may be its users."""
+        return self.munge or self.users is not None
 
     @field_validator("listen")
     @classmethod
@@ -164,6 +182,11 @@ class AllocationSection(Section):
     time_limit: Duration = _key("2 s", gt=0, description="Longest time to search for a better plan; the best one found is used.")
     give_back_after: Duration = _key("30 s", description="A leased node that no job uses for this long is given back.")
     min_horizon: Duration = _key("0 s", description="Gaps expected to last less than this are not taken.")
+    recall_every: Duration = _key(
+        "1 min",
+        gt=0,
+        description="Nodes are taken from the jobs of one user for those of another no more often than this.",
+    )
     lease_wait: Duration = _key("2 min", gt=0, description="A lease asked for that has not come up by then is forgotten.")
     prior_exponent: float = _key(
         0.9,
@@ -226,6 +249,25 @@ class Config(Section):
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
 
+    @field_validator("scheduler")
+    @classmethod
+    def _as_their_owners(cls, value: SchedulerSection, info: ValidationInfo) -> SchedulerSection:
+        daemon = info.data.get("daemon")
+        if daemon is not None and daemon.several_users and not _submit_as(value):
+            hint = "the embedded cluster serves one user only" if value.kind == "local" else f"set submit_as in [scheduler.{value.kind}]"
+            raise PydanticCustomError(
+                "owners",
+                "with users or munge in [daemon] leases must be submitted as the owners of the jobs, so that nobody's code runs as "
+                "somebody else; {hint}",
+                {"hint": hint},
+            )
+        return value
+
+    @property
+    def submit_as(self) -> tuple[str, ...]:
+        """Command put before those that submit and cancel leases of other users; empty: there are none."""
+        return tuple(_submit_as(self.scheduler))
+
     @property
     def state_dir(self) -> Path:
         """Directory of everything the daemon keeps."""
@@ -269,6 +311,10 @@ def parse_config(text: str, where: str = "configuration", directory: Path | None
     if problems:
         raise ConfigError(where, sorted(problems, key=lambda problem: (problem.line or 0, problem.key)))
     return config
+
+
+def _submit_as(scheduler: SchedulerSection) -> Words:
+    return getattr(getattr(scheduler, scheduler.kind), "submit_as", [])
 
 
 def _host_and_port(value: str, scheme: str, example: str) -> None:

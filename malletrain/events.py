@@ -237,7 +237,7 @@ class GiveBack:
 
 @dataclass(frozen=True)
 class Recall:
-    """Jobs of another owner have more use for these nodes: end their leases as soon as their jobs have moved off, in ``within_s`` seconds."""
+    """Another owner's jobs have more use for these nodes: end their leases once their jobs have moved off, in ``within_s`` seconds."""
 
     nodes: tuple[str, ...]
     within_s: float

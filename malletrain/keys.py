@@ -1,11 +1,12 @@
 """CURVE keys: who is at the other end of a connection.
 
-Decides where keys lie, that nobody else can read them, and which identity a public key stands for: ``lease:<id>``
-(the agent of one lease, for as long as the lease lasts) or ``client:<user>``. What an identity may do is decided
-where messages are handled.
+Decides where keys lie, that nobody else can read them, and which identity a public key stands for: ``lease:<id>`` (the agent of one lease,
+for as long as the lease lasts), ``client:<user>``, or ``stranger:<key>`` where a client may still prove who it is
+(:mod:`malletrain.users`). What an identity may do is decided where messages are handled.
 
-Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600): ``server.key``,
-``client.key`` (the user who runs the daemon), ``lease-<id>.key``. Keys are z85 text, 40 characters.
+Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600): ``server.key``, ``client.key`` (the user
+who runs the daemon). The secret half of a lease's key is kept nowhere here: it goes with the lease, readable
+by the user whose lease it is, and the store remembers the public half. Keys are z85 text, 40 characters.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from malletrain.statedir import StateDirError, make_private_dir, write_atomicall
 
 SERVER = "server.key"
 CLIENT = "client.key"
+LEASE_KEY = "MALLETRAIN_LEASE_KEY"
+"""The environment variable in which an agent finds its lease's secret key."""
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 class KeyFileError(StateDirError):
@@ -44,6 +48,11 @@ def new_pair() -> KeyPair:
     """A fresh key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` has the form of a key."""
+    return _Z85_KEY.fullmatch(text) is not None
 
 
 def write_key(path: Path, pair: KeyPair) -> None:
@@ -81,14 +90,34 @@ def read_key(path: Path) -> KeyPair:
     return pair
 
 
+def own_key() -> KeyPair:
+    """The key pair with which this user goes to a daemon of the site, made at the first call: ``client.key`` in ``~/.config/malletrain``.
+
+    Raises StateDirError, KeyFileError.
+    """
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KeyFileError(f"The directory {base}, where your key is kept, cannot be made: {error.strerror}.") from None
+    path = make_private_dir(base / "malletrain") / CLIENT
+    if not path.exists():
+        write_key(path, new_pair())
+    return read_key(path)
+
+
 class KeyRing:
     """The keys of one state directory, and whom each public key stands for.
 
-    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). Raises KeyFileError when the directory or a key in it
-    cannot be trusted.
+    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``: the user of a key that is not known here;
+    ``strangers``: let those in that nobody knows, so that they can be told what to do. Raises KeyFileError when the directory or a key in
+    it cannot be trusted.
     """
 
-    def __init__(self, state_dir: Path, user: str | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, user: str | None = None, *, lookup: Callable[[str], str | None] = lambda key: None, strangers: bool = False
+    ) -> None:
+        self._lookup, self._strangers = lookup, strangers
         self.directory = make_private_dir(state_dir / "keys")
         mode = stat.S_IMODE(self.directory.stat().st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -106,16 +135,9 @@ class KeyRing:
             write_key(path, new_pair())
         return read_key(path)
 
-    def lease_path(self, lease: str) -> Path:
-        """Where the key pair of a lease lies; its agent is told this path."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", lease):
-            raise ValueError(f'"{lease}" is not the id of a lease.')
-        return self.directory / f"lease-{lease}.key"
-
     def make_lease_key(self, lease: str) -> KeyPair:
-        """Make and write the key pair of a new lease and accept it from now on."""
+        """Make the key pair of a new lease and accept it from now on."""
         pair = new_pair()
-        write_key(self.lease_path(lease), pair)
         self.accept_lease(lease, pair.public)
         return pair
 
@@ -123,27 +145,26 @@ class KeyRing:
         """Accept ``public`` as the key of ``lease`` (after a restart: from the store)."""
         self._identities[public] = f"lease:{lease}"
 
-    def drop_lease(self, lease: str) -> None:
-        """The lease has ended: its key is good for nothing any more and its file is deleted."""
-        self._identities = {key: name for key, name in self._identities.items() if name != f"lease:{lease}"}
-        self.lease_path(lease).unlink(missing_ok=True)
+    def accept_client(self, public: str, user: str) -> None:
+        """Accept ``public`` as a key of ``user`` until the daemon stops."""
+        self._identities.setdefault(public, f"client:{user}")
 
-    def keep_leases(self, leases: Iterable[str]) -> list[str]:
-        """Drop every lease that is not in ``leases`` (files left by a daemon that was killed); returns the ids dropped."""
-        keep = set(leases)
-        found = {path.name[len("lease-") : -len(".key")] for path in self.directory.glob("lease-*.key")}
-        found |= {name[len("lease:") :] for name in self._identities.values() if name.startswith("lease:")}
-        for lease in found - keep:
-            self.drop_lease(lease)
-        return sorted(found - keep)
+    def drop_lease(self, lease: str) -> None:
+        """The lease has ended: its key is good for nothing any more."""
+        self._identities = {key: name for key, name in self._identities.items() if name != f"lease:{lease}"}
 
     def job_key(self, job: str) -> str:
         """The secret of a service's processes (64 hexadecimal digits): derived, so that it is the same after a restart of the daemon."""
         return hmac.new(self.server.secret.encode("ascii"), f"service of job {job}".encode(), "sha256").hexdigest()
 
     def identity(self, public: str | bytes) -> str | None:
-        """Whom this public key (z85) stands for; ``None`` for an unknown one."""
-        return self._identities.get(public.decode("ascii", "replace") if isinstance(public, bytes) else public)
+        """Whom this public key (z85) stands for; ``None`` for one that may not connect."""
+        key = public.decode("ascii", "replace") if isinstance(public, bytes) else public
+        if known := self._identities.get(key):
+            return known
+        if user := self._lookup(key):
+            return f"client:{user}"
+        return f"stranger:{key}" if self._strangers and is_key(key) else None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """pyzmq's authenticator asks here whether a connection with this public key may be made."""

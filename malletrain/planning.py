@@ -156,8 +156,8 @@ def make_plan(
     """Give each candidate its nodes.
 
     ``nodes``: every usable node, its pool as its class; the candidates' own nodes that are not in it count as lost. Jobs that are
-    ``fixed`` keep theirs and take no part. Every candidate is a key of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie.
-    ``solver``: who decides the sizes.
+    ``fixed`` keep theirs and take no part. Every candidate is a key of the result, with ``()`` where it gets none. ``favoured``: classes
+    that win a tie. ``solver``: who decides the sizes.
     """
     kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
     settled = {c.job: kept[c.job] for c in candidates if c.fixed}

@@ -7,6 +7,7 @@ Keys are :mod:`malletrain.keys`'s. Imports the standard library only: the comman
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 
 LOCK = "daemon.lock"
 INFO = "daemon.json"
+SITE_INFO = Path("/etc/malletrain/daemon.json")
+DAEMON_VARIABLE = "MALLETRAIN_DAEMON"
+START_HINT = "Start one with: malletrain daemon --config FILE"
 
 
 class StateDirError(RuntimeError):
@@ -128,23 +132,35 @@ class DaemonInfo:
         return False
 
 
-def write_daemon_info(state_dir: Path, info: DaemonInfo) -> None:
-    """Tell clients how to reach this daemon; replaces what a daemon before said."""
+def write_daemon_info(path: Path, info: DaemonInfo) -> None:
+    """Tell clients in this file how to reach this daemon; replaces what a daemon before said."""
     try:
-        write_atomically(state_dir / INFO, json.dumps(asdict(info), indent=1) + "\n", mode=0o644)
+        write_atomically(path, json.dumps(asdict(info), indent=1) + "\n", mode=0o644)
     except OSError as error:
-        raise StateDirError(f"The file {state_dir / INFO} cannot be written: {error.strerror}.") from None
+        raise StateDirError(f"The file {path} cannot be written: {error.strerror}.") from None
 
 
-def remove_daemon_info(state_dir: Path) -> None:
+def remove_daemon_info(path: Path) -> None:
     """Say that no daemon runs any more (a clean stop)."""
-    (state_dir / INFO).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
-def read_daemon_info(state_dir: Path) -> DaemonInfo:
-    """How to reach the daemon. Raises StateDirError, saying how to start one, when none has been started or it is gone."""
-    path = state_dir / INFO
-    start = "Start one with: malletrain daemon --config FILE"
+def announced() -> Path | None:
+    """The file in which the daemon of the whole site says how to reach it, if this user has no daemon of their own.
+
+    ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json where it is there and no daemon of this user's has been started.
+    """
+    if named := os.environ.get(DAEMON_VARIABLE):
+        return Path(named).expanduser()
+    if os.environ.get("MALLETRAIN_STATE_DIR") or (default_state_dir() / INFO).exists():
+        return None
+    return SITE_INFO if SITE_INFO.exists() else None
+
+
+def read_daemon_info(path: Path, start: str = START_HINT) -> DaemonInfo:
+    """How to reach the daemon. Raises StateDirError, saying how to ``start`` one, when none has been started or it is gone."""
+    state_dir = path.parent
     try:
         info = DaemonInfo(**json.loads(path.read_text("utf-8")))
     except (FileNotFoundError, NotADirectoryError):

@@ -302,7 +302,8 @@ class Request(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` | ``usage`` | ``internal``)."""
+    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` | ``usage`` | ``internal`` | ``stranger``:
+    say who you are first; ``data`` then tells whether ``login`` with a credential of MUNGE will do)."""
 
     id: str
     ok: bool

@@ -1,4 +1,8 @@
-"""What an agent is told at its start: options of the command line, each also from the environment (``MALLETRAIN_…``)."""
+"""What an agent is told at its start: options of the command line, each also from the environment (``MALLETRAIN_…``).
+
+The secret key of its lease comes from the environment alone, where other users cannot read it; the agent takes it out again, so that the
+jobs on the node do not inherit it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,13 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
-from malletrain.keys import KeyFileError, read_key
-
-_Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+from malletrain.keys import LEASE_KEY, is_key
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,6 @@ _OPTIONS = (
     _Option("endpoint", "address of the daemon, e.g. tcp://head:7443"),
     _Option("lease", "id of the lease this agent serves"),
     _Option("node", "name of this node for the main scheduler"),
-    _Option("key-file", "file with the lease's CURVE keys (mode 0600)"),
     _Option("server-key", "the daemon's public CURVE key (Z85)"),
     _Option("run-dir", "directory on this node for sockets and logs; what the agent puts there is removed (default: one in TMPDIR)", ""),
     _Option("host", "address under which the other nodes reach this one (default: its name)", ""),
@@ -79,8 +80,9 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return joined
 
 
-def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> AgentConfig:
-    """Read options and environment. Raises ValueError naming everything that is missing or wrong; exits for ``--help``."""
+def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> AgentConfig:
+    """Read options and environment, and take the secret key out of it. Raises ValueError naming everything that is missing or wrong; exits
+    for ``--help``."""
     parser = argparse.ArgumentParser(prog="python -m malletrain.agent", description="MalleTrain's process on a leased node.")
     for option in _OPTIONS:
         parser.add_argument(f"--{option.name}", help=f"{option.help} [{option.variable}]")
@@ -93,12 +95,10 @@ def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> AgentCo
         if value is None or (not value and option.default is None):
             problems.append(f"--{option.name} is missing (or {option.variable} in the environment).")
         values[option.name] = value or ""
-    secret = ""
-    try:
-        secret = read_key(Path(values["key-file"])).secret if values["key-file"] else ""
-    except KeyFileError as error:
-        problems.append(str(error))
-    if values["server-key"] and not _Z85_KEY.fullmatch(values["server-key"]):
+    secret = environment.pop(LEASE_KEY, "")
+    if not is_key(secret):
+        problems.append(f"{LEASE_KEY} in the environment is {'no CURVE key (40 characters of Z85)' if secret else 'missing'}.")
+    if values["server-key"] and not is_key(values["server-key"]):
         problems.append("--server-key is not a CURVE key (40 characters of Z85).")
     grace_s, gpus = 0.0, 0
     try:

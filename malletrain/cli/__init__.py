@@ -15,6 +15,7 @@ from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
+from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
@@ -47,5 +48,5 @@ def main() -> None:
     """
 
 
-for _command in (submit, status, show, logs, cancel, members, nodes, events, top, daemon, check, assess, simulate, demo, agent):
+for _command in (submit, status, show, logs, cancel, members, nodes, events, top, daemon, check, key, assess, simulate, demo, agent):
     main.add_command(_command)

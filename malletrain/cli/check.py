@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
 
@@ -34,7 +35,7 @@ def check(config_file: Path, as_json: bool) -> None:
     """Say what would and would not work with a configuration, and what to do about it. Starts nothing.
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory, whether a daemon runs there already,
-    keys, addresses, the database, and the main scheduler. Exit code 1 when something would not work.
+    keys, addresses, the database, the main scheduler, and (where there are several) its users. Exit code 1 when something would not work.
 
     \b
     Example:
@@ -230,5 +231,6 @@ TESTS: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], 
     ("address", address),
     ("database", database),
     ("main scheduler", scheduler),
+    ("users", users),
     ("allocation", allocation),
 )

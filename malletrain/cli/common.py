@@ -99,7 +99,7 @@ def state_dir_option(command: F) -> F:
         type=click.Path(path_type=Path, file_okay=False),
         envvar=STATE_DIR_VARIABLE,
         show_envvar=True,
-        help="State directory of the daemon to talk to.  [default: ~/.local/state/malletrain]",
+        help="State directory of the daemon to talk to.  [default: your own daemon's, else the site's]",
     )(command)
 
 

@@ -1,6 +1,7 @@
 """The agents that are connected, and what each of them holds.
 
-Decides that an agent holds one job at a time: a new one is assigned when the old one is released. Which job belongs where is the rounds'
+Decides that an agent holds one job at a time, a new one is assigned when the old one is released, and that it never gets a job of another
+user than its lease's: code of a job runs only as the job's owner. Which job belongs where is the rounds'
 business, whether a node counts as lost the daemon's.
 """
 
@@ -9,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import structlog
+
 from malletrain import wire
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass
 class Agent:
-    """One leased node. ``holds``: the job whose processes may be on it; ``following``: what it gets when it is free of that."""
+    """One leased node. ``owner``: whose lease it is, where it is not the daemon's own user's. ``holds``: the job whose processes may be on
+    it; ``following``: what it gets when it is free of that. ``recalled``: the node goes because another owner's jobs need it more."""
 
     lease: str
     node: str
@@ -22,6 +28,8 @@ class Agent:
     host: str
     last_seen: float
     node_class: str = "default"
+    owner: str = ""
+    recalled: bool = False
     gone_at: float | None = None
     holds: str | None = None
     releasing: bool = False
@@ -31,10 +39,12 @@ class Agent:
 
 
 class Agents:
-    """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the transport's."""
+    """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the transport's; ``account``: on whose leases a
+    user's jobs run."""
 
-    def __init__(self, send: Callable[[bytes, wire.Message], bool]) -> None:
+    def __init__(self, send: Callable[[bytes, wire.Message], bool], account: Callable[[str], str] = lambda user: "") -> None:
         self._send = send
+        self._account = account
         self._by_lease: dict[str, Agent] = {}
         self._by_node: dict[str, Agent] = {}
 
@@ -74,6 +84,9 @@ class Agents:
         """Have the agent start ``message.job``, now or when it is free of another."""
         agent = self._by_node.get(node)
         if agent is None:
+            return
+        if self._account(message.spec.owner) != agent.owner:
+            log.error("job not assigned: the lease is another user's", job=message.job, owner=message.spec.owner, lease=agent.lease)
             return
         if agent.holds is None or (agent.holds == message.job and not agent.releasing):
             agent.holds, agent.following = message.job, None

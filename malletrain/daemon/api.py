@@ -92,9 +92,12 @@ class Api:
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], wire.JobSpec)
         spec = msgspec.structs.replace(spec, owner=user, goal=spec.goal or self.core.config.allocation.objective)
-        if problem := problem_of(spec):
-            raise Refused(problem, "usage")
         core = self.core
+        if refusal := core.accounts.refusal(user):
+            raise Refused(refusal)
+        # The files of other users are theirs: the daemon may not see them, and the client has looked.
+        if problem := problem_of(spec, files=not core.accounts.of(user)):
+            raise Refused(problem, "usage")
         with core.step() as now:
             row = core.store.add_job(
                 JobRow(core.store.new_job_id(), spec.name, user, msgspec.json.encode(spec).decode(), JobState.QUEUED.value, submitted=now)
@@ -107,12 +110,12 @@ class Api:
         results = []
         for text in msgspec.convert(params["jobs"], list[str]):
             try:
-                row = self._find(text)
+                row = self._find(text, user)
             except Refused as e:
                 results.append({"job": text, "ok": False, "sentence": str(e)})
                 continue
-            if row.owner != user:
-                sentence = f"Job {row.id} belongs to {row.owner}; only its owner can cancel it."
+            if not self.core.accounts.may_manage(user, row.owner):
+                sentence = f"Job {row.id} belongs to {row.owner}; only its owner or an operator can cancel it."
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             elif JobState(row.state).ended:
                 results.append({"job": row.id, "ok": False, "sentence": f"Job {row.id} is {row.state} already."})
@@ -125,9 +128,11 @@ class Api:
         return [self._view(row) for row in self.core.store.list_jobs()]
 
     async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
-        row = self._find(params["job"])
+        row = self._find(params["job"], user)
         spec = decode_spec(row.spec)
         store = self.core.store
+        if not (mine := self.core.accounts.may_manage(user, row.owner)):
+            spec = msgspec.structs.replace(spec, args=(), env={}, setup=None)
         return JobDetail(
             self._view(row, spec),
             msgspec.to_builtins(spec),
@@ -136,13 +141,13 @@ class Api:
                 RescaleView(r.generation, r.kind, r.from_nodes, r.to_nodes, r.began, r.cost_s, dict(r.phases), r.ended)
                 for r in store.rescales(row.id)
             ),
-            row.notices,
-            row.failure,
+            row.notices if mine else (),
+            row.failure if mine else "",
             self._profile(row, spec),
         )
 
     async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
-        row = self._find(params["job"])
+        row = self._find(params["job"], user)
         run = self.core.runs.get(row.id)
         if decode_spec(row.spec).mode != "service":
             raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
@@ -170,8 +175,10 @@ class Api:
             state, sentence, learned.curve.phase, cost.up_s, cost.down_s, cost.start_s, points, interruptions
         )
 
-    def _find(self, text: Any) -> JobRow:
-        found = self.core.store.find_jobs(str(text))
+    def _find(self, text: Any, user: str) -> JobRow:
+        """The job that ``user`` means by ``text``: one's own jobs come before those of others."""
+        everybodys = self.core.store.find_jobs(str(text))
+        found = [row for row in everybodys if row.owner == user] or everybodys
         if not found:
             raise Refused(f"There is no job '{text}'; `malletrain status` lists all jobs.")
         if len({row.name for row in found}) > 1:
@@ -236,14 +243,16 @@ class Api:
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = int(params.get("since", 0)), min(int(params.get("limit", 100)), 1000)
-        job = self._find(params["job"]).id if params.get("job") else None
+        job = self._find(params["job"], user).id if params.get("job") else None
         deadline = self.core.clock.now() + min(float(params.get("wait_s", 0)), MAX_WAIT_S)
         while not (events := self.core.trail.since(since, limit, job)) and (left := deadline - self.core.clock.now()) > 0:
             await self.core.trail.news(left)
         return events
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
-        row = self._find(params["job"])
+        row = self._find(params["job"], user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise Refused(f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read its logs.")
         ended = JobState(row.state).ended
         limit = max(1024, min(int(params.get("limit", 65536)), 1024 * 1024))
         return self.logs.read(row.id, str(params.get("stream", "rank0")), str(params.get("cursor", "")), limit, ended)
@@ -273,8 +282,8 @@ class Api:
         )
 
 
-def problem_of(spec: wire.JobSpec) -> str:
-    """What is wrong with a job as submitted, as a sentence; empty when nothing is."""
+def problem_of(spec: wire.JobSpec, files: bool = True) -> str:
+    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look whether its files are there."""
     if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
         return "A job needs a name of 1 to 200 printable characters."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
@@ -293,9 +302,9 @@ def problem_of(spec: wire.JobSpec) -> str:
         return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
-    if not os.path.isabs(spec.script) or not os.path.isfile(spec.script):
+    if not os.path.isabs(spec.script) or (files and not os.path.isfile(spec.script)):
         return f"The daemon's host sees no file {spec.script}; put the script on a file system that the nodes share."
-    if not os.path.isdir(spec.workdir):
+    if files and not os.path.isdir(spec.workdir):
         return f"The daemon's host sees no directory {spec.workdir}; name a working directory that the nodes share."
     if spec.curve is not None:
         try:

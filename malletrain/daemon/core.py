@@ -21,6 +21,7 @@ from malletrain import wire
 from malletrain.clock import Clock
 from malletrain.config import Config
 from malletrain.controller import Controller
+from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.books import Books, JobRun, decode_spec
 from malletrain.daemon.curves import Curves
@@ -37,6 +38,7 @@ from malletrain.events import (
     JobSubmitted,
     KeepLearned,
     Progressed,
+    Recall,
     Rescale,
     RescaleCosted,
     RescaleFinished,
@@ -71,8 +73,9 @@ ROUNDS: dict[str, type[JobRounds]] = {"restart": JobRounds, "live": LiveRounds, 
 class Outside:
     """What the core asks of the rest of the daemon."""
 
-    take_leases: Callable[[tuple[str, ...]], None]
+    take_leases: Callable[[tuple[str, ...], str], None]
     give_back: Callable[[tuple[str, ...]], None]
+    recall: Callable[[tuple[str, ...], float], None]
     job_ended: Callable[[JobRun], None] = field(default=lambda run: None)
 
 
@@ -90,9 +93,10 @@ class Core:
         a = config.allocation
         self.curves = Curves(store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start))
         self.runs: dict[str, JobRun] = {}
-        self.agents = Agents(self._post)
+        self.accounts = Accounts(config)
+        self.agents = Agents(self._post, self.accounts.of)
         self.rounds = RoundShell(config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over)
-        self.outside: Outside = Outside(lambda nodes: None, lambda nodes: None)
+        self.outside: Outside = Outside(lambda nodes, owner: None, lambda nodes: None, lambda nodes, within_s: None)
         self.transmit: Callable[[bytes, wire.Message], bool] = lambda peer, message: False
         self._events: deque[Event] = deque()
         self._outbox: list[tuple[bytes, wire.Message]] = []
@@ -211,6 +215,7 @@ class Core:
                 profile_sizes=spec.profile_sizes,
                 learned=learned,
                 kind=self.curves.kind(row.id, spec),
+                owner=self.accounts.of(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
@@ -257,9 +262,11 @@ class Core:
 
     def _carry_out(self, command: Command, now: float) -> None:
         if isinstance(command, TakeLeases):
-            self.outside.take_leases(command.nodes)
+            self.outside.take_leases(command.nodes, command.owner)
         elif isinstance(command, GiveBack):
             self.outside.give_back(command.nodes)
+        elif isinstance(command, Recall):
+            self.outside.recall(command.nodes, command.within_s)
         elif isinstance(command, Stop):
             self._stop(self.runs[command.job], command, now)
         elif isinstance(command, Announce):

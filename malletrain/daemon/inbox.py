@@ -23,8 +23,8 @@ from malletrain.schema import NODE_JOINED, NODE_LOST
 log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S = 2.0
-GIVEN_BACK = "given back"
-"""The end reason of a lease that MalleTrain itself gave up."""
+GIVEN_BACK, RECALLED = "given back", "recalled"
+"""The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's job needs it more."""
 
 
 class Inbox:
@@ -109,6 +109,10 @@ class Inbox:
         if row is None or row.state == "ended" or row.end_reason == GIVEN_BACK or hello.lease != lease:
             core.transmit(peer, wire.Goodbye("This lease has ended."))
             return
+        if row.owner and hello.node != row.node:  # the agent is another user's process: it may say much, but not that it is elsewhere
+            log.warning("agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node)
+            core.transmit(peer, wire.Goodbye(f"This lease is for {row.node}."))
+            return
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
@@ -121,7 +125,7 @@ class Inbox:
             if agent is None:
                 if (other := core.agents.on(hello.node)) is not None:
                     self.lost(other, f"lease {lease} has begun on the node")
-                agent = Agent(lease, hello.node, peer, hello.host, now, hello.node_class)
+                agent = Agent(lease, hello.node, peer, hello.host, now, hello.node_class, row.owner)
                 core.agents.add(agent)
                 if row.state != "leaving":
                     core.store.update_lease(lease, state="running", node=hello.node, started=row.started or now)
@@ -146,7 +150,8 @@ class Inbox:
             horizon, group = self.horizon(agent.node)
             doing = f"; it works for {held.job}" if held and adopted else ""
             core.trail.record(NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease)
-            core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, held.job if held and adopted else None))
+            job = held.job if held and adopted else None
+            core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, job, agent.owner))
         elif held is None:
             if agent.holds is not None:
                 self._released(agent, agent.holds)
@@ -176,18 +181,30 @@ class Inbox:
 
     def _leaving(self, agent: Agent, in_s: float, reason: str) -> None:
         core = self.core
-        with core.step() as now:
-            if agent.gone_at is not None:
-                return
-            agent.gone_at = now + in_s
+        if agent.gone_at is not None and not agent.recalled:
+            return
+        with core.step():
             core.metrics.preemption(notice=True)
-            core.store.update_lease(agent.lease, state="leaving", end_reason=reason or "preempted")
             sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
-            core.trail.record("node-leaving", sentence, node=agent.node, lease=agent.lease, job=agent.holds or "", in_s=in_s)
-            core.feed(NodeLeaving(agent.node, in_s))
-            if agent.holds is None:
-                core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
+            agent.recalled = False
+            self._goes(agent, in_s, reason or "preempted", sentence)
         self.on_trouble()
+
+    def recall(self, agent: Agent, within_s: float) -> None:
+        """The agent's node goes as soon as its job has moved off."""
+        if agent.gone_at is None:
+            with self.core.step():
+                agent.recalled = True
+                self._goes(agent, within_s, RECALLED, "Jobs of another user have more use for the node.")
+
+    def _goes(self, agent: Agent, in_s: float, reason: str, sentence: str) -> None:
+        core = self.core
+        agent.gone_at = core.clock.now() + in_s
+        core.store.update_lease(agent.lease, state="leaving", end_reason=reason)
+        core.trail.record("node-leaving", sentence, node=agent.node, lease=agent.lease, job=agent.holds or "", in_s=in_s)
+        core.feed(NodeLeaving(agent.node, in_s))
+        if agent.holds is None:
+            core.agents.reach(agent, wire.Goodbye(sentence))
 
     def lost(self, agent: Agent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""

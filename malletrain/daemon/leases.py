@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import structlog
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.inbox import GIVEN_BACK, Inbox
-from malletrain.events import GapsSeen, LeaseNotTaken
-from malletrain.keys import KeyRing
+from malletrain.daemon.inbox import GIVEN_BACK, RECALLED, Inbox
+from malletrain.events import GapsSeen, LeaseNotTaken, NodeLost
+from malletrain.keys import KeyPair, KeyRing
 from malletrain.schema import LeaseRow
 from malletrain.wire import Goodbye
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, Scavenger, SchedulerError, Snapshot
@@ -30,7 +30,7 @@ class Leases:
     """The daemon's side of the scavenger.
 
     Args:
-        command: lease id → argv and environment of the agent.
+        command: lease id and its key → argv and environment of the agent.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Leases:
         inbox: Inbox,
         keys: KeyRing,
         scavenger: Scavenger,
-        command: Callable[[str], tuple[tuple[str, ...], dict[str, str]]],
+        command: Callable[[str, KeyPair], tuple[tuple[str, ...], dict[str, str]]],
     ) -> None:
         self.core = core
         self.inbox = inbox
@@ -54,7 +54,6 @@ class Leases:
         self._calls = asyncio.Lock()
         self._poke = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        keys.keep_leases(self.active)
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
 
@@ -69,20 +68,19 @@ class Leases:
 
     # --- taking and giving back --------------------------------------------------------------------------------------------------------
 
-    def take(self, nodes: tuple[str, ...]) -> None:
-        """Ask for a lease on each of these nodes (within a step of the core)."""
+    def take(self, nodes: tuple[str, ...], owner: str = "") -> None:
+        """Ask for a lease on each of these nodes, as ``owner`` (within a step of the core)."""
         requests = []
         now = self.core.clock.now()
         for node in nodes:
             lease = self.core.store.new_lease_id()
             pair = self.keys.make_lease_key(lease)
             gap = self.gaps.get(node)
-            row = LeaseRow(
-                lease, node, "requested", public_key=pair.public, node_class=gap.node_class if gap else "default", requested=now
-            )
+            node_class = gap.node_class if gap else "default"
+            row = LeaseRow(lease, node, "requested", public_key=pair.public, node_class=node_class, owner=owner, requested=now)
             self.active[lease] = self.core.store.put_lease(row)
-            argv, env = self.command(lease)
-            requests.append(LeaseRequest(lease, node, argv, env))
+            argv, env = self.command(lease, pair)
+            requests.append(LeaseRequest(lease, node, argv, env, owner=owner or None))
             self._being_taken.add(lease)
             self.core.trail.record("lease-requested", "The node is idle and of use.", node=node, lease=lease)
         self.core.metrics.lease_requested(len(requests))
@@ -125,6 +123,25 @@ class Leases:
                 self.core.trail.record("lease-given-back", "No job needs the node.", node=node, lease=lease)
         if ending:
             self._spawn(self._give_back(ending))
+
+    def recall(self, nodes: tuple[str, ...], within_s: float) -> None:
+        """Jobs of another owner need these nodes more: end their leases once their jobs have moved off (within a step of the core)."""
+        for node in nodes:
+            agent = self.core.agents.on(node)
+            if agent is None:
+                self.give_back((node,))
+                self.core.feed(NodeLost(node))
+                continue
+            self.inbox.recall(agent, within_s)
+            over = self.core.guard(partial(self._recall_over, agent.lease))
+            asyncio.get_running_loop().call_later(within_s, over)
+
+    def _recall_over(self, lease: str) -> None:
+        agent = self.core.agents.of_lease(lease)
+        if agent is not None:
+            with self.core.step():
+                self.give_back((agent.node,))
+                self.core.feed(NodeLost(agent.node))
 
     async def _give_back(self, leases: list[Lease]) -> None:
         try:
@@ -184,7 +201,8 @@ class Leases:
             return
         self.core.store.update_lease(lease_id, state="ended", ended=self.core.clock.now(), end_reason=reason)
         self.keys.drop_lease(lease_id)
-        word = {GIVEN_BACK: "given-back", "preempted": "preempted"}.get(row.end_reason, "ended" if row.started else "not-started")
+        words = {GIVEN_BACK: "given-back", RECALLED: "recalled", "preempted": "preempted"}
+        word = words.get(row.end_reason, "ended" if row.started else "not-started")
         self.core.metrics.lease_ended(word)
         self.core.trail.record("lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id)
         agent = self.core.agents.of_lease(lease_id)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
@@ -17,14 +18,16 @@ from malletrain.config import Config
 from malletrain.daemon.api import Api
 from malletrain.daemon.backends import backend
 from malletrain.daemon.core import Core, Outside
+from malletrain.daemon.door import Door
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.transport import Transport
-from malletrain.keys import KeyRing
+from malletrain.keys import LEASE_KEY, KeyPair, KeyRing
 from malletrain.metrics import Metrics, MetricsError
-from malletrain.statedir import DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_atomically, write_daemon_info
+from malletrain.statedir import INFO, DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_atomically, write_daemon_info
 from malletrain.store import Store, StoreError
+from malletrain.users import Users
 from scavenger.interface import SchedulerError
 
 log = structlog.get_logger(__name__)
@@ -51,7 +54,13 @@ class Daemon:
         self.clock = Clock()
         self.metrics = Metrics()
         self.boot = str(store.boot())
-        self.keys = KeyRing(config.state_dir)
+        self.users = Users(config.daemon.users) if config.daemon.users is not None else None
+        self.keys = KeyRing(
+            config.state_dir,
+            lookup=self.users.user_of if self.users is not None else lambda key: None,
+            strangers=config.daemon.several_users,
+        )
+        self.door = Door(config, self.keys)
         self.core = Core(config, store, self.clock, self.metrics)
         self.core.rounds.key_of = self.keys.job_key
         self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -85,7 +94,7 @@ class Daemon:
             await asyncio.to_thread(backend(self.config).prepare, self.config)
             scavenger = backend(self.config).connect(self.config)
             self.leases = Leases(core, self.inbox, self.keys, scavenger, self._agent_command)
-            core.outside = Outside(self.leases.take, self.leases.give_back)
+            core.outside = Outside(self.leases.take, self.leases.give_back, self.leases.recall)
             self.inbox.on_trouble = self.leases.poke
             self.api = Api(core, self.leases, self.logs, self.boot, scavenger.name)
             if self.config.daemon.metrics_listen:
@@ -118,7 +127,9 @@ class Daemon:
             running = sum(bool(run.rounds.members) for run in self.core.runs.values())
             nodes = len(list(self.core.agents))
             self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")
-        remove_daemon_info(self.config.state_dir)
+        for path in (self.config.state_dir / INFO, self.config.daemon.announce):
+            if path is not None:
+                remove_daemon_info(path)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         failed = self.core.failed
@@ -164,7 +175,8 @@ class Daemon:
 
     def _message(self, peer: bytes, who: str, message: object) -> None:
         role, _, name = who.partition(":")
-        self.core.guard(self._agent_message if role == "lease" else self._client_message)(peer, name, message)
+        handlers = {"lease": self._agent_message, "client": self._client_message, "stranger": self._stranger_message}
+        self.core.guard(handlers[role])(peer, name, message)
 
     def _agent_message(self, peer: bytes, lease: str, message: object) -> None:
         self.inbox.handle(peer, lease, message)
@@ -174,13 +186,22 @@ class Daemon:
             why = "The daemon is just starting; ask again." if self.api is None else f"A client may not send {type(message).__name__}."
             self.transport.send(peer, wire.Error(why))
             return
-        task = asyncio.get_running_loop().create_task(self._answer(peer, user, message, self.api))
+        self._reply(peer, message, self.api.answer(user, message))
+
+    def _stranger_message(self, peer: bytes, key: str, message: object) -> None:
+        if isinstance(message, wire.Request):
+            self._reply(peer, message, self.door.answer(key, message))
+        else:
+            self.transport.send(peer, wire.Goodbye("The lease has ended."))
+
+    def _reply(self, peer: bytes, request: wire.Request, answer: Coroutine[Any, Any, wire.Reply]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(peer, request, answer))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _answer(self, peer: bytes, user: str, request: wire.Request, api: Api) -> None:
+    async def _answer(self, peer: bytes, request: wire.Request, answer: Coroutine[Any, Any, wire.Reply]) -> None:
         try:
-            reply = await api.answer(user, request)
+            reply = await answer
         except Exception as error:
             self.transport.send(peer, wire.Reply(request.id, False, error="The daemon failed; see its log.", code="internal"))
             if self.core.failed is not None and not self.core.failed.done():
@@ -204,15 +225,14 @@ class Daemon:
     def _horizon(self, node: str) -> tuple[float | None, str | None]:
         return self.leases.horizon(node) if self.leases else (None, None)
 
-    def _agent_command(self, lease: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    def _agent_command(self, lease: str, key: KeyPair) -> tuple[tuple[str, ...], dict[str, str]]:
         argv = (
             *(sys.executable, "-m", "malletrain.agent"),
             *("--endpoint", self.endpoint),
             *("--server-key", self.keys.server.public),
             *("--lease", lease),
-            *("--key-file", str(self.keys.lease_path(lease).absolute())),
         )
-        return argv, {"MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}"}
+        return argv, {LEASE_KEY: key.secret, "MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}"}
 
     def _listen(self) -> str:
         """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that was killed look for it there."""
@@ -236,9 +256,11 @@ class Daemon:
 
     def _announce(self) -> None:
         host = socket.gethostname()
-        write_daemon_info(
-            self.config.state_dir,
-            DaemonInfo(self.endpoint, self.keys.server.public, os.getpid(), host, __version__, self.clock.now()),
-        )
+        info = DaemonInfo(self.endpoint, self.keys.server.public, os.getpid(), host, __version__, self.clock.now())
+        write_daemon_info(self.config.state_dir / INFO, info)
+        if self.config.daemon.announce is not None:
+            write_daemon_info(self.config.daemon.announce, info)
+        if self.users is not None and self.users.user_of("") is None and self.users.problem:
+            log.warning("list of users not read", reason=self.users.problem)
         log.info("listening", endpoint=self.endpoint, state_dir=str(self.config.state_dir))
 

@@ -9,6 +9,8 @@ from malletrain.planning import PlanningSettings
 from malletrain.profiling import ProfilingSettings, advisor_config
 from malletrain.rounds import RoundSettings
 
+MOVING_S = 10.0
+"""How long a job may take to move off a node that is recalled, beyond its drain and the end of its workers."""
 NOTICE_SETTLE_S = 0.3
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 
@@ -51,6 +53,8 @@ def controller_settings(config: Config) -> ControllerSettings:
         give_back_after_s=a.give_back_after,
         min_horizon_s=a.min_horizon,
         lease_wait_s=a.lease_wait,
+        recall_s=j.drain_timeout + j.stop_grace + MOVING_S,
+        recall_every_s=a.recall_every,
         profiling=profiling if p.enabled else None,
     )
 

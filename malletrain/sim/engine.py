@@ -28,6 +28,7 @@ from malletrain.events import (
     NodeJoined,
     NodeLeaving,
     NodeLost,
+    Recall,
     Rescale,
     RescaleFinished,
     Start,
@@ -341,7 +342,7 @@ class Simulation:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        if isinstance(command, Stop):
+        if isinstance(command, Stop | Recall):  # all simulated jobs are one owner's, so that nothing is ever recalled
             return []
         run = self.runs[command.job]
         if isinstance(command, KeepLearned):

@@ -12,7 +12,7 @@ import zmq
 from malletrain import wire
 from malletrain.client import ClientError
 from malletrain.keys import read_key
-from malletrain.statedir import read_daemon_info
+from malletrain.statedir import INFO, read_daemon_info
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -101,7 +101,7 @@ def refusing(tmp_path_factory):
 
 
 def _stranger(made):
-    info = read_daemon_info(made.state)
+    info = read_daemon_info(made.state / INFO)
     pair = read_key(made.state / "keys" / "client.key")
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.curve_publickey, socket.curve_secretkey = pair.public.encode(), pair.secret.encode()

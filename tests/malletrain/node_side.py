@@ -16,7 +16,7 @@ import zmq
 
 from malletrain import wire
 from malletrain._tether import process_table
-from malletrain.keys import new_pair, write_key
+from malletrain.keys import LEASE_KEY, new_pair
 
 PATIENCE_S = 30.0
 
@@ -146,21 +146,20 @@ class AgentProcess:
     """A real agent; everything it starts carries ``mark`` in its environment."""
 
     def __init__(self, daemon: FakeDaemon, node: str, directory: Path, **options: str) -> None:
-        key = directory / f"{node}.key"
-        write_key(key, new_pair())
         self.node = node
         self.run_dir = directory / "run"
         self.mark = f"MALLETRAIN_LEASE=lease-{node}-{directory.name}"
         self.log = directory / f"{node}.log"
         arguments = {
-            "endpoint": daemon.endpoint, "lease": self.mark.partition("=")[2], "node": node, "key-file": str(key),
+            "endpoint": daemon.endpoint, "lease": self.mark.partition("=")[2], "node": node,
             "server-key": daemon.public.decode(), "run-dir": str(self.run_dir), "host": "127.0.0.1", **options,
         }  # fmt: skip
         command = [sys.executable, "-m", "malletrain.agent"]
         for name, value in arguments.items():
             command += [f"--{name}", value]
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            environment = {**os.environ, LEASE_KEY: new_pair().secret}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)

@@ -8,7 +8,7 @@ import pytest
 from malletrain import wire
 from malletrain.client import Client, ClientError, Unreachable
 from malletrain.keys import new_pair, write_key
-from malletrain.statedir import write_daemon_info
+from malletrain.statedir import INFO, write_daemon_info
 from tests.malletrain.cli.fake_daemon import SILENCE, FakeDaemon, Refuse, default_answers, job_view
 
 
@@ -60,7 +60,7 @@ def test_killed(daemon):
 
 
 def test_process_gone(daemon):
-    write_daemon_info(daemon.state_dir, dataclasses.replace(daemon.info, pid=2**22 + 1))
+    write_daemon_info(daemon.state_dir / INFO, dataclasses.replace(daemon.info, pid=2**22 + 1))
     with pytest.raises(Unreachable, match="is gone"):
         Client.of(daemon.state_dir)
 

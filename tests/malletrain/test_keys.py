@@ -5,7 +5,7 @@ import pytest
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from malletrain.keys import KeyFileError, KeyRing, new_pair, read_key, user_name, write_key
+from malletrain.keys import KeyFileError, KeyRing, new_pair, own_key, read_key, user_name, write_key
 
 
 def test_keys_are_made_once_and_kept(tmp_path):
@@ -19,13 +19,8 @@ def test_files_are_private_and_secrets_are_not_printed(tmp_path):
     ring = KeyRing(tmp_path)
     pair = ring.make_lease_key("l1")
     assert stat.S_IMODE(ring.directory.stat().st_mode) == 0o700
-    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in ring.directory.iterdir()} == {
-        "server.key": 0o600,
-        "client.key": 0o600,
-        "lease-l1.key": 0o600,
-    }
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in ring.directory.iterdir()} == {"server.key": 0o600, "client.key": 0o600}
     assert pair.secret not in repr(pair)
-    assert read_key(ring.lease_path("l1")) == pair
 
 
 def test_whom_a_key_stands_for(tmp_path):
@@ -45,25 +40,37 @@ def test_a_key_is_good_for_as_long_as_its_lease(tmp_path):
     ring.drop_lease("l1")
     ring.drop_lease("l1")
     assert ring.identity(pair.public) is None
-    assert not ring.lease_path("l1").exists()
 
 
-def test_after_a_restart_the_leases_of_the_store_are_accepted_and_others_dropped(tmp_path):
-    before = KeyRing(tmp_path)
-    kept, ended = before.make_lease_key("l1"), before.make_lease_key("l2")
+def test_after_a_restart_the_leases_of_the_store_are_accepted(tmp_path):
+    pair = KeyRing(tmp_path).make_lease_key("l1")
     ring = KeyRing(tmp_path)
-    assert ring.identity(kept.public) is None
-    ring.accept_lease("l1", kept.public)
-    assert ring.keep_leases(["l1"]) == ["l2"]
-    assert ring.identity(kept.public) == "lease:l1"
-    assert ring.identity(ended.public) is None
-    assert [file.name for file in sorted(ring.directory.glob("lease-*"))] == ["lease-l1.key"]
+    assert ring.identity(pair.public) is None
+    ring.accept_lease("l1", pair.public)
+    assert ring.identity(pair.public) == "lease:l1"
 
 
-@pytest.mark.parametrize("lease", ["", "../x", "a/b", ".hidden", "a b", "l1\n"])
-def test_a_lease_cannot_name_another_file(tmp_path, lease):
-    with pytest.raises(ValueError, match="not the id of a lease"):
-        KeyRing(tmp_path).lease_path(lease)
+def test_users_and_strangers(tmp_path):
+    ada, eve, bob = new_pair().public, new_pair().public, new_pair().public
+    ring = KeyRing(tmp_path, lookup={ada: "ada"}.get, strangers=True)
+    lease = ring.make_lease_key("l1")
+    assert ring.identity(ada) == "client:ada"
+    assert ring.identity(eve) == f"stranger:{eve}"
+    assert ring.identity("no key") is None
+    ring.accept_client(bob, "bob")
+    assert ring.identity(bob) == "client:bob"
+    ring.accept_client(lease.public, "bob")
+    assert ring.identity(lease.public) == "lease:l1", "an agent does not become a user"
+    ring.drop_lease("l1")
+    assert ring.identity(lease.public) == f"stranger:{lease.public}"
+
+
+def test_a_user_has_one_key_for_the_daemons_of_sites(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    pair = own_key()
+    assert own_key() == pair
+    file = tmp_path / "malletrain" / "client.key"
+    assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700 | 0o001])

@@ -29,6 +29,7 @@ lock = lock_state_dir(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
+FILE = statedir.INFO
 INFO = DaemonInfo("tcp://127.0.0.1:4711", "k" * 40, os.getpid(), socket.gethostname(), "0.1.0", 1.5)
 
 
@@ -94,14 +95,14 @@ def test_where_the_default_is(monkeypatch):
 
 
 def test_clients_find_the_daemon(tmp_path):
-    write_daemon_info(tmp_path, INFO)
-    write_daemon_info(tmp_path, replace(INFO, endpoint="tcp://127.0.0.1:4712"))
-    assert read_daemon_info(tmp_path).endpoint == "tcp://127.0.0.1:4712"
+    write_daemon_info(tmp_path / FILE, INFO)
+    write_daemon_info(tmp_path / FILE, replace(INFO, endpoint="tcp://127.0.0.1:4712"))
+    assert read_daemon_info(tmp_path / FILE).endpoint == "tcp://127.0.0.1:4712"
     assert [file.name for file in tmp_path.iterdir()] == ["daemon.json"]
-    remove_daemon_info(tmp_path)
-    remove_daemon_info(tmp_path)
+    remove_daemon_info(tmp_path / FILE)
+    remove_daemon_info(tmp_path / FILE)
     with pytest.raises(StateDirError, match=r"No daemon is running in .*malletrain daemon --config FILE"):
-        read_daemon_info(tmp_path)
+        read_daemon_info(tmp_path / FILE)
 
 
 def gone_pid() -> int:
@@ -111,18 +112,18 @@ def gone_pid() -> int:
 
 
 def test_a_daemon_that_was_killed_is_told_from_one_that_runs(tmp_path):
-    write_daemon_info(tmp_path, replace(INFO, pid=gone_pid()))
+    write_daemon_info(tmp_path / FILE, replace(INFO, pid=gone_pid()))
     with pytest.raises(StateDirError, match=r"that ran in .* is gone"):
-        read_daemon_info(tmp_path)
-    write_daemon_info(tmp_path, replace(INFO, pid=gone_pid(), host="another-host"))
-    assert read_daemon_info(tmp_path).host == "another-host"
+        read_daemon_info(tmp_path / FILE)
+    write_daemon_info(tmp_path / FILE, replace(INFO, pid=gone_pid(), host="another-host"))
+    assert read_daemon_info(tmp_path / FILE).host == "another-host"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"endpoint": 1}', json.dumps({"x": 1})])
 def test_a_damaged_file_is_told(tmp_path, content):
     (tmp_path / "daemon.json").write_text(content)
     with pytest.raises(StateDirError, match="damaged; restart the daemon"):
-        read_daemon_info(tmp_path)
+        read_daemon_info(tmp_path / FILE)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

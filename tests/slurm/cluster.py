@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -81,10 +82,11 @@ def which(program: str) -> str | None:
 
 class SlurmCluster:
     """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF; ``gres``:
-    the text of gres.conf."""
+    the text of gres.conf; ``inside``: the command put before everything."""
 
-    def __init__(self, root: Path, nodes: int = 8, **options: object) -> None:
+    def __init__(self, root: Path, nodes: int = 8, inside: Sequence[str] = (), **options: object) -> None:
         self.root = root
+        self.inside = list(inside)
         self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
         self.conf = root / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
@@ -189,7 +191,7 @@ class SlurmCluster:
         assert path is not None, missing()
         with open(self.root / "log" / f"{key or program}.log", "ab") as log:
             # A daemon must not outlive a test run that is killed.
-            argv = [*_DIE_WITH_PARENT, path, *args]
+            argv = [*_DIE_WITH_PARENT, *self.inside, path, *args]
             self.processes[key or program] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.root, start_new_session=True
             )

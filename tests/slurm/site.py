@@ -19,6 +19,7 @@ CONFIG = """
 state_dir = "{state}"
 metrics_listen = ""
 adopt_wait = "3 s"
+{daemon}
 [scheduler]
 kind = "slurm"
 poll_interval = "0.5 s"
@@ -47,14 +48,14 @@ enabled = false
 class SlurmTestSite(Site):
     """One daemon on ``slurm``. ``config``: more lines for the sections of the same name."""
 
-    def __init__(self, root: Path, slurm: SlurmCluster, *, lines: str = "", gaps: str = "", allocation: str = "") -> None:
+    def __init__(self, root: Path, slurm: SlurmCluster, *, lines: str = "", gaps: str = "", allocation: str = "", daemon: str = "") -> None:
         self.root = root
         self.slurm = slurm
         self.state = root / "state"
         self.work = root / "work"
         self.work.mkdir(parents=True)
         self.config = root / "site.toml"
-        self.config.write_text(CONFIG.format(state=self.state, slurm=lines, gaps=gaps, allocation=allocation))
+        self.config.write_text(CONFIG.format(state=self.state, slurm=lines, gaps=gaps, allocation=allocation, daemon=daemon))
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def start_daemon(self) -> None:

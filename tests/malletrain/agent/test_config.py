@@ -7,15 +7,17 @@ import pytest
 
 from malletrain.agent.config import count_gpus, parse_config
 from malletrain.agent.session import private_directory
-from malletrain.keys import new_pair, write_key
+from malletrain.keys import LEASE_KEY, new_pair
 
 SERVER_KEY = "-" + "a" * 39  # a key may begin with a minus sign
 
 
+SECRET = new_pair().secret
+
+
 @pytest.fixture
-def options(tmp_path):
-    write_key(tmp_path / "key", new_pair())
-    return {"endpoint": "tcp://head:1", "lease": "l1", "node": "n1", "key-file": str(tmp_path / "key"), "server-key": SERVER_KEY}
+def options():
+    return {"endpoint": "tcp://head:1", "lease": "l1", "node": "n1", "server-key": SERVER_KEY}
 
 
 def argv(options):
@@ -23,7 +25,7 @@ def argv(options):
 
 
 def test_options(options):
-    config = parse_config(argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}), {})
+    config = parse_config(argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}), {LEASE_KEY: SECRET})
     assert (config.endpoint, config.lease, config.node, config.server_key) == ("tcp://head:1", "l1", "n1", SERVER_KEY)
     assert (config.grace_s, config.host, config.gpus, config.run_dir) == (120.0, "10.0.0.7", 2, Path("/scratch"))
     assert config.secret_key not in repr(config)
@@ -31,10 +33,12 @@ def test_options(options):
 
 def test_environment_and_precedence(options):
     environment = {f"MALLETRAIN_{name.upper().replace('-', '_')}": value for name, value in options.items()}
-    environment["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+    environment |= {"CUDA_VISIBLE_DEVICES": "0,1,2", LEASE_KEY: SECRET}
     config = parse_config(["--node", "other"], environment)
     assert (config.node, config.lease, config.grace_s, config.gpus) == ("other", "l1", 30.0, 3)
     assert str(os.geteuid()) in config.run_dir.name
+    assert config.secret_key == SECRET
+    assert LEASE_KEY not in environment, "jobs would inherit it"
 
 
 @pytest.mark.parametrize(
@@ -43,14 +47,19 @@ def test_environment_and_precedence(options):
         ("server-key", "short", "--server-key is not a CURVE key"),
         ("grace-s", "soon", "--grace-s is 'soon'; it must be a number of seconds"),
         ("gpus", "many", "--gpus is 'many'; it must be a whole number"),
-        ("key-file", "/no/such/file", "/no/such/file cannot be read"),
         ("lease", "", "--lease is missing (or MALLETRAIN_LEASE in the environment)"),
     ],
 )
 def test_what_is_wrong_is_said(options, name, value, words):
     with pytest.raises(ValueError, match="The agent cannot start") as caught:
-        parse_config(argv({**options, name: value}), {})
+        parse_config(argv({**options, name: value}), {LEASE_KEY: SECRET})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("environment", "words"), [({}, "is missing"), ({LEASE_KEY: "short"}, "is no CURVE key")])
+def test_the_key_of_the_lease_must_be_there(options, environment, words):
+    with pytest.raises(ValueError, match=f"{LEASE_KEY} in the environment {words}"):
+        parse_config(argv(options), environment)
 
 
 @pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8932f937-d72c", 1), ("NoDevFiles", 0)])

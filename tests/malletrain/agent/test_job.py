@@ -64,7 +64,7 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
         "MINE": "a b", "SLURM_JOB_ID": "77", "PYTHONUNBUFFERED": "1", "MALLETRAIN_LEASE": agent.mark.partition("=")[2],
     }  # fmt: skip
     assert wanted.items() <= environment.items()
-    assert not {"SLURM_PROCID", "WORLD_SIZE", "MALLETRAIN_KEY_FILE"} & environment.keys()
+    assert not {"SLURM_PROCID", "WORLD_SIZE", "MALLETRAIN_LEASE_KEY"} & environment.keys()
 
 
 @pytest.mark.parametrize(("gpus", "processes"), [("3", 3), ("0", 1)])

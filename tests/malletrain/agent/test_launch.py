@@ -17,7 +17,7 @@ def order(tmp_path, **fields):
 def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     outside = {
         "PATH": "/bin", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "PMI_RANK": "0", "OMPI_COMM_WORLD_RANK": "1",
-        "MALLETRAIN_KEY_FILE": "/k", "MALLETRAIN_CLUSTER": "/c", "RANK": "5", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "0,1",
+        "MALLETRAIN_LEASE_KEY": "k", "MALLETRAIN_CLUSTER": "/c", "RANK": "5", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "0,1",
     }  # fmt: skip
     launch = order(tmp_path, env={"MALLETRAIN_JOB": "forged", "RANKING": "kept", "PATH": "/mine"})
     inside = job_environment(outside, launch, node="n0", lease="l0", worker_socket="/w", flags="/f")

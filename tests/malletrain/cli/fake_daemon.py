@@ -11,7 +11,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from malletrain import wire
 from malletrain.keys import KeyRing
-from malletrain.statedir import DaemonInfo, remove_daemon_info, write_daemon_info
+from malletrain.statedir import INFO, DaemonInfo, remove_daemon_info, write_daemon_info
 from malletrain.views import (
     CurvePointView,
     EventView,
@@ -61,7 +61,7 @@ class FakeDaemon:
         self.info = DaemonInfo(
             f"tcp://127.0.0.1:{port}", self.keys.server.public, os.getpid(), socket.gethostname(), "0.1.0", time.time()
         )
-        write_daemon_info(state_dir, self.info)
+        write_daemon_info(state_dir / INFO, self.info)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -91,7 +91,7 @@ class FakeDaemon:
             self._auth.stop()
             self._context.term()
             if forget:
-                remove_daemon_info(self.state_dir)
+                remove_daemon_info(self.state_dir / INFO)
 
 
 def job_view(**changes):

@@ -1,0 +1,112 @@
+"""The part of ``malletrain check`` that is about a daemon of several users: whether they are known, and can run and be run as."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from malletrain.config import Config
+
+SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
+
+
+def users(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Everything that [daemon] users, munge, announce and submit_as need."""
+    if not config.daemon.several_users:
+        yield True, "The daemon serves the user who runs it, and nobody else."
+        return
+    listed: list[str] = []
+    yield from _list(config, listed)
+    yield from _munge(config)
+    yield from _announce(config)
+    yield from _python()
+    yield from _submitting(config, listed)
+
+
+def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]]:
+    from malletrain.users import UsersError, read_users
+
+    if config.daemon.users is None:
+        return
+    try:
+        listed += sorted(set(read_users(config.daemon.users).values()))
+    except UsersError as error:
+        yield False, str(error)
+    else:
+        yield True, f"{config.daemon.users} lists {len(listed)} user{'' if len(listed) == 1 else 's'}."
+
+
+def _munge(config: Config) -> Iterator[tuple[bool | None, str]]:
+    from malletrain.keys import user_name
+    from malletrain.users import Munge, UsersError
+
+    if not config.daemon.munge:
+        return
+    munge = Munge(config.daemon.munge_socket)
+    try:
+        name = munge.user(munge.credential("check"), "check")
+    except UsersError as error:
+        yield False, f"MUNGE does not work here: {error}"
+    else:
+        yield name == user_name(), f"MUNGE says that you are {name}."
+
+
+def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
+    path = config.daemon.announce
+    if path is None:
+        yield None, "Clients of other users cannot find the daemon; set announce in [daemon], such as /etc/malletrain/daemon.json."
+    elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        yield False, f"{path} cannot be written: make {path.parent} a directory of the daemon's user that everybody may read."
+    elif closed := _closed(path.parent):
+        yield False, f"Other users cannot read {path}: they may not enter {closed}."
+    else:
+        yield True, f"{path} will tell other users how to reach the daemon."
+
+
+def _python() -> Iterator[tuple[bool | None, str]]:
+    for folder in dict.fromkeys(Path(name).resolve() for name in (sys.prefix, sys.base_prefix, __file__)):
+        if closed := _closed(folder):
+            yield (
+                False,
+                (
+                    f"Other users may not enter {closed}, where this MalleTrain or its Python lies ({folder}). Agents run as the owners of "
+                    "the jobs; install it where everybody may read it, such as /opt/malletrain."
+                ),
+            )
+            return
+    yield True, f"Other users can run {sys.executable}."
+
+
+def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]]:
+    first = config.submit_as[0]
+    if shutil.which(first) is None:
+        yield False, f"{first}, the first word of submit_as, is not a command here."
+        return
+    command = shutil.which(SUBMIT[config.scheduler.kind])
+    if not listed or command is None:
+        trial = f"{' '.join(config.submit_as)} {command or SUBMIT[config.scheduler.kind]} --version"
+        yield None, f"Whether the daemon may submit as others was not tried, as no user is listed; try: {trial}"
+        return
+    name = listed[0]
+    argv = [*(word.replace("{owner}", name) for word in config.submit_as), command, "--version"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+        why = " ".join((done.stderr or done.stdout).split()) if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    if why:
+        hint = "Allow it (for sudo: a line in sudoers), or change submit_as."
+        yield False, f"The daemon's user may not submit as {name}: {why.rstrip('.')}. {hint}"
+    else:
+        yield True, f"The daemon's user may submit as {name}."
+
+
+def _closed(path: Path) -> Path | None:
+    """The first directory on the way to ``path`` that not everybody may enter."""
+    return next((p for p in reversed([path, *path.parents]) if p.is_dir() and not p.stat().st_mode & 0o001), None)

@@ -46,7 +46,8 @@ class DaemonSection(Section):
 
     state_dir: Location = _key(
         "~/.local/state/malletrain",
-        description="Directory of the database, keys, logs and lock. One daemon at a time. Agents must see it under the same path.",
+        description="Directory of the database, keys, logs and lock. One daemon at a time. Compute nodes need it only to keep what leases "
+        "print (keep_output).",
     )
     listen: str = _key(
         "tcp://127.0.0.1:0",

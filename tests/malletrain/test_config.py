@@ -206,7 +206,8 @@ def test_the_example_names_every_key_at_its_default():
     example = example_toml()
     assert parse_config(example) == parse_config(LEAST)
     active = re.sub(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE)
-    assert parse_config(active.replace('= "..."', '= "x"')).allocation == parse_config(LEAST).allocation
+    alone = active.replace('users = "..."\n', "")  # which the embedded cluster does not accept
+    assert parse_config(alone.replace('= "..."', '= "x"')).allocation == parse_config(LEAST).allocation
     assert {f"{name}.{key}" for name, model in sections() for key, _ in keys(model)} == set(_names_in(active))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -44,6 +45,13 @@ def run(config: Config) -> int:
     except (StateDirError, StoreError, SchedulerError, MetricsError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
         return 1
+
+
+def tell_service_manager(state: str) -> None:
+    """Tell systemd how the service is doing, where it asks for that (sd_notify(3)); a manager that does not listen is no trouble."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
 
 
 class Daemon:
@@ -102,9 +110,11 @@ class Daemon:
             self.metrics.started(__version__)
             tasks = [loop.create_task(work) for work in (self._lead(), self.leases.run(), self._watch())]
             self._announce()
+            tell_service_manager("READY=1")
             await self._until(stop, tasks)
             return 0
         finally:
+            tell_service_manager("STOPPING=1")
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,48 @@
+"""The daemon under systemd: it says when it is up, and the unit that ships with it is a valid one."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from malletrain.client import Client
+
+UNIT = Path(__file__).parents[2] / "site-configs" / "malletrain.service"
+
+
+def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(60)
+    config = tmp_path / "site.toml"
+    daemon, scheduler = 'state_dir = "state"\nmetrics_listen = ""', 'kind = "local"\n[scheduler.local]\nautostart = false'
+    config.write_text(f"[daemon]\n{daemon}\n[scheduler]\n{scheduler}\n")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+    daemon = subprocess.Popen([sys.executable, "-m", "malletrain", "daemon", "--config", str(config)], env=environment)
+    try:
+        assert manager.recv(100) == b"READY=1"
+        with Client.of(tmp_path / "state") as client:
+            assert client.status().pid == daemon.pid
+        daemon.terminate()
+        assert manager.recv(100) == b"STOPPING=1"
+        assert daemon.wait(30) == 0
+    finally:
+        daemon.kill()
+        manager.close()
+
+
+def test_the_unit_is_one_that_systemd_understands(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    command = tmp_path / "malletraind"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    unit = tmp_path / "malletrain.service"
+    unit.write_text(UNIT.read_text().replace("/opt/malletrain/bin/malletraind", str(command)))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert "malletrain.service" not in done.stderr, done.stderr

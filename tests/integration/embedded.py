@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,9 @@ PATIENCE_S = 90.0
 
 
 class Site:
-    """One embedded cluster and one daemon below ``root``."""
+    """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this process's."""
+
+    environment: Mapping[str, str] | None = None
 
     def __init__(self, root: Path, nodes: int = 3, grace_s: float = 6.0, config: str = "", profiling: str = "enabled = false") -> None:
         self.root = root
@@ -60,7 +62,7 @@ class Site:
         """Start the daemon and wait until it answers."""
         log = (self.root / "daemon.log").open("ab")
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
-        self.daemon = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
         self.until(self.answers, "the daemon answers")
 
@@ -143,9 +145,10 @@ class Site:
                     found.append(process)
         return found
 
-    def daemon_log(self) -> str:
+    def daemon_log(self, lines: int = 60) -> str:
+        """The last lines of what the daemon said."""
         path = self.root / "daemon.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else "(no log)"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no log)"
 
     def stop(self) -> None:
         """End everything; fails when a process is left over."""

@@ -3,70 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.embedded import Site
+from tests.integration.batch_site import BatchSite, running
 from tests.integration.test_main_job import STEADY
 from tests.scavenger.fake_pbs import FakePbs
 
 pytestmark = pytest.mark.timeout(240)
 
-CONFIG = """
-[daemon]
-state_dir = "{state}"
-metrics_listen = ""
-adopt_wait = "3 s"
-[scheduler]
-kind = "pbs"
-poll_interval = "0.5 s"
-[scheduler.pbs]
-queue = "preemptable"
-[gaps]
-idle_for = "0 s"
-hold = "1 s"
-[jobs]
-max_tries = 2
-stop_grace = "1 s"
-drain_timeout = "2 s"
-[allocation]
-settle = "0.3 s"
-min_interval = "0 s"
-give_back_after = "2 s"
-rescale_up = "1 s"
-rescale_down = "1 s"
-start = "1 s"
-[profiling]
-enabled = false
-"""
 
-
-class PbsSite(Site):
+class PbsSite(BatchSite):
     """One daemon on ``pbs``."""
 
-    def __init__(self, root: Path, pbs: FakePbs) -> None:
-        self.root, self.pbs = root, pbs
-        self.state, self.work = root / "state", root / "work"
-        self.work.mkdir(parents=True)
-        self.config = root / "site.toml"
-        self.config.write_text(CONFIG.format(state=self.state))
-        self.daemon: subprocess.Popen[bytes] | None = None
+    kind = "pbs"
 
-    def start_daemon(self) -> None:
-        with (self.root / "daemon.log").open("ab") as log:
-            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
-            # The daemon's commands speak for the user it runs as.
-            environment = {**self.pbs.environment, "FAKE_PBS_USER": psutil.Process().username()}
-            self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
-        self.until(self.answers, "the daemon answers")
+    def __init__(self, root: Path, pbs: FakePbs) -> None:
+        # The daemon's commands speak for the user it runs as.
+        environment = {**pbs.environment, "FAKE_PBS_USER": psutil.Process().username()}
+        super().__init__(root, environment, lines='queue = "preemptable"', gaps='idle_for = "0 s"\nhold = "1 s"')
+        self.pbs = pbs
+
+    def leases(self) -> Collection[str]:
+        return self.pbs.leases()
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of a job of the imitated PBS."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -74,28 +38,13 @@ class PbsSite(Site):
                     found.append(process)
         return found
 
-    def stop(self) -> None:
-        if self.daemon is not None and self.daemon.poll() is None:
-            with contextlib.suppress(AssertionError):
-                self.until(lambda: not self.pbs.leases(), "all leases are given back", 30.0)
-            self.kill_daemon(15)
-        left = self.pbs.leases()
+    def clear(self, left: Collection[str]) -> None:
         self.pbs.stop()
         self.until(lambda: not self.processes(), "no process is left", 20.0)
-        assert not left, f"Leases were left over: {left}\n{self.daemon_log()}"
 
 
-@contextlib.contextmanager
-def pbs_site(root: Path, **options: object) -> Iterator[PbsSite]:
-    made = PbsSite(root / "site", FakePbs(root / "machine", **options))  # type: ignore[arg-type]
-    try:
-        made.start_daemon()
-        yield made
-    except BaseException:
-        print(made.daemon_log(), *(p.read_text(errors="replace")[-600:] for p in made.state.glob("leases/*.out")), sep="\n")
-        raise
-    finally:
-        made.stop()
+def pbs_site(root: Path, **options: object) -> contextlib.AbstractContextManager[PbsSite]:
+    return running(PbsSite(root / "site", FakePbs(root / "machine", **options)))  # type: ignore[arg-type]
 
 
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):

@@ -1,0 +1,132 @@
+"""A whole MalleTrain site on a batch scheduler, real or imitated: one daemon, and what the scheduler starts for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from tests.integration.embedded import Site
+
+CONFIG = """
+[daemon]
+state_dir = "{state}"
+metrics_listen = ""
+adopt_wait = "3 s"
+{daemon}
+[scheduler]
+kind = "{kind}"
+poll_interval = "0.5 s"
+[scheduler.{kind}]
+{lines}
+[gaps]
+{gaps}
+[jobs]
+max_tries = 2
+stop_grace = "1 s"
+drain_timeout = "2 s"
+[allocation]
+settle = "0.3 s"
+min_interval = "0 s"
+give_back_after = "2 s"
+rescale_up = "1 s"
+rescale_down = "1 s"
+start = "1 s"
+{allocation}
+[profiling]
+enabled = false
+"""
+
+
+class BatchSite(Site):
+    """``environment``: in which the scheduler's commands are found. The others: more lines for the sections of the configuration."""
+
+    kind: str
+
+    def __init__(
+        self, root: Path, environment: Mapping[str, str], *, lines: str = "", gaps: str = "", allocation: str = "", daemon: str = ""
+    ) -> None:
+        self.root, self.environment = root, environment
+        self.state, self.work = root / "state", root / "work"
+        self.work.mkdir(parents=True)
+        self.config = root / "site.toml"
+        text = CONFIG.format(state=self.state, kind=self.kind, lines=lines, gaps=gaps, allocation=allocation, daemon=daemon)
+        self.config.write_text(text)
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def leases(self) -> Collection[str]:
+        """The jobs that the scheduler has of the leases, until they have ended."""
+        raise NotImplementedError
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of a job of the scheduler."""
+        raise NotImplementedError
+
+    def clear(self, left: Collection[str]) -> None:
+        """End the leases that are left over, and wait until no process is."""
+        raise NotImplementedError
+
+    def tell(self) -> str:
+        """What the scheduler has to say of a failure."""
+        return ""
+
+    def malletrain(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line as a user would."""
+        environment = {**self.environment, "MALLETRAIN_STATE_DIR": str(self.state), "COLUMNS": "160"}
+        return subprocess.run(
+            [sys.executable, "-m", "malletrain", *args], capture_output=True, text=True, env=environment, timeout=60, cwd=self.work
+        )
+
+    def agents(self) -> dict[str, psutil.Process]:
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if "malletrain.agent" in process.cmdline() and (node := process.environ().get("MALLETRAIN_NODE")):
+                    found[node] = process
+        return found
+
+    def workers(self, script: Path) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if str(script) in line and "-u" in line[:3] and "_tether" not in " ".join(line):
+                    found.append(process)
+        return found
+
+    def stop(self) -> None:
+        """End the daemon and its leases; fails when a lease or a process is left over."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            with contextlib.suppress(RuntimeError), self.client() as client:
+                client.cancel([job.id for job in client.jobs() if job.state not in ("completed", "failed", "cancelled")])
+            with contextlib.suppress(AssertionError):
+                self.until(lambda: not self.leases(), "all leases are given back", 30.0)
+            self.kill_daemon(15)
+        left = self.leases()
+        self.clear(left)
+        assert not left, f"Leases were left over: {left}\n{self.daemon_log()}"
+
+
+SiteT = TypeVar("SiteT", bound=BatchSite)
+
+
+@contextlib.contextmanager
+def running(made: SiteT) -> Iterator[SiteT]:
+    """``made`` with a running daemon; everything of it is gone at the end."""
+    try:
+        made.start_daemon()
+        yield made
+    except BaseException:
+        # pytest shows this beside the failure.
+        said = [f"{path}\n{path.read_text(errors='replace')[-600:]}" for path in sorted(made.state.glob("leases/*.out"))]
+        print(made.daemon_log(200), *said, made.tell(), sep="\n")
+        raise
+    finally:
+        made.stop()
+        os.sync()

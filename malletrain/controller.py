@@ -271,7 +271,7 @@ class Controller:
     def _rescale_finished(self, event: RescaleFinished, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         if job.rescaling:
-            job.rescaling, job.rescaled_at = False, now
+            job.rescaling, job.rescaled_at = False, job.rescaled_at if job.forced else now
             if job.planned != self.plans:  # a plan was made that had to leave it as it was
                 self._plan_soon(now + max(self.settings.settle_s, self.settings.min_interval_s))
             return self._staircase.rescaled(job, now)
@@ -390,6 +390,7 @@ class Controller:
             if new and new == old and not job.broken:
                 continue
             within = self._deadline(old, now)
+            job.forced = bool(old) and (job.broken or within is not None)
             self._free(set(old).difference(new), now)
             if new:
                 if not old:

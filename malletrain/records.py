@@ -49,8 +49,8 @@ class JobRecord:
 
     ``idle_since``: since when it has had a place but no nodes (None: never had a place). ``turn_until``: it keeps its minimum until then.
     ``broken``: its workers must be restarted. ``planned``: the number of the plan that its newest round is from. ``rescaling``: that round
-    has not processed a sample yet; ``rescaled_at``: when the last one had. ``curve``, ``cost``: what the bids are made from. ``learned``:
-    what was measured; ``interrupted_at``: when it last gave nodes to a profile.
+    has not processed a sample yet; ``forced``: nobody chose it; ``rescaled_at``: when the last one that was chosen had. ``curve``,
+    ``cost``: what the bids are made from. ``learned``: what was measured; ``interrupted_at``: when it last gave nodes to a profile.
     """
 
     submitted: JobSubmitted
@@ -60,6 +60,7 @@ class JobRecord:
     tries: int = 0
     last_broke: float | None = None
     rescaling: bool = False
+    forced: bool = False
     rescaled_at: float = -math.inf
     planned: int = 0
     broken: bool = False

@@ -196,7 +196,7 @@ class Staircase:
             commands.append(Announce(donor.submitted.job, "job-interrupted", sentence, data))
             donor.interrupted_at = now
             c._free(given, now)
-            donor.nodes, donor.rescaling, donor.planned = donor.nodes[:left], True, c.plans
+            donor.nodes, donor.rescaling, donor.forced, donor.planned = donor.nodes[:left], True, False, c.plans
             commands.append(Rescale(donor.submitted.job, donor.nodes))
         if new == job.nodes and not job.broken:
             return commands, [] if job.rescaling else profiler.scaled(answer.job, len(new), now)
@@ -217,6 +217,7 @@ class Staircase:
             c.nodes[node].job = name
             c._idle.discard(node)
         job.nodes, job.rescaling, job.broken, job.starving, job.planned = new, True, False, False, c.plans
+        job.forced = within is not None
         c._at_work[name] = job
         c._leases_due = True
         if left:

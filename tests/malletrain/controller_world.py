@@ -161,7 +161,7 @@ class World:
             for node in command.nodes:
                 assert node in self.leased, f"{node} is gone"
                 assert node not in self.leaving, f"{node} is leaving"
-                assert self.owner[node] == spec.owner, f"{node} is {self.owner[node]}'s, the job {spec.owner}'s"
+                assert self.owner.get(node, "") == spec.owner, f"{node} is not {spec.owner}'s"
             if isinstance(command, Start):
                 assert not self.running.get(job), "a start is for a job without nodes"
                 self.check_place(job)

@@ -497,6 +497,15 @@ def test_growing_waits_for_the_interval_and_shrinking_does_not():
     play(c, [(36.0, RescaleFinished("j")), (37.0, NodeLost("b")), (38.0, Tick(), [Rescale("j", ("a",))])])
 
 
+def test_a_rescale_that_nobody_chose_does_not_make_growing_wait():
+    c = controller(min_interval_s=30.0)
+    play(c, [(0.0, job()), *nodes("a", "b"), (1.0, Tick()), (5.0, RescaleFinished("j"))])
+    play(c, [(40.0, NodeLeaving("b", 10.0)), (41.0, Tick(), [Rescale("j", ("a",), within_s=9.0)]), (42.0, RescaleFinished("j"))])
+    play(c, [(43.0, NodeLost("b")), *nodes("c", at=44.0)])
+    assert play(c, [(45.0, Tick())]) == [Rescale("j", ("a", "c"))]
+    play(c, [(46.0, RescaleFinished("j")), *nodes("d", at=47.0), (75.0, Tick(), [])])  # that one was chosen
+
+
 def test_a_learned_curve_changes_the_plan():
     c = controller()
     now = running(c, on=("a", "b", "c", "d"))

@@ -217,18 +217,21 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         if not requests:
             return []
         view = self._look()
-        first = {request.node: request.id for request in reversed(requests)}
-        with ThreadPoolExecutor(min(SUBMITTERS, len(requests)), thread_name_prefix=f"{self.name}-submit") as pool:
-            return list(pool.map(lambda request: self._take_safely(request, view, first[request.node]), requests))
+        first: dict[str, LeaseRequest] = {}
+        for request in requests:
+            first.setdefault(request.node, request)
+        with ThreadPoolExecutor(min(SUBMITTERS, len(first)), thread_name_prefix=f"{self.name}-submit") as pool:
+            taken = dict(zip(first, pool.map(lambda request: self._take_safely(request, view), first.values()), strict=True))
+        return [
+            _refused(request, f"{request.node} is asked for with lease {one.id}") if one.id != request.id else one
+            for request, one in ((request, taken[request.node]) for request in requests)
+        ]
 
-    def _take_safely(self, request: LeaseRequest, view: View[SiteT], first: str) -> Lease:
-        """``first``: of the leases asked for on this node."""
+    def _take_safely(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
         try:
-            if request.id != first:
-                raise SchedulerError(f"{request.node} is asked for with lease {first}")
             return self._take_one(request, view)
         except SchedulerError as error:
-            return Lease(request.id, "", LeaseState.ENDED, request.node, str(error))
+            return _refused(request, str(error))
 
     def _take_one(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
         if (known := self.books.jobs.get(request.id)) is not None:
@@ -289,3 +292,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 jobs.append(known)
         if error := self.submitter.cancel(jobs):
             raise error
+
+
+def _refused(request: LeaseRequest, reason: str) -> Lease:
+    return Lease(request.id, "", LeaseState.ENDED, request.node, reason)

@@ -165,9 +165,10 @@ def test_there_are_never_more_requests_than_gaps(slurm):
 
 def test_no_node_is_asked_for_twice_at_once(slurm):
     scavenger = slurm.ready()
-    leases = scavenger.take([request(1), request(2, "n1"), request(3)])
-    assert [lease.state for lease in leases] == [LeaseState.PENDING, LeaseState.ENDED, LeaseState.PENDING]
+    leases = scavenger.take([request(1), request(2, "n1"), request(3), request(1)])
+    assert [lease.state for lease in leases] == [LeaseState.PENDING, LeaseState.ENDED, LeaseState.PENDING, LeaseState.PENDING]
     assert leases[1].reason == "n1 is asked for with lease l1"
+    assert leases[3] == leases[0]
     assert len(slurm.tools.calls("sbatch")) == 2
     assert scavenger.take([request(4, "nowhere")])[0].reason == "Slurm knows no node nowhere"
 

@@ -1,9 +1,20 @@
-"""Texts as Slurm prints them, for tests without a Slurm."""
+"""Texts as Slurm prints them, and a scavenger on imitated commands that print them: for tests without a Slurm."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from scavenger.batch_settings import BatchSettings
+from scavenger.commands import Commands, Policy
+from scavenger.gap_memory import GapMemory
+from scavenger.interface import LeaseRequest
+from scavenger.lease_script import PLACE
+from scavenger.slurm import SlurmScavenger
+from scavenger.slurm_job import LeaseOptions
+from tests.scavenger.fake_tools import FakeTools
+
+PREFIX = "malletrain-t-"
+TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 RECORDED = Path(__file__).parents[3] / "shared" / "slurm" / "outputs"
 """Output of a real Slurm 22.05, where it is at hand."""
 
@@ -54,3 +65,57 @@ def job(
     """One line of squeue."""
     times = "|".join(f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end))
     return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{name}\n"
+
+
+class World:
+    """A scavenger on imitated commands, with a clock of its own."""
+
+    def __init__(self, root):
+        self.now = 100_000.0
+        self.tools = FakeTools(root / "bin", ("squeue", "sinfo", "scontrol", "sdiag", "sbatch", "scancel"))
+        self.tools.runs(
+            "scontrol",
+            'case "$*" in *config*) cat "$here/config"; exit 0;; *partition*) cat "$here/partitions"; exit 0;; '
+            '*) cat "$here/reservations"; exit 0;; esac',
+        )
+        self.tools.runs("sbatch", '[ -f "$here/sbatch.mode" ] || echo $$')
+        self.file("config", CONFIG)
+        self.file("partitions", PARTITIONS)
+        self.file("reservations", "No reservations in the system\n")
+        self.tools.answers("sdiag", "")
+        self.queue("")
+        self.nodes(idle="n[1-8]")
+
+    def file(self, name, text):
+        (self.tools.root / name).write_text(text)
+
+    def queue(self, *jobs):
+        self.tools.answers("squeue", "".join(jobs))
+
+    def nodes(self, **states):
+        self.tools.answers("sinfo", nodes(states))
+
+    def scavenger(self, timeout_s=10.0, tries=1, **settings):
+        settings.setdefault("lease", LeaseOptions(partition="preemptable"))
+        made = BatchSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
+        commands = Commands(Policy(timeout_s, tries, 0.0), self.tools.environment)
+        return SlurmScavenger(made, commands, memory=GapMemory(), clock=lambda: self.now, environment=self.tools.environment)
+
+    def ready(self, **settings):
+        """A scavenger for which all idle nodes have had their turn."""
+        made = self.scavenger(**settings)
+        made.poll()
+        self.now += 60
+        return made
+
+
+def request(number, node=None, **options):
+    return LeaseRequest(f"l{number}", node or f"n{number}", ("agent", "a b"), {"A": "1"}, **options)
+
+
+def names(snapshot):
+    return sorted(gap.node for gap in snapshot.gaps)
+
+
+def why(snapshot, node):
+    return {rule: sentence for e in snapshot.explanations if e.node == node for rule, passed, sentence in e.rules if not passed}

@@ -4,7 +4,7 @@ import pytest
 
 from scavenger.pbs_job import LeaseOptions
 from tests.scavenger.fake_pbs import QUEUES
-from tests.scavenger.test_pbs import World
+from tests.scavenger.pbs_world import World
 
 
 @pytest.fixture(scope="module")

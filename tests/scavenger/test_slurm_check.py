@@ -4,7 +4,7 @@ import pytest
 
 from scavenger.slurm_job import LeaseOptions
 from tests.scavenger import slurm_world as world
-from tests.scavenger.test_slurm import World
+from tests.scavenger.slurm_world import World
 
 
 @pytest.fixture

@@ -108,6 +108,8 @@ class Group:
         self.place = place
         self.broken = False
         """A peer is lost: nothing more can be done together."""
+        self.exchanges = 0
+        """Averages of gradients that were begun."""
         self._flag = torch.zeros(2, dtype=torch.int32)
         self._flag_work: Any = None
         self._lock = threading.Lock()
@@ -206,6 +208,7 @@ class Group:
 
     def average(self, tensor: torch.Tensor) -> Any:
         """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that go by gloo."""
+        self.exchanges += 1
         return self.watched(dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size))
 
     def begin_step(self, go: bool, stop: bool) -> None:

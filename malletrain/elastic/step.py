@@ -32,6 +32,8 @@ class Steps:
         """All ranks have agreed to end the loop."""
         self.exchanged = False
         """Gradients of the step under way went through the group."""
+        self._sound = 0
+        """Exchanges that were over, and good, when the last update was made."""
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
             optimizer.register_step_post_hook(self._after_update)
@@ -39,6 +41,7 @@ class Steps:
     def note_exchange(self) -> None:
         """Gradients are about to go through the group."""
         self.exchanged = True
+        self.membership.group.exchanges += 1
 
     def _before_update(self, *_: Any) -> None:
         group = self.membership.group
@@ -49,7 +52,11 @@ class Steps:
                 "optimizer.step() without averaged gradients: call the model as `net = run.ddp(model)`, `net(x)`, or call "
                 "run.average_gradients(model) after backward()."
             )
-        if self.training.device.type == "cuda" and group.several:
+        on_cuda = self.training.device.type == "cuda"
+        unseen = on_cuda and bool(self.membership.parallels)  # exchanges of DDP itself, during a backward pass
+        if self.now.updates and group.exchanges == self._sound and not unseen:
+            return  # nothing was exchanged since the last update: of a step that has begun to change the model nothing is left out
+        if on_cuda and group.several:
             # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to be good before they are used.
             torch.cuda.current_stream(self.training.device).synchronize()
         if group.broken:
@@ -57,6 +64,7 @@ class Steps:
 
     def _after_update(self, *_: Any) -> None:
         self.training.updates += 1
+        self._sound = self.membership.group.exchanges
         if self.now is not None:
             self.now.updates += 1
 

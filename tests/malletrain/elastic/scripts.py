@@ -131,6 +131,29 @@ def behind(folder: str) -> None:
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
 
 
+def between(folder: str) -> None:
+    """Two networks, whose gradients are exchanged together; in step 10 the peer is lost between their two updates."""
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
+    run = elastic.Run(one=nets[0], two=nets[1], first=optimizers[0], second=optimizers[1])
+    for number in run.steps(30):
+        with run.step(samples=1) as step:
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                optimizer.zero_grad()
+                net(torch.full((1, 4), float(number))).sum().backward()
+            for net in nets:
+                run.average_gradients(net)
+            optimizers[0].step()
+            if number == 10 and step.world_size > 1:
+                Path(folder, f"between-{step.rank}").touch()
+                while not run._membership.group.broken:
+                    time.sleep(0.001)
+            optimizers[1].step()
+    updates = [float(optimizer.state[net.weight]["step"]) for net, optimizer in zip(nets, optimizers, strict=True)]
+    Path(folder, "end").write_text(json.dumps({"steps": run.steps_done, "updates": updates}))
+
+
 def precise(folder: str) -> None:
     """bf16 autocast, a GradScaler in the state, a compiled model, several modules, and the learning rate by the linear rule."""
     torch.manual_seed(0)

@@ -132,6 +132,16 @@ def test_a_step_that_only_some_had_finished_counts_for_all(tmp_path):
     assert {r["received"] for r in found} == {0, 1}
 
 
+def test_a_step_whose_first_update_is_made_is_finished_though_a_peer_is_lost(tmp_path):
+    with conducted(tmp_path, scripts.between, str(tmp_path)) as c:
+        members = c.start(2)
+        c.round(members)
+        c.until(lambda: len(list(tmp_path.glob("between-*"))) == 2, "both are between the two updates")
+        c.round(c.lose(members[1]))
+        c.finish()
+    assert json.loads((tmp_path / "end").read_text()) == {"steps": 30, "updates": [30.0, 30.0]}
+
+
 def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
     """Kill a worker many times in a tight loop: now and then it dies between the exchange on one survivor and on the other."""
     with conducted(tmp_path, scripts.train, str(tmp_path), {"samples": 100000, "batch": 24, "digest": True}) as c:

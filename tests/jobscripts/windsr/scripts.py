@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from windsr import queue, synthetic
+from windsr import train as windsr_train
 from windsr.fields import Fields
 from windsr.methods import Draw, Method, make
 from windsr.patches import scales_of
@@ -30,6 +31,23 @@ def untrained(name: str) -> Method:
 
 def training(folder: str, method: str, options: dict[str, Any]) -> None:
     train(Training(method, TINY, Path(folder), **options), small(), lambda text: print(text, flush=True))
+
+
+STEPS = "steps"
+
+
+def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
+    """Writes down each step that is tried: its number and on how many nodes."""
+    update = windsr_train._update
+
+    def noting(run: Any, *rest: Any) -> dict[str, float]:
+        losses = update(run, *rest)
+        with (Path(folder) / STEPS).open("a") as file:
+            file.write(f"{run.steps_done} {run.world_size}\n")
+        return losses
+
+    windsr_train._update = noting
+    training(folder, method, options)
 
 
 class Noting(queue.Queue):

@@ -72,24 +72,33 @@ def train_days():
 
 def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_path):
     alone, many = tmp_path / "alone", tmp_path / "many"
-    scripts.training(str(alone), "esrgan", {"steps": 90})
+    scripts.training(str(alone), "esrgan", {"steps": 20})
     many.mkdir()
-    with conducted(many, scripts.training, str(many), "esrgan", {"steps": 90, "step_delay": 0.02}) as c:
-        members = c.start(1)
+
+    def done_on(nodes):
+        path = many / scripts.STEPS
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [int(step) for step, size in map(str.split, lines) if int(size) == nodes]
+
+    with conducted(many, scripts.training_noted, str(many), "esrgan", {"steps": 20, "step_delay": 0.1}) as c:
+        members = c.start(2)
+        c.until(lambda: all(worker.heard("ready") for worker in members), "both could train")
+        c.round(members[:1])
+        c.until(lambda: done_on(1), "a step alone")
         c.round(members)
-        members += c.start(1)
-        c.round(members)
-        c.until(lambda: steps_logged(many), "the first epoch is over", 60)
+        c.until(lambda: len(set(done_on(2))) >= 3, "three steps on two nodes")
         members = c.lose(members[1])
         c.round(members)
         c.finish()
-    nodes = [json.loads(line)["nodes"] for line in (many / LOG).read_text().splitlines()]
-    assert 2 in nodes or "on 2 worker" in "".join(w.output.read_text() for w in c.workers)
+    last = max(done_on(2))
+    assert any(step < last for step in done_on(1))
+    assert any(step > last for step in done_on(1)), "it was to go on alone"
     one, other = load_file(alone / MODEL), load_file(many / MODEL)
-    # Rounding differs with the number of nodes, and Adam makes steps of full length of gradients that are nearly nothing: single weights
-    # drift apart, the networks do not.
-    apart = torch.cat([(one[name] - other[name]).flatten() for name in one]).norm()
-    assert apart < 0.01 * torch.cat([tensor.flatten() for tensor in one.values()]).norm()
+    before, after = (torch.cat([net[name].flatten() for name in one]) for net in (one, other))
+    # Measured: 7e-8 at most, whenever the numbers change (rounding). With a batch that lacks half its samples, or has one twice, three
+    # steps before the end: 9e-4 and 5e-4; half the steps 0.1, another seed 1.4. In longer trainings rounding turns, rarely, a sign in the
+    # L1 loss (3e-6 at once), which grows to 7e-3 within 70 steps: a GAN.
+    assert (before - after).norm() < 5e-5 * before.norm()
 
 
 def test_a_sample_follows_from_its_number_and_the_epoch():

@@ -52,12 +52,11 @@ class View(Generic[SiteT]):
 
     time: float
     site: SiteT
+    answer: Answer
     rules: GapRules
-    facts: Mapping[str, NodeFacts]
     leases: tuple[Lease, ...]
     unwanted: list[LeaseJob]
     choice: Choice
-    hurry: bool
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
@@ -149,9 +148,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 for node in view.choice.gaps
             ),
             leases=(*view.leases, *gone.values()),
-            total_nodes=len(view.facts),
+            total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
-            explanations=Explanations(view.facts.values(), view.rules, view.choice, now),
+            explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self._interval(view, time.monotonic() - began),
         )
 
@@ -170,7 +169,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.memory.update([f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self.books.room(active, now))
-        return View(now, site, rules, facts, leases, unwanted, choice, answer.hurry)
+        return View(now, site, answer, rules, leases, unwanted, choice)
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -199,7 +198,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _interval(self, view: View[SiteT], took_s: float) -> float:
         """At most a tenth of the time goes into asking. Every second or two while nodes are taken back, then at most a third."""
         usual = self._usual_s(view.site)
-        return max(min(usual, HOLD_POLL_S), 3 * took_s) if view.hurry else max(usual, 10 * took_s)
+        return max(min(usual, HOLD_POLL_S), 3 * took_s) if view.answer.hurry else max(usual, 10 * took_s)
 
     def _class_of(self, node: NodeFacts) -> str:
         return next((c for c in self.settings.node_classes if c in node.features), "default")
@@ -253,7 +252,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _wanted(self, request: LeaseRequest, view: View[SiteT]) -> Wanted:
         """The lease that a request comes to. Raises SchedulerError when it may not be asked for."""
         s, now = self.settings, view.time
-        facts = view.facts.get(request.node)
+        facts = view.answer.facts.get(request.node)
         if facts is None:
             raise SchedulerError(f"{self.title} knows no node {request.node}")
         if reason := why_not(facts, view.rules, view.choice, now):

@@ -148,7 +148,7 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
 
     def _submission(self, wanted: Wanted, site: PbsSite) -> tuple[list[str], bytes]:
         lease = self.settings.lease
-        rerunnable = site.requeues if lease.rerunnable is None else lease.rerunnable
+        rerunnable = site.requeues if lease.rerunnable == "auto" else lease.rerunnable == "yes"
         select = select_of(lease, wanted.node, self._hosts[wanted.node])
         argv = qsub(self.settings, name=wanted.name, select=select, limit_s=wanted.limit_s, rerunnable=rerunnable)
         env = {**wanted.env, "MALLETRAIN_OUTPUT": str(wanted.output or "/dev/null")}

@@ -131,7 +131,7 @@ def _preemption(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
                 "Preempted leases are suspended: they get no signal and keep their memory until MalleTrain deletes them, at the next poll. "
                 "qmgr -c 'set sched preempt_order = D' lets them leave in order."
             )
-        if scavenger.settings.lease.rerunnable is False and site.requeues:
+        if scavenger.settings.lease.rerunnable == "no" and site.requeues:
             yield False, (
                 f"Leases are not rerunnable, and PBS preempts by nothing else (preempt_order = {site.preempt_order}), so they would never "
                 "be preempted; take rerunnable out of [scheduler.pbs]."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from scavenger.batch_settings import BatchSettings
 from scavenger.interface import SchedulerError
@@ -31,7 +31,7 @@ class LeaseOptions:
     """How the site wants its lease jobs.
 
     ``resources``: what of its node a lease asks for in full. ``select``: further resources of its chunk, such as ``system=polaris``.
-    ``place``: how the node is shared. ``options``: further words of qsub. ``rerunnable``: None for what the scheduler's way of preempting
+    ``place``: how the node is shared. ``options``: further words of qsub. ``rerunnable``: auto for what the scheduler's way of preempting
     needs.
     """
 
@@ -42,7 +42,7 @@ class LeaseOptions:
     select: str = ""
     place: str = "pack:exclhost"
     options: tuple[str, ...] = ()
-    rerunnable: bool | None = None
+    rerunnable: Literal["auto", "yes", "no"] = "auto"
 
 
 def select_of(options: LeaseOptions, host: str, vnodes: Host) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from malletrain.config import Config
 from malletrain.config_schedulers import BatchScheduler
-from malletrain.daemon import backend_pbs, backend_slurm, batch
+from malletrain.daemon import batch
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.local import LocalScavenger, start_cluster
 from scavenger.pbs_site import KILL_DELAY_S
@@ -82,6 +82,6 @@ def _of_batch(connect: Callable[[Config], Scavenger], table: Callable[[Config], 
 
 _BACKENDS = {
     "local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local),
-    "slurm": _of_batch(backend_slurm.connect, lambda config: config.scheduler.slurm, KILL_WAIT_S),
-    "pbs": _of_batch(backend_pbs.connect, lambda config: config.scheduler.pbs, KILL_DELAY_S),
+    "slurm": _of_batch(batch.connect_slurm, lambda config: config.scheduler.slurm, KILL_WAIT_S),
+    "pbs": _of_batch(batch.connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S),
 }

@@ -1,9 +1,10 @@
-"""What the configuration says to the scavenger of any batch scheduler."""
+"""From the configuration to the scavenger of a batch scheduler."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,26 +12,54 @@ from malletrain.config import Config
 from malletrain.config_schedulers import BatchScheduler
 from malletrain.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.statedir import make_private_dir
+from scavenger import pbs_job, pbs_source, slurm_job, slurm_source
 from scavenger.batch_settings import BatchSettings, OptionsT
-from scavenger.commands import Policy
+from scavenger.commands import Commands, Policy
 from scavenger.gap_memory import GapMemory
 from scavenger.hostlist import expand
 from scavenger.hours import parse_hours
 from scavenger.interface import SchedulerError
+from scavenger.pbs import PbsScavenger
 from scavenger.rules import GapRules
+from scavenger.slurm import SlurmScavenger
 
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
-def settings(config: Config, kind: str, table: BatchScheduler, lease: OptionsT) -> BatchSettings[OptionsT]:
-    """What the scavenger of this ``kind`` of scheduler is told: of its ``table`` and the sections that are for all kinds. ``lease``: what
-    only this kind knows of. Raises SchedulerError when the site's batch script cannot be read."""
+def connect_slurm(config: Config) -> SlurmScavenger:
+    """The scavenger of Slurm; asks it nothing. Raises SchedulerError when the site's batch script cannot be read."""
+    table = config.scheduler.slurm
+    commands = Commands(_policy(table), slurm_source.asking_environment())
+    return SlurmScavenger(slurm_settings(config), commands, memory=_memory(config), api=table.api)
+
+
+def connect_pbs(config: Config) -> PbsScavenger:
+    """The scavenger of PBS; asks it nothing. Raises SchedulerError when the site's batch script cannot be read."""
+    table = config.scheduler.pbs
+    commands = Commands(_policy(table), pbs_source.asking_environment())
+    return PbsScavenger(pbs_settings(config), commands, memory=_memory(config), api=table.api)
+
+
+def slurm_settings(config: Config) -> BatchSettings[slurm_job.LeaseOptions]:
+    """What the scavenger of Slurm is told."""
+    return _settings(config, "slurm", config.scheduler.slurm, slurm_job.LeaseOptions)
+
+
+def pbs_settings(config: Config) -> BatchSettings[pbs_job.LeaseOptions]:
+    """What the scavenger of PBS is told."""
+    return _settings(config, "pbs", config.scheduler.pbs, pbs_job.LeaseOptions)
+
+
+def _settings(config: Config, kind: str, table: BatchScheduler, options: type[OptionsT]) -> BatchSettings[OptionsT]:
+    """What the ``table`` of this ``kind`` of scheduler says and the sections that are for all kinds. ``options``: what only this kind knows
+    of; each of its fields is a key of the table."""
     gaps = config.gaps
+    own = {f.name: getattr(table, f.name) for f in fields(options)}  # type: ignore[arg-type]
     backfill = table.mode == "backfill"
     return BatchSettings(
         tag=lease_tag(config),
         template=template(table.script, kind),
-        lease=lease,
+        lease=options(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}),
         rules=gap_rules(config),
         user=user_name(),
         submit_as=tuple(table.submit_as),
@@ -51,12 +80,12 @@ def settings(config: Config, kind: str, table: BatchScheduler, lease: OptionsT) 
     )
 
 
-def policy(table: BatchScheduler) -> Policy:
+def _policy(table: BatchScheduler) -> Policy:
     """How the scheduler's commands are run."""
     return Policy(table.command_timeout, table.command_tries)
 
 
-def memory(config: Config) -> GapMemory:
+def _memory(config: Config) -> GapMemory:
     """What is remembered of the site's gaps."""
     return GapMemory(config.state_dir / "gaps.json", config.gaps.expected_length)
 

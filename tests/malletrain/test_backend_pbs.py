@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.config import ConfigError, load_config, parse_config
-from malletrain.daemon import backend_pbs
 from malletrain.daemon.backends import backend
+from malletrain.daemon.batch import pbs_settings
 from scavenger.interface import SchedulerError
 from scavenger.pbs import PbsScavenger
 
@@ -19,12 +19,12 @@ def config(tmp_path, pbs="", gaps=""):
 
 
 def test_defaults(tmp_path):
-    made = backend_pbs.settings(config(tmp_path, 'queue = "low"'))
+    made = pbs_settings(config(tmp_path, 'queue = "low"'))
     assert made.lease.queue == "low"
     assert made.lease.resources == ("ncpus", "ngpus", "mem")
     assert made.lease.place == "pack:exclhost"
     assert made.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
-    assert made.lease.rerunnable is None
+    assert made.lease.rerunnable == "auto"
     assert made.output_dir == tmp_path / "state" / "leases"
     assert made.wanted_grace_s == 15.0
     assert "#MALLETRAIN-LEASE" in made.template
@@ -45,12 +45,12 @@ def test_what_a_site_may_want(tmp_path):
     keep_output = false
     submit_as = ["sudo", "-n", "-u", "{owner}", "--"]
     """
-    made = backend_pbs.settings(config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]'))
+    made = pbs_settings(config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]'))
     assert made.backfill
     assert (made.time_min_s, made.grace_s, made.output_dir) == (300.0, 20.0, None)
     assert (made.lease.resources, made.lease.select, made.lease.place) == ((), "system=polaris", "scatter:excl")
     assert made.lease.options == ("-l", "filesystems=home:eagle")
-    assert made.lease.rerunnable is True
+    assert made.lease.rerunnable == "yes"
     assert made.rules.features == {"gpu_type=a100"}
     assert made.rules.exclude == {"n1", "n2"}
 
@@ -84,11 +84,11 @@ def test_the_backend(tmp_path, monkeypatch):
     assert "cannot reach the daemon at 127.0.0.1:0" in found[0][1]
     assert "qstat is not installed" in found[1][1]
     with pytest.raises(SchedulerError, match="cannot be read"):
-        backend_pbs.settings(config(tmp_path, 'script = "/no/such"'))
+        pbs_settings(config(tmp_path, 'script = "/no/such"'))
 
 
 @pytest.mark.parametrize("name", ["pbs.toml", "polaris.toml"])
 def test_the_sites_that_come_with_it(name, tmp_path):
     made = load_config(SITES / name)
     assert made.scheduler.kind == "pbs"
-    assert backend_pbs.settings(made).lease.queue == "preemptable"
+    assert pbs_settings(made).lease.queue == "preemptable"

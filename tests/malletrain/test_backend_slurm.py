@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.config import ConfigError, parse_config
-from malletrain.daemon import backend_slurm
 from malletrain.daemon.backends import backend
+from malletrain.daemon.batch import slurm_settings
 from malletrain.keys import KeyRing
 from scavenger.interface import SchedulerError
 from scavenger.slurm import SlurmScavenger
@@ -20,7 +20,7 @@ def config(tmp_path, slurm="", gaps="", daemon=""):
 
 
 def test_defaults(tmp_path):
-    made = backend_slurm.settings(config(tmp_path, 'partition = "low"'))
+    made = slurm_settings(config(tmp_path, 'partition = "low"'))
     assert made.lease.partition == "low"
     assert made.lease.exclusive
     assert made.time_limit_s == 12 * 3600
@@ -55,7 +55,7 @@ def test_what_a_site_may_want(tmp_path):
     hold = "4 s"
     classes = ["a100"]
     """
-    made = backend_slurm.settings(config(tmp_path, slurm, gaps))
+    made = slurm_settings(config(tmp_path, slurm, gaps))
     assert made.backfill
     assert (made.lease.qos, made.lease.gres, made.lease.exclusive, made.lease.options) == ("low", "gpu:4", False, ("--licenses=a b",))
     assert (made.time_min_s, made.grace_s, made.output_dir) == (600.0, 20.0, None)
@@ -89,19 +89,19 @@ def test_what_is_wrong_is_said_at_its_key(tmp_path, slurm, gaps, key, words):
 
 def test_the_tag_is_of_the_daemons_key(tmp_path):
     made = config(tmp_path)
-    before = backend_slurm.settings(made).tag
+    before = slurm_settings(made).tag
     KeyRing(made.state_dir)
-    after = backend_slurm.settings(made).tag
+    after = slurm_settings(made).tag
     assert len(before) == len(after) == 8
-    assert before != after == backend_slurm.settings(made).tag
+    assert before != after == slurm_settings(made).tag
 
 
 def test_a_batch_script_of_the_sites_own(tmp_path):
     own = tmp_path / "own.sh"
     own.write_text("#!/bin/bash\nmodule load python\n#MALLETRAIN-LEASE\nexec \"$@\"\n")
-    assert "module load" in backend_slurm.settings(config(tmp_path, f'script = "{own}"')).template
+    assert "module load" in slurm_settings(config(tmp_path, f'script = "{own}"')).template
     with pytest.raises(SchedulerError, match="cannot be read"):
-        backend_slurm.settings(config(tmp_path, 'script = "/no/such"'))
+        slurm_settings(config(tmp_path, 'script = "/no/such"'))
 
 
 def test_the_backend(tmp_path, monkeypatch):

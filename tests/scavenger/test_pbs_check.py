@@ -80,7 +80,7 @@ def test_what_works_with_a_warning(site, change, words):
 
 def test_leases_that_could_never_be_preempted(site):
     site.pbs.edit(lambda s: s["sched"].update(preempt_order="R"))
-    assert "never be preempted" in troubles(site, lease=LeaseOptions(queue="preemptable", rerunnable=False))[0]
+    assert "never be preempted" in troubles(site, lease=LeaseOptions(queue="preemptable", rerunnable="no"))[0]
 
 
 def test_a_refused_submission_is_told_in_pbss_words(site):

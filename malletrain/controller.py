@@ -140,11 +140,9 @@ class Controller:
         times = [max(at, self._held_until) for at in due]
         placed = self._admitted(self._reach(), shared=True)
         starving = any(job.starving for job in placed)
-        for job in placed:
-            if job.nodes:
-                times += [job.turn_until] if starving and job.turn_until else []
-            elif job.idle_since is not None and not job.starving:
-                times.append(job.idle_since + self.settings.starvation_s)
+        waiting = (job for job in placed if not (job.nodes or job.starving) and job.idle_since is not None)
+        times += [(job.idle_since or 0.0) + self.settings.starvation_s for job in waiting]
+        times += [job.turn_until for job in self._at_work.values() if starving and job.nodes and job.turn_until]
         return min(times) if times and min(times) < math.inf else None
 
     # --- nodes ---
@@ -322,9 +320,11 @@ class Controller:
             if not job.nodes and not job.starving and now >= job.idle_since + self.settings.starvation_s:
                 job.starving = self._leases_due = True
                 self._plan_soon(now)
+        for job in self._at_work.values():
             if job.nodes and 0 < job.turn_until <= now:
                 job.turn_until = 0.0
                 if any(other.starving for other in placed):
+                    self._leases_due = True
                     self._plan_soon(now)
 
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
@@ -353,9 +353,23 @@ class Controller:
                 free -= Counter(nodes[n].node_class for n in c.nodes)
         # Who has a turn gives way in imagination: else the nodes for the next one in the queue would never be asked for.
         holders = [c for name, c in candidates.items() if self.jobs[name].turn_until and not c.fixed and not imagined]
-        queue = sorted((job.idle_since or 0.0, job.order, name) for name in candidates if (job := self.jobs[name]).starving)
-        chosen = turns(holders, [candidates[name] for _, _, name in queue], free, nodes)
+        chosen = turns(holders, self._queue(candidates), free, nodes)
         return [replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()]
+
+    def _queue(self, candidates: Mapping[str, Candidate]) -> list[Candidate]:
+        """The starving among the candidates, the longest first; none of them is ahead of a job of another owner that has waited for longer
+        and for which nodes are still being gathered."""
+        waiting = {job.submitted.job: job for job in self._admitted(self._reach(), shared=True) if job.starving}
+        waiting.update({name: self.jobs[name] for name in candidates if self.jobs[name].starving})
+        queue: list[Candidate] = []
+        gathering: set[str] = set()
+        for name, job in sorted(waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)):
+            owner = job.submitted.owner
+            if name not in candidates:
+                gathering.add(owner)
+            elif gathering <= {owner}:
+                queue.append(candidates[name])
+        return queue
 
     def _stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever the plan would like: nothing forces it, and it is rescaling or was a moment ago."""

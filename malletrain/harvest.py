@@ -65,11 +65,11 @@ class Harvest:
         c, settings = self._of, self._of.settings
         recalled = []
         for name in sorted(c._usable, key=lambda n: (c.nodes[n].job is not None, n)):
-            node = c.nodes[name]
+            node, job = c.nodes[name], c.jobs.get(c.nodes[name].job or "")
             needy = next((p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None)
             if needy is None or spare[node.pool] <= 0:
                 continue
-            if node.job and (c._stays(c.jobs[node.job], now) or name in imagined.nodes.get(node.job, ())):
+            if job and (job.turn_until > now or c._stays(job, now) or name in imagined.nodes.get(job.submitted.job, ())):
                 continue
             lacking[needy] -= 1
             spare[node.pool] -= 1

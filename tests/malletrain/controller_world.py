@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from malletrain.controller import Controller
 from malletrain.events import (
@@ -41,7 +41,7 @@ class World:
         self.gaps = {}
         self.polled = {}
         self.pending = {}
-        self.owner = {}
+        self.owner = defaultdict(str)
         self.leased = {}
         self.leaving = {}
         self.unfit_until = {}
@@ -161,7 +161,7 @@ class World:
             for node in command.nodes:
                 assert node in self.leased, f"{node} is gone"
                 assert node not in self.leaving, f"{node} is leaving"
-                assert self.owner.get(node, "") == spec.owner, f"{node} is not {spec.owner}'s"
+                assert self.owner[node] == spec.owner, f"{node} is not {spec.owner}'s"
             if isinstance(command, Start):
                 assert not self.running.get(job), "a start is for a job without nodes"
                 self.check_place(job)
@@ -223,10 +223,11 @@ class World:
             assert not (record.state.ended and record.nodes)
         assert set(c.nodes) == set(self.leased)
         assert all(n.job is None or name in c.jobs[n.job].nodes for name, n in c.nodes.items())
+        recalled = {node for x in commands if isinstance(x, Recall) for node in x.nodes}  # after the plan
         if any(isinstance(x, Start | Rescale | Suspend) for x in commands):
             at_work = [r for r in c.jobs.values() if r.nodes]
             assert len(at_work) <= self.settings.planning.max_running
             for record in at_work:
                 assert len(record.nodes) >= record.submitted.min_nodes, "a job under its minimum is suspended"
                 assert record.state in (JobState.RUNNING, JobState.PROFILING)
-                assert not any(n in self.leaving for n in record.nodes)
+                assert not any(n in self.leaving and n not in recalled for n in record.nodes)

@@ -74,8 +74,10 @@ class ProfilingMachine(ControllerMachine):
         interval=st.sampled_from([0.0, 7.0]),
         give_back=st.sampled_from([0.0, 3.0, 30.0]),
         horizon=st.sampled_from([0.0, 20.0]),
+        owners=st.sampled_from([("",), ("alice", "bob")]),
     )
-    def begin(self, max_running, interval, give_back, horizon):
+    def begin(self, max_running, interval, give_back, horizon, owners):
+        self.owners = owners
         advisor = advisor_config(
             max_profile_s=30.0, rescale_timeout_s=8.0, max_time_s=6.0, min_time_s=2.0, patience_s=5.0, donor_quiet_s=9.0
         )
@@ -89,6 +91,8 @@ class ProfilingMachine(ControllerMachine):
                 lease_wait_s=20.0,
                 unfit_s=30.0,
                 retry_window_s=50.0,
+                recall_s=15.0,
+                recall_every_s=20.0,
                 profiling=ProfilingSettings(advisor, window_s=5.0, lease_patience_s=1.0, silence_s=4.0, again_s=20.0),
             ),
             NODES,
@@ -100,12 +104,14 @@ class ProfilingMachine(ControllerMachine):
         more=st.integers(0, 4),
         sizes=st.sampled_from([None, None, (1, 2, 4, 8)]),
         profile=st.sampled_from([True, True, False]),
+        data=st.data(),
     )
-    def submit(self, low, more, sizes, profile):
+    def submit(self, low, more, sizes, profile, data):
         w = self.world
         if sizes and not any(low <= k <= low + more for k in sizes):
             sizes = None
-        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, sizes=sizes, profile=profile))
+        owner = data.draw(st.sampled_from(self.owners))
+        w.do(JobSubmitted(f"j{len(w.specs)}", low, low + more, sizes=sizes, profile=profile, owner=owner))
 
     @precondition(lambda self: any(self.world.running.values()))
     @rule(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 import pytest
 
+from malletrain import wire
+from malletrain.client import Client, ClientError
+from malletrain.keys import KeyPair, new_pair
+from malletrain.statedir import INFO, read_daemon_info
 from tests.integration.batch_site import BatchSite, running
 from tests.integration.test_main_job import STEADY
 from tests.scavenger.fake_pbs import FakePbs
@@ -21,10 +26,11 @@ class PbsSite(BatchSite):
 
     kind = "pbs"
 
-    def __init__(self, root: Path, pbs: FakePbs) -> None:
+    def __init__(self, root: Path, pbs: FakePbs, daemon: str = "", lines: str = "") -> None:
         # The daemon's commands speak for the user it runs as.
         environment = {**pbs.environment, "FAKE_PBS_USER": psutil.Process().username()}
-        super().__init__(root, environment, lines='queue = "preemptable"', gaps='idle_for = "0 s"\nhold = "1 s"')
+        lines = f'queue = "preemptable"\n{lines}'
+        super().__init__(root, environment, lines=lines, gaps='idle_for = "0 s"\nhold = "1 s"', daemon=daemon)
         self.pbs = pbs
 
     def leases(self) -> Collection[str]:
@@ -43,8 +49,14 @@ class PbsSite(BatchSite):
         self.until(lambda: not self.processes(), "no process is left", 20.0)
 
 
-def pbs_site(root: Path, **options: object) -> contextlib.AbstractContextManager[PbsSite]:
-    return running(PbsSite(root / "site", FakePbs(root / "machine", **options)))  # type: ignore[arg-type]
+def pbs_site(root: Path, daemon: str = "", lines: str = "", **options: object) -> contextlib.AbstractContextManager[PbsSite]:
+    return running(PbsSite(root / "site", FakePbs(root / "machine", **options), daemon, lines))  # type: ignore[arg-type]
+
+
+def client_with(site: PbsSite, pair: KeyPair) -> Client:
+    """The client of somebody else."""
+    info = read_daemon_info(site.state / INFO)
+    return Client(info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode())
 
 
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
@@ -102,3 +114,44 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
         site.until_samples(job, site.job(job).samples + 20)
         (site.work / "stop").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
+
+
+def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
+    ann, bob, eve = new_pair(), new_pair(), new_pair()
+    listed = tmp_path / "users"
+    listed.write_text(f"ann {ann.public}\nbob {bob.public}\n")
+    lines = 'submit_as = ["env", "FAKE_PBS_USER={owner}"]'
+    with pbs_site(tmp_path, hosts=4, daemon=f'users = "{listed}"\noperators = ["ann"]', lines=lines) as site:
+        script = site.script("steady.py", STEADY)
+
+        def submit(pair, name):
+            spec = wire.JobSpec(
+                name, "root", str(script), str(site.work), sys.executable, env={"MALLETRAIN_PRELOAD": "0"}, min_nodes=1, max_nodes=4
+            )
+            with client_with(site, pair) as client:
+                return client.submit(spec)
+
+        def owners(job):
+            hosts = {lease["host"]: lease["owner"] for lease in site.pbs.leases("R").values()}
+            return {hosts[node] for node in site.job(job).nodes}
+
+        with pytest.raises(ClientError, match="does not know your key"):
+            submit(eve, "hers")
+        first = submit(ann, "one")
+        assert first.owner == "ann", "whatever the client says"
+        site.until(lambda: len(site.job(first.id).nodes) == 4, "Ann's job has all hosts")
+        second = submit(bob, "two")
+        site.until(lambda: site.job(second.id).nodes, "Bob's job has hosts")
+        site.until_samples(second.id, 10)
+        assert owners(first.id) == {"ann"}
+        assert owners(second.id) == {"bob"}
+        assert "Jobs of another user have more use for the node." in {e.sentence for e in site.events("node-leaving")}
+        assert site.job(first.id).tries == site.job(second.id).tries == 0
+        with client_with(site, bob) as client:
+            assert not client.cancel([first.id])[0]["ok"]
+        with client_with(site, ann) as client:
+            assert client.cancel([second.id])[0]["ok"], "she is an operator"
+        site.until_state(second.id, "cancelled")
+        (site.work / "stop").touch()
+        assert site.until_state(first.id, "completed", "failed").state == "completed"
+        site.until(lambda: not site.pbs.leases(), "every lease is given back")

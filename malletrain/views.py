@@ -127,7 +127,8 @@ class JobDetail(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving (idle: a gap without a lease)."""
+    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving (idle: a gap without a lease). ``owner``: whose
+    lease it is, where it is not the daemon's own user's."""
 
     node: str
     state: str
@@ -137,6 +138,7 @@ class NodeView(View, frozen=True):
     horizon_s: float | None = None
     leaving_in_s: float | None = None
     node_class: str = "default"
+    owner: str = ""
     rules: tuple[tuple[str, bool, str], ...] = ()
 
 

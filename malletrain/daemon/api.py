@@ -227,7 +227,7 @@ class Api:
         for gap in self.leases.gaps.values():
             views[gap.node] = NodeView(gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class)
         for row in self.leases.active.values():
-            views[row.node] = NodeView(row.node, "leasing", row.id, "", row.requested, node_class=row.node_class)
+            views[row.node] = NodeView(row.node, "leasing", row.id, "", row.requested, node_class=row.node_class, owner=row.owner)
         for agent in self.core.agents:
             record = self.core.controller.nodes.get(agent.node)
             state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
@@ -235,7 +235,9 @@ class Api:
             held = self.leases.active.get(agent.lease)
             since = (held.started or held.requested) if held else now
             horizon = record.info.horizon_s if record else None
-            views[agent.node] = NodeView(agent.node, state, agent.lease, agent.holds or "", since, horizon, left, agent.node_class)
+            views[agent.node] = NodeView(
+                agent.node, state, agent.lease, agent.holds or "", since, horizon, left, agent.node_class, agent.owner
+            )
         for node in rules.keys() - views.keys():
             views[node] = NodeView(node, "busy", "", "", now)
         ordered = sorted(views, key=_natural)

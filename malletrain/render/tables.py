@@ -150,14 +150,15 @@ def nodes(
     """All nodes MalleTrain knows; with ``explain`` every rule a node passed or failed. ``names``: job id → name."""
     if not rows:
         return Text("No idle and no leased nodes now.", "dim")
-    made = table("NODE", "STATE", "JOB", "SINCE", "HORIZON", "CLASS", "LEASE", right=("SINCE", "HORIZON"))
+    owners = ("OWNER",) if any(n.owner for n in rows) else ()
+    made = table("NODE", "STATE", "JOB", "SINCE", "HORIZON", "CLASS", "LEASE", *owners, right=("SINCE", "HORIZON"))
     for n in rows:
         word = state(n.state)
         if n.leaving_in_s is not None:
             word.append(f" in {show_duration(max(0.0, n.leaving_in_s))}")
         horizon = NOTHING if n.horizon_s is None else show_duration(n.horizon_s)
         about = (plain(names.get(n.job, n.job)) or NOTHING, since(n.since, now), horizon, plain(n.node_class), plain(n.lease) or NOTHING)
-        made.add_row(plain(n.node), word, *about)
+        made.add_row(plain(n.node), word, *about, *(plain(n.owner) or NOTHING for _ in owners))
     if not explain:
         return made
     rules = table("NODE", "RULE", "", "WHY", wrap=("WHY",))

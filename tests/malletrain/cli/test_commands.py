@@ -123,6 +123,15 @@ def test_nodes(run, daemon):
     assert "j1" not in out
 
 
+def test_nodes_of_several_users_are_shown_with_their_owners(run, daemon):
+    assert "OWNER" not in run("nodes").stdout
+    daemon.answers["nodes"] = lambda p: [node_view("n1", owner="ann"), node_view("n2", "idle", "")]
+    head, _, first, second = run("nodes").stdout.splitlines()[:4]
+    assert head.split()[-1] == "OWNER"
+    assert first.split()[-1] == "ann"
+    assert second.split()[-1] == "–"
+
+
 def test_nodes_explain(run, daemon):
     rules = (("state", True, "It is idle."), ("reservation", False, "It is reserved for 'maint'."))
     daemon.answers["nodes"] = lambda p: [node_view("n9", "idle", "", rules=rules)] if p["explain"] else []

@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import count, islice
 from typing import Any
 
 from allocator import NodeInfo
@@ -55,9 +54,9 @@ from malletrain.events import (
 from malletrain.harvest import Harvest
 from malletrain.leasing import Gaps
 from malletrain.planning import Candidate, Plan, Planner, make_plan, turns
-from malletrain.pools import by_class, largest
 from malletrain.records import ControllerSettings, JobRecord, NodeRecord
 from malletrain.staircase import Staircase
+from malletrain.waiting_line import WaitingLine
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
@@ -74,8 +73,6 @@ class Controller:
         self.plans = 0
         self._unfinished: dict[str, JobRecord] = {}
         self._at_work: dict[str, JobRecord] = {}
-        self._in_turn: dict[tuple[int, ...], list[JobRecord]] = {}
-        self._owners: dict[str, None] = {}
         self._gaps = Gaps(self.settings.min_horizon_s, self.settings.lease_wait_s, self.settings.unfit_s)
         self._idle: set[str] = set()
         self._usable: dict[str, NodeInfo] = {}
@@ -83,6 +80,7 @@ class Controller:
         self._plan_at: float | None = None
         self._leases_due = False
         self._held_until = 0.0
+        self._line = WaitingLine(self)
         self._harvest = Harvest(self)
         self._staircase = Staircase(self)
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
@@ -118,7 +116,7 @@ class Controller:
     def handle_all(self, events: Iterable[Event], now: float) -> list[Command]:
         """Take events of one instant; as :meth:`handle`, with one look at what follows from them."""
         commands = [command for event in events for command in self._table[type(event)](event, now)]
-        self._notice_starvation(now)
+        self._line.notice(now)
         if now < self._held_until:
             return commands
         if self._plan_at is not None and now >= self._plan_at:
@@ -138,11 +136,7 @@ class Controller:
         if (profile := self._staircase.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        placed = self._admitted(self._reach(), shared=True)
-        starving = any(job.starving for job in placed)
-        waiting = (job for job in placed if not (job.nodes or job.starving) and job.idle_since is not None)
-        times += [(job.idle_since or 0.0) + self.settings.starvation_s for job in waiting]
-        times += [job.turn_until for job in self._at_work.values() if starving and job.nodes and job.turn_until]
+        times += self._line.wakeups()
         return min(times) if times and min(times) < math.inf else None
 
     # --- nodes ---
@@ -225,11 +219,10 @@ class Controller:
         state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
         job = JobRecord(event, len(self.jobs), state, tries=event.tries, last_broke=event.last_broke, curve=event.curve)
         self.jobs[event.job] = job
-        self._owners.setdefault(event.owner)
         self._staircase.submitted(job, event.learned)
         if not job.state.ended:
             self._unfinished[event.job] = self._at_work[event.job] = job
-            self._in_turn.clear()
+            self._line.changed(job)
             self._plan_soon(now + self.settings.settle_s)
             self._leases_due = True
         return ()
@@ -281,7 +274,7 @@ class Controller:
             return []  # late news
         news = self._staircase.ended(job, now)
         self._at_work.pop(name, None)
-        self._in_turn.clear()
+        self._line.changed(job)
         self._free(job.nodes, now)
         job.nodes, job.state, job.rescaling, job.broken, job.starving = (), state, False, False, False
         self._plan_soon(now + self.settings.settle_s)
@@ -293,46 +286,12 @@ class Controller:
     def _plan_soon(self, at: float) -> None:
         self._plan_at = at if self._plan_at is None else min(self._plan_at, at)
 
-    def _admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
-        """The first unfinished jobs, as many as may run at once, that could run if all these nodes (of each pool) were theirs.
-
-        ``shared``: every node may become any owner's. Owners have their jobs admitted turn by turn.
-        """
-        most = {owner: max(nodes.values(), default=0) if shared else largest(nodes, owner) for owner in self._owners}
-        key = tuple(most.values())
-        if key not in self._in_turn:
-            fitting: Iterable[JobRecord] = (job for job in self._unfinished.values() if job.smallest <= most[job.submitted.owner])
-            if len(most) > 1:
-                places = {owner: count() for owner in most}
-                fitting = [job for _, _, job in sorted((next(places[job.submitted.owner]), job.order, job) for job in fitting)]
-            self._in_turn[key] = list(islice(fitting, self.settings.planning.max_running))
-        return self._in_turn[key]
-
-    def _reach(self) -> Mapping[str, int]:
-        """How many nodes of each class there are, or could be at once."""
-        return by_class(self._usable_by_pool) + self._gaps.by_class()
-
-    def _notice_starvation(self, now: float) -> None:
-        placed = self._admitted(self._reach(), shared=True)
-        for job in placed:
-            if job.idle_since is None:
-                job.idle_since = now
-            if not job.nodes and not job.starving and now >= job.idle_since + self.settings.starvation_s:
-                job.starving = self._leases_due = True
-                self._plan_soon(now)
-        for job in self._at_work.values():
-            if job.nodes and 0 < job.turn_until <= now:
-                job.turn_until = 0.0
-                if any(other.starving for other in placed):
-                    self._leases_due = True
-                    self._plan_soon(now)
-
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
         """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use, to any
         owner."""
         free = Counter(info.node_class for info in nodes.values()) if imagined else +self._usable_by_pool
         candidates: dict[str, Candidate] = {}
-        for job in self._admitted(free, shared=imagined):
+        for job in self._line.admitted(free, shared=imagined):
             spec = job.submitted
             candidates[spec.job] = Candidate(
                 spec.job,
@@ -353,23 +312,8 @@ class Controller:
                 free -= Counter(nodes[n].node_class for n in c.nodes)
         # Who has a turn gives way in imagination: else the nodes for the next one in the queue would never be asked for.
         holders = [c for name, c in candidates.items() if self.jobs[name].turn_until and not c.fixed and not imagined]
-        chosen = turns(holders, self._queue(candidates), free, nodes)
+        chosen = turns(holders, self._line.queue(candidates), free, nodes)
         return [replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()]
-
-    def _queue(self, candidates: Mapping[str, Candidate]) -> list[Candidate]:
-        """The starving among the candidates, the longest first; none of them is ahead of a job of another owner that has waited for longer
-        and for which nodes are still being gathered."""
-        waiting = {job.submitted.job: job for job in self._admitted(self._reach(), shared=True) if job.starving}
-        waiting.update({name: self.jobs[name] for name in candidates if self.jobs[name].starving})
-        queue: list[Candidate] = []
-        gathering: set[str] = set()
-        for name, job in sorted(waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)):
-            owner = job.submitted.owner
-            if name not in candidates:
-                gathering.add(owner)
-            elif gathering <= {owner}:
-                queue.append(candidates[name])
-        return queue
 
     def _stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever the plan would like: nothing forces it, and it is rescaling or was a moment ago."""
@@ -384,7 +328,7 @@ class Controller:
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
-        jobs = self._admitted(+self._usable_by_pool, shared=False)
+        jobs = self._line.admitted(+self._usable_by_pool, shared=False)
         return self._staircase.review(jobs, bool(self._gaps.coming(self.nodes)), now)
 
     def _plan(self, now: float) -> list[Command]:

@@ -33,7 +33,7 @@ class Harvest:
             return []
         c._leases_due = False
         offers, coming = c._gaps.open(c.nodes, now), c._gaps.coming(c.nodes)
-        may_recall = len(c._owners) > 1 and now >= self._recall_at
+        may_recall = len(c._line.owners) > 1 and now >= self._recall_at
         if not due and not offers and not may_recall:
             return []
         everything = {**{name: c.nodes[name].info for name in c._usable}, **{name: info for name, (info, _) in coming.items()}, **offers}

@@ -271,7 +271,7 @@ class Staircase:
 
     def _learn(self, job: JobRecord, learned: Learned) -> list[Command]:
         if learned.curve.unusable != job.learned.curve.unusable:
-            self._of._in_turn.clear()  # it may need more nodes than before to run at all
+            self._of._line.changed(job)  # it may need more nodes than before to run at all
         job.learned = learned
         self._believe(job)
         return [KeepLearned(job.submitted.job, learned)]

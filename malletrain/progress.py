@@ -1,16 +1,18 @@
 """What a training script tells the agent: samples done, points in time, metrics.
 
-Decides when a report becomes a datagram (every 50 ms at most; counts are cumulative, so a lost one loses nothing). It
-decides nothing about throughput. Nothing here raises into the training loop or blocks it, and without ``MALLETRAIN_SOCKET``
-in the environment everything is a no-op, so that the same script runs under plain python or torchrun.
+Decides when a report becomes a datagram: every 50 ms at most and at most 50 ms late, also while the training waits (counts are cumulative,
+so a lost one loses nothing). It decides nothing about throughput. Nothing here raises into the training loop or blocks it, and without
+``MALLETRAIN_SOCKET`` in the environment everything is a no-op, so that the same script runs under plain python or torchrun.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -65,18 +67,24 @@ class _Worker:
             os.environ.get(ENV_JOB, ""), _env_int(ENV_GENERATION), _env_int("RANK"), os.getpid()
         )
         self.outbox = Outbox(socket_path)
+        self.forgotten = False
+        self._lock = threading.RLock()
+        self._left = threading.Event()
+        self._late = False
+        self._thread: threading.Thread | None = None
         self.enter(self.sender)
 
     def enter(self, sender: Sender) -> None:
-        self.sender = sender
-        self.encode = progress_encoder(sender)
-        self.samples: float = 0
-        self.steps = 0
-        self.batch: float = 0
-        self.first = 0.0
-        self.last = 0.0
-        self.due = 0.0
-        self.sent_steps = 0
+        with self._lock:
+            self.sender = sender
+            self.encode = progress_encoder(sender)
+            self.samples: float = 0
+            self.steps = 0
+            self.batch: float = 0
+            self.first = 0.0
+            self.last = 0.0
+            self.due = 0.0
+            self.sent_steps = 0
 
     def add(self, batch_size: float) -> None:
         self.samples += batch_size
@@ -90,13 +98,39 @@ class _Worker:
                 self.put(Mark(self.sender, "first", self.first))
             self.due = now + SEND_INTERVAL_S
             self.flush()
+        elif not self._late:
+            self._late = True
+            self._left.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_late, name="malletrain-reports", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can be had, or the interpreter ends: then without
+                    self._thread.start()
 
     def flush(self) -> None:
-        if self.sent_steps == self.steps:
-            return
-        data = self.encode(self.samples, self.steps, self.batch, self.first, self.last, self.outbox.unsent)
-        if self.outbox.send(data):
-            self.sent_steps = self.steps
+        with self._lock:  # against the thread below
+            steps = self.steps
+            if self.sent_steps == steps:
+                return
+            data = self.encode(self.samples, steps, self.batch, self.first, self.last, self.outbox.unsent)
+            if self.outbox.send(data):
+                self.sent_steps = steps
+
+    def retry(self) -> None:
+        with self._lock:
+            self.outbox.retry()
+
+    def agent_is_slow(self) -> bool:
+        with self._lock:
+            return self.outbox.agent_is_slow()
+
+    def _send_late(self) -> None:
+        """In a thread: send what no later report took along. A worker may be stopped in the collective after its last report, and then
+        says nothing any more."""
+        while self._left.wait() and not self.forgotten:
+            time.sleep(SEND_INTERVAL_S)
+            self._left.clear()
+            self._late = False
+            self.flush()
 
     def put(self, message: Datagram) -> None:
         try:
@@ -105,7 +139,8 @@ class _Worker:
         except (TypeError, ValueError, RecursionError) as error:
             tell(f"Something reported is ignored: {error}", once=f"put {error}")
             return
-        self.outbox.send(data, keep=True)
+        with self._lock:
+            self.outbox.send(data, keep=True)
 
 
 _worker: _Worker | None = None
@@ -128,6 +163,7 @@ def _forget() -> None:
     """A forked child (a DataLoader worker, say) is not the worker its parent is: it starts from nothing if it ever reports."""
     global _worker, _connected
     if _worker is not None:
+        _worker.forgotten = True
         _worker.outbox.close()
     _worker, _connected = None, False
 
@@ -142,7 +178,7 @@ def _at_exit() -> None:
     flush()
     # The last metric of a run is worth a moment when the agent's queue is full; nothing is when there is no agent.
     deadline = time.monotonic() + _EXIT_PATIENCE_S
-    while worker.outbox.agent_is_slow() and time.monotonic() < deadline:
+    while worker.agent_is_slow() and time.monotonic() < deadline:
         time.sleep(0.005)
     flush()
 
@@ -219,7 +255,7 @@ def flush() -> None:
     worker = _worker
     if worker is not None:
         worker.flush()
-        worker.outbox.retry()
+        worker.retry()
 
 
 def send(kind: type[Any], **fields: Any) -> None:

@@ -59,7 +59,8 @@ def stock_failures(launcher_log: str, group_rank: int, nproc_per_node: int, now:
 
 
 class JobRun:
-    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher."""
+    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher; ``hear`` takes in what workers have
+    said and was not read yet."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class JobRun:
         logs: LogForwarder,
         send: Callable[[wire.Message], bool],
         tell: Callable[[wire.Message], None],
+        hear: Callable[[], None],
     ) -> None:
         self.job = assign.job
         self.phase = "starting"
@@ -84,6 +86,7 @@ class JobRun:
         self._logs = logs
         self._send = send
         self._tell = tell
+        self._hear = hear
         self._rounds: dict[int, Round] = {}
         self._store: StoreUp | None = None
         self._drain: tuple[Drain, float] | None = None
@@ -317,6 +320,7 @@ class JobRun:
         self._report()
 
     def _report(self) -> None:
+        self._hear()
         self.reports.flush()
         self._send(Phase(self.assignment(), self._tail if self.phase == "exited" else ""))
 
@@ -331,6 +335,7 @@ class JobRun:
                 log.warning("processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them", self.job)
             return
         self._process = None
+        self._hear()
         self.reports.flush()
         self._logs.close(self.job)
         self._flags.close()

@@ -210,7 +210,7 @@ class Agent:
             environment=os.environ,
         )
         try:
-            self._run = JobRun(message, place, self._logs, self._link.send, self._tell_launcher)
+            self._run = JobRun(message, place, self._logs, self._link.send, self._tell_launcher, self._from_workers)
         except OSError as error:
             sentence = f"The node cannot hold the job: {error}."
             log.error("%s", sentence)

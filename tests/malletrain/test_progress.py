@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import torch
 import malletrain
 from malletrain import progress
 from malletrain.local_channel import Mark, Metric, Profile, Progress
+from tests.malletrain.node_side import eventually
 from tests.malletrain.worker_side import as_plain_script, as_worker
 
 
@@ -166,6 +168,20 @@ def test_a_worker_marks_its_start_and_sends_the_rest_when_it_ends(agent):
     assert imported <= first
     assert [m.value for m in messages if isinstance(m, Metric)] == [0.75]
     assert [m for m in messages if isinstance(m, Progress)][-1].samples == 300
+
+
+def test_what_a_worker_did_before_it_was_stopped_in_a_collective_is_known(agent):
+    """A worker on another node than rank 0's is stopped while it waits for rank 0, which stands still: it says nothing more by itself."""
+    script = "import malletrain, os, sys\nfor _ in range(100): malletrain.report(3)\nos.read(0, 1)"
+    worker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    try:
+        counts = []
+        eventually(lambda: counts.extend(m.samples for m in agent.received(Progress)) or (counts and counts[-1] == 300), "the last count")
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        worker.communicate()
+    assert worker.returncode == -signal.SIGTERM
 
 
 def test_importing_malletrain_imports_the_standard_library_only():

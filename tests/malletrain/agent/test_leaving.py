@@ -36,6 +36,36 @@ def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     eventually(lambda: not agent.left(), "nobody is left")
 
 
+# A worker that reports until it is killed, and notes what the agent's socket took of it.
+TALKATIVE = """
+import signal
+from malletrain import local_channel as local
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say("ready")
+join()
+out = local.Outbox(os.environ["MALLETRAIN_SOCKET"])
+who = local.Sender(order.job, generation, 0, os.getpid())
+note = os.open(os.path.join(order.spec.workdir, "taken"), os.O_CREAT | os.O_WRONLY)
+step = 1
+while True:
+    if out.send(local.encode(local.Progress(who, step * 32.0, step, 32.0, 1.0, 1.0 + step))):
+        os.pwrite(note, b"%12d" % step, 0)
+        step += 1
+"""
+
+
+def test_what_workers_said_arrives_before_the_node_is_free(daemon, start, tmp_path):
+    start()
+    running(daemon, tmp_path, TALKATIVE)
+    daemon.expect("n0", wire.Progress)
+    daemon.send("n0", wire.Release("j1", 0.3))
+    daemon.expect("n0", wire.Released)
+    said = [m for _, m in daemon.seen if isinstance(m, wire.Progress | wire.Released)]
+    assert isinstance(said[-1], wire.Released)
+    assert isinstance(said[-2], wire.Progress)
+    assert said[-2].steps >= int((tmp_path / "taken").read_text())
+
+
 def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, tmp_path):
     first = start()
     running(daemon, tmp_path)

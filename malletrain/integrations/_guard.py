@@ -5,11 +5,15 @@ Decides that all ranks learn of a request at the same step, and what follows a c
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
+from typing import Any
 
 import malletrain
 from malletrain import progress
-from malletrain.local_channel import Capable, SnapshotTaken
+from malletrain.local_channel import ENV_FLAGS, Capable, SnapshotTaken
 from malletrain.sampler import rank_and_world
 from malletrain.snapshot import STAND_STILL_S
 from malletrain.standstill import stand_still
@@ -19,10 +23,13 @@ class Guard:
     """One run as MalleTrain sees it. Call :meth:`step` at the end of each training step, on every rank."""
 
     def __init__(self) -> None:
+        self._inside = bool(os.environ.get(ENV_FLAGS))  # the same on all ranks, whether or not the flags can be read here
         self._flags = progress.open_flags()
         self._served = 0
         self._wanted = 0
+        self._agreed = False
         self._announced = False
+        self._handler: Any = None
 
     def step(self, samples: float) -> bool:
         """A step is done; ``samples``: of this process. Returns, on all ranks alike, whether a checkpoint is wanted now.
@@ -30,28 +37,51 @@ class Guard:
         Inside MalleTrain and with several ranks this is one small all-reduce.
         """
         malletrain.report(samples)
-        if self._flags is None:
+        if not self._inside:
             return False
+        self._go_on()
         rank, world = rank_and_world()
-        if not self._announced:
-            self._announced = True
-            if rank == 0:
+        number = 0
+        if rank == 0 and self._flags is not None:
+            if not self._announced:
+                self._announced = True
                 progress.send(Capable)
-        number = self._flags.drain_request() if rank == 0 else 0
+            number = self._flags.drain_request()
         self._wanted = number if number != self._served else 0
-        return bool(_any(bool(self._wanted)) if world > 1 else self._wanted)
+        self._agreed = bool(_any(bool(self._wanted)) if world > 1 else self._wanted)
+        return self._agreed
 
     def saved(self, path: str, began: float | None = None) -> None:
-        """The checkpoint that was wanted is on disk at ``path``. Rank 0 says so and stands still until it is stopped; the others go on,
-        and wait for it in their next collective. ``began``: when saving began (``time.monotonic()``)."""
+        """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it on every rank. Once all have, rank 0 says
+        so and stands still until it is stopped; the others go on, and wait for it in their next collective. ``began``: when saving
+        began (``time.monotonic()``)."""
+        agreed, self._agreed = self._agreed, False
+        if not agreed:
+            return
+        progress.flush()
+        if rank_and_world()[1] > 1:
+            _any(False)
+        self._let_go()
         number, self._wanted = self._wanted, 0
         if not number or self._flags is None:
             return
         samples, steps = progress.totals()
         seconds = 0.0 if began is None else time.monotonic() - began
         progress.send(SnapshotTaken, saved=True, path=path, bytes=0, seconds=seconds, samples=samples, steps=steps)
-        progress.flush()
         self._served = stand_still(self._flags, number, STAND_STILL_S)
+        self._go_on()
+
+    def _let_go(self) -> None:
+        """All is on disk: SIGTERM, which is about to come, may end this process at once. A library's handler would finish the step first,
+        or talk to the other ranks, until the time for that is up and the process is killed."""
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGTERM)):
+            self._handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _go_on(self) -> None:
+        """It did not come; the handler of before counts again."""
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
 
 
 def _any(mine: bool) -> bool:

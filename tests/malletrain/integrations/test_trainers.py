@@ -10,38 +10,14 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from malletrain import progress
 from malletrain.local_channel import Capable, Drained, Progress
+from tests.malletrain.integrations.samples import BATCH, Net, Numbers
 from tests.malletrain.worker_side import as_plain_script, as_worker
 
 pytestmark = pytest.mark.timeout(240)
-SAMPLES, BATCH = 48, 4
-
-
-class Numbers(Dataset):
-    """x → the sum of x, as the trainers like it."""
-
-    def __init__(self):
-        self.x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, i):
-        return {"x": self.x[i], "labels": self.x[i].sum()}
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.layer = torch.nn.Linear(3, 1)
-
-    def forward(self, x, labels):
-        out = self.layer(x).squeeze(-1)
-        return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
 
 
 class Launcher:

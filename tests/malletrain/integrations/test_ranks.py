@@ -1,0 +1,116 @@
+"""The callbacks on two ranks, each on a node of its own: only rank 0's is told of a drain; both save at the same step, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malletrain.local_channel import Drained, Progress
+from malletrain.round_settings import RoundSettings
+from tests.malletrain.node_side import alive, eventually
+from tests.malletrain.worker_side import FakeAgent
+
+pytestmark = pytest.mark.timeout(240)
+STEPS = 40
+PATIENCE_S = 90.0
+HOME = Path(__file__).parents[3]
+
+
+class Ranks:
+    """Two workers of a round, as torchrun starts them on two nodes, and their agents' ends."""
+
+    def __init__(self, server: subprocess.Popen[str], folder: Path, generation: int, flags: tuple[str, str] = ("", "")) -> None:
+        self.folder = folder
+        self.agents = [FakeAgent(), FakeAgent()]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.workers: list[int] = []
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for rank, (agent, other) in enumerate(zip(self.agents, flags, strict=True)):
+            environment = {
+                "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job-1", "GLOO_SOCKET_IFNAME": "lo",
+                "MALLETRAIN_SOCKET": agent.path, "MALLETRAIN_FLAGS": other or agent.flags.path, "MALLETRAIN_JOB": "job-1",
+                "MALLETRAIN_GENERATION": str(generation),
+            }  # fmt: skip
+            print(json.dumps(environment), file=server.stdin, flush=True)
+            self.workers.append(int(server.stdout.readline()))
+
+    def until(self, rank: int, what: str, heard: Callable[[Any], bool]) -> None:
+        """Wait for something that the agent of ``rank`` hears."""
+        eventually(lambda: any(map(heard, self.agents[rank].received())) or self.check(), what, PATIENCE_S)
+
+    def check(self) -> bool:
+        assert all(map(alive, self.workers)), self.logs()
+        return False
+
+    def ended(self, within_s: float) -> None:
+        """Fails when one lives longer."""
+        deadline = time.monotonic() + within_s
+        while any(map(alive, self.workers)):
+            assert time.monotonic() < deadline, f"They do not end within {within_s} s.\n{self.logs()}"
+            time.sleep(0.01)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}" for rank in range(2))
+
+    def steps(self) -> list[list[int]]:
+        """By rank: the steps done, one after the other."""
+        return [[int(line) for line in (self.folder / f"steps-{rank}").read_text().split()] for rank in range(2)]
+
+    def close(self) -> None:
+        for pid in filter(alive, self.workers):
+            os.kill(pid, signal.SIGKILL)
+        for agent in self.agents:
+            agent.close()
+
+
+@pytest.fixture
+def server(library, tmp_path):
+    """Forks ranks that have the library imported."""
+    pytest.importorskip(library, reason="pip install malletrain[integrations]")
+    command = [sys.executable, "-m", "tests.malletrain.integrations.ranks", library, str(tmp_path), str(STEPS)]
+    with subprocess.Popen(command, cwd=HOME, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
+def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_step(server, tmp_path, library):
+    first = Ranks(server, tmp_path, 1)
+    try:
+        first.until(1, "some steps", lambda m: isinstance(m, Progress) and m.steps >= 3)
+        first.agents[0].flags.request_drain(7)
+        first.until(0, "the answer", lambda m: isinstance(m, Drained) and m.saved and m.number == 7)
+        done = first.steps()
+        assert done[0] == done[1] == list(range(1, len(done[0]) + 1))
+        assert len(done[0]) < STEPS
+        if library == "transformers":
+            (checkpoint,) = tmp_path.glob("checkpoint-*")
+            assert len(list(checkpoint.glob("rng_state_*"))) == 2, "both ranks' parts are on disk before that is said"
+        for pid in first.workers:
+            os.kill(pid, signal.SIGTERM)
+        first.ended(RoundSettings.stop_s)
+        assert first.steps() == done, "what is done after the snapshot is lost"
+    finally:
+        first.close()
+
+    second = Ranks(server, tmp_path, 2, ("", str(tmp_path / "nowhere")))  # the flags cannot be read on one of them
+    try:
+        second.ended(PATIENCE_S)
+        assert second.steps() == [list(range(1, STEPS + 1))] * 2, second.logs()
+        assert [(tmp_path / f"end-{rank}").read_text() for rank in range(2)] == [str(STEPS)] * 2
+    finally:
+        second.close()

@@ -1,7 +1,7 @@
 """What a training script tells the agent: samples done, points in time, metrics.
 
-Decides when a report becomes a datagram: every 50 ms at most and at most 50 ms late, also while the training waits (counts are cumulative,
-so a lost one loses nothing). It decides nothing about throughput. Nothing here raises into the training loop or blocks it, and without
+Decides when a report becomes a datagram: every 50 ms, and 10 ms after the last while the training waits (counts are cumulative, so a lost
+one loses nothing). It decides nothing about throughput. Nothing here raises into the training loop or blocks it, and without
 ``MALLETRAIN_SOCKET`` in the environment everything is a no-op, so that the same script runs under plain python or torchrun.
 """
 
@@ -34,6 +34,8 @@ from malletrain.local_channel import (
 )
 
 SEND_INTERVAL_S = 0.05
+QUIET_S = 0.01
+"""A report after which so long no other follows is sent by itself."""
 _EXIT_PATIENCE_S = 0.2
 _MOST_SAMPLES = 1e15
 
@@ -127,7 +129,10 @@ class _Worker:
         """In a thread: send what no later report took along. A worker may be stopped in the collective after its last report, and then
         says nothing any more."""
         while self._left.wait() and not self.forgotten:
-            time.sleep(SEND_INTERVAL_S)
+            steps = -1
+            while steps != self.steps:
+                steps = self.steps
+                time.sleep(QUIET_S)
             self._left.clear()
             self._late = False
             self.flush()

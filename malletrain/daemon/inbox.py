@@ -70,7 +70,8 @@ class Inbox:
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, wire.Phase) else message.job
             run = core.runs.get(job)
-            if run is not None and agent.holds == job and not agent.releasing:
+            heard = not agent.releasing or isinstance(message, wire.Progress)  # what was done before the release counts
+            if run is not None and agent.holds == job and heard:
                 self._table[type(message)](agent, run, message)
         else:
             core.transmit(peer, wire.Error(f"An agent may not send {type(message).__name__}."))

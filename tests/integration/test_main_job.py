@@ -143,6 +143,7 @@ def test_orderly_rescales_process_every_sample_exactly_once(embedded):
     seen = Counter(line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split())
     assert len(seen) == 2000
     assert set(seen.values()) == {1}
+    assert done.samples == 2000, "the last reports of those that were stopped count too"
 
 
 def test_preemption_with_notice_is_answered_within_the_grace_time(embedded):

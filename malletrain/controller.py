@@ -143,7 +143,7 @@ class Controller:
 
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._forget(event.node, now)
-        self._gaps.joined(event.node)
+        self._gaps.joined(event.node, event.owner)
         node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), event.owner)
         self.nodes[event.node] = node
         self._usable[event.node] = replace(node.info, node_class=node.pool) if event.owner else node.info
@@ -184,7 +184,7 @@ class Controller:
         self._forget(event.node, now)
         if node.job:
             self.jobs[node.job].broken = broken  # its rounds go on without the node
-        self._gaps.unfit(event.node, now)
+        self._gaps.unfit(event.node, node.owner, now)
         return [GiveBack((event.node,))]
 
     def _forget(self, name: str, now: float) -> None:
@@ -207,7 +207,7 @@ class Controller:
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
-        self._gaps.refused(event.node, now)
+        self._gaps.refused(event.node, event.owner, now)
         return ()
 
     # --- jobs ---
@@ -288,15 +288,18 @@ class Controller:
 
     def _candidates(self, nodes: Mapping[str, NodeInfo], now: float, *, imagined: bool) -> list[Candidate]:
         """The admitted jobs as bidders for ``nodes``; ``imagined``: for a plan that is only asked how many nodes would be of use, to any
-        owner."""
+        owner whose leases come up."""
         free = Counter(info.node_class for info in nodes.values()) if imagined else +self._usable_by_pool
         candidates: dict[str, Candidate] = {}
         for job in self._line.admitted(free, shared=imagined):
             spec = job.submitted
+            held_off = imagined and self._gaps.held_off(spec.owner, now)
+            if held_off and not job.nodes:
+                continue
             candidates[spec.job] = Candidate(
                 spec.job,
                 spec.min_nodes,
-                spec.max_nodes,
+                max(spec.min_nodes, len(job.nodes)) if held_off else spec.max_nodes,
                 job.nodes,
                 weight=spec.weight,
                 goal=spec.goal,
@@ -312,7 +315,7 @@ class Controller:
                 free -= Counter(nodes[n].node_class for n in c.nodes)
         # Who has a turn gives way in imagination: else the nodes for the next one in the queue would never be asked for.
         holders = [c for name, c in candidates.items() if self.jobs[name].turn_until and not c.fixed and not imagined]
-        chosen = turns(holders, self._line.queue(candidates), free, nodes)
+        chosen = turns(holders, self._line.queue(candidates, now), free, nodes)
         return [replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()]
 
     def _stays(self, job: JobRecord, now: float) -> bool:

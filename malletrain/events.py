@@ -77,9 +77,10 @@ class GapsSeen:
 
 @dataclass(frozen=True)
 class LeaseNotTaken:
-    """A lease asked for on ``node`` did not come about."""
+    """A lease asked for on ``node`` as ``owner`` did not come about."""
 
     node: str
+    owner: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Harvest:
         if not due and not c._leases_due:
             return []
         c._leases_due = False
-        offers, coming = c._gaps.open(c.nodes, now), c._gaps.coming(c.nodes)
+        offers, coming = c._gaps.open(c.nodes, c._line.owners, now), c._gaps.coming(c.nodes)
         may_recall = len(c._line.owners) > 1 and now >= self._recall_at
         if not due and not offers and not may_recall:
             return []

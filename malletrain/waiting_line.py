@@ -78,7 +78,7 @@ class WaitingLine:
         times = [(job.idle_since or 0.0) + c.settings.starvation_s for job in waiting]
         return times + [job.turn_until for job in c._at_work.values() if starving and job.nodes and job.turn_until]
 
-    def queue(self, candidates: Mapping[str, Candidate]) -> list[Candidate]:
+    def queue(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:
         """The starving among the candidates, the longest first; none of them is ahead of a job of another owner that has waited for longer
         and for which nodes are still being gathered."""
         jobs = self._of.jobs
@@ -89,7 +89,8 @@ class WaitingLine:
         for name, job in sorted(waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)):
             owner = job.submitted.owner
             if name not in candidates:
-                gathering.add(owner)
+                if not self._of._gaps.held_off(owner, now):
+                    gathering.add(owner)
             elif gathering <= {owner}:
                 queue.append(candidates[name])
         return queue

@@ -86,7 +86,7 @@ class World:
 
     def refuse(self, node):
         del self.pending[node]
-        self.do(LeaseNotTaken(node))
+        self.do(LeaseNotTaken(node, self.owner[node]))
 
     def lose(self, node):
         self.forget(node)
@@ -134,7 +134,8 @@ class World:
                 assert node not in self.leased, f"{node} is leased already"
                 horizon = self.polled[node][0]
                 assert horizon is None or horizon >= self.settings.min_horizon_s
-                assert self.now >= self.unfit_until.get(node, 0), f"{node} was found unfit a moment ago"
+                unfit = self.unfit_until.get((node, command.owner), 0)
+                assert self.now >= unfit, f"{node} was found unfit for {command.owner} a moment ago"
                 assert self.now >= self.pending.get(node, -1e9) + self.settings.lease_wait_s - EPS, f"{node} was asked for already"
                 assert any(self.specs[job].owner == command.owner for job in self.unfinished()), f"{command.owner} has no job"
                 self.pending[node] = self.now

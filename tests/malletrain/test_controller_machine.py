@@ -101,7 +101,7 @@ class ControllerMachine(RuleBasedStateMachine):
         node = data.draw(st.sampled_from(sorted(set(w.leased))))
         if node in w.leaving:
             return
-        w.unfit_until[node] = w.now + w.settings.unfit_s
+        w.unfit_until[node, w.owner[node]] = w.now + w.settings.unfit_s
         for held in w.running.values():
             held.discard(node)
         w.do(NodeUnfit(node))

@@ -11,8 +11,10 @@ from malletrain.events import (
     GiveBack,
     JobCompleted,
     JobSubmitted,
+    LeaseNotTaken,
     NodeJoined,
     NodeLost,
+    NodeUnfit,
     Recall,
     Rescale,
     RescaleFinished,
@@ -179,6 +181,43 @@ def test_one_user_alone_never_has_a_node_recalled():
     for _ in range(5):
         site.gaps(after=100.0)
     assert not of(Recall, site.said)
+
+
+def refusing(site, owner, polls=240, every=15.0):
+    """Polls at which leases come up for everybody but ``owner``; the mean number of nodes of Alice's job."""
+    held = 0
+    for _ in range(polls):
+        site.do(*(NodeLost(name) for name, node in list(site.controller.nodes.items()) if node.gone_at is not None))
+        free = [n for n in NODES if n not in site.controller.nodes]
+        said = site.gaps(*free, after=every - 2 * SETTLE)
+        for name, nodes in asked(said).items():
+            site.do(*(LeaseNotTaken(n, owner) if name == owner else NodeJoined(n, owner=name) for n in nodes))
+        held += len(site.nodes("a"))
+    return held / polls
+
+
+def test_a_user_whose_leases_are_always_refused_does_not_take_the_nodes_from_the_others():
+    site = holding_all()
+    site.do(job("b", 1, 6, owner="bob"))
+    assert refusing(site, "bob") > 5.0
+    assert len(of(Recall, site.said)) < 20
+
+
+def test_a_user_who_was_refused_for_a_while_gets_nodes_again():
+    site = holding_all()
+    site.do(job("b", 1, 6, owner="bob"))
+    refusing(site, "bob", polls=40)
+    assert refusing(site, "nobody", polls=60) < 5.0
+    assert len(site.nodes("b")) == 3
+
+
+def test_a_node_on_which_one_users_job_breaks_is_still_good_for_another():
+    site = Site()
+    site.do(job("a", 1, 1, owner="alice"))
+    site.joins("alice", "n0")
+    site.do(NodeUnfit("n0"))
+    assert not asked(site.gaps("n0", after=5.0))
+    assert asked(site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")) == {"bob": ["n0"]}
 
 
 def test_owners_have_their_jobs_admitted_turn_by_turn():

@@ -20,7 +20,7 @@ import zmq.utils.monitor
 
 from malletrain import wire
 from malletrain.keys import CLIENT, own_key, read_key, user_name
-from malletrain.statedir import INFO, START_HINT, StateDirError, announced, default_state_dir, read_daemon_info
+from malletrain.statedir import INFO, SITE_HINT, StateDirError, announced, default_state_dir, read_daemon_info, start_hint
 from malletrain.users import Munge, UsersError, login_payload
 from malletrain.views import EventView, JobDetail, JobView, LogView, MembersView, NodeView, StatusView
 
@@ -85,12 +85,14 @@ class Client:
 
         The connection itself is made at the first call. Raises Unreachable when there is no daemon.
         """
-        site = None if state_dir else announced()
-        directory = state_dir or default_state_dir()
-        hint = START_HINT if site is None else "Ask the operators of this machine."
         try:
-            info = read_daemon_info(site or directory / INFO, hint)
-            pair = own_key() if site else read_key(directory / "keys" / CLIENT)
+            site = None if state_dir else announced()
+            if site is not None:
+                hint = SITE_HINT
+                info, pair = read_daemon_info(site, hint, site=True), own_key()
+            else:
+                hint, directory = start_hint(), state_dir or default_state_dir()
+                info, pair = read_daemon_info(directory / INFO, hint), read_key(directory / "keys" / CLIENT)
         except StateDirError as error:
             raise Unreachable(str(error)) from None
         return cls(
@@ -204,7 +206,7 @@ class Client:
     def close(self) -> None:
         """End the connection."""
         self._drop()
-        self._context.term()
+        self._context.destroy(linger=0)
 
     def __enter__(self) -> Client:
         return self
@@ -226,12 +228,17 @@ class Client:
         if self._socket is not None and self._up and not self._broke():
             return self._socket
         self._drop()
-        socket = self._context.socket(zmq.DEALER)
-        socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = self._keys
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        self._socket, self._monitor = socket, socket.get_monitor_socket()
-        socket.connect(self.endpoint)
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = self._keys
+            self._monitor = socket.get_monitor_socket()
+            socket.connect(self.endpoint)
+        except (zmq.ZMQError, ValueError, TypeError) as error:
+            self._drop()
+            why = error.strerror if isinstance(error, zmq.ZMQError) else str(error)
+            raise Unreachable(f"The daemon's address {self.endpoint} or its key cannot be used ({why}).{self._hint}") from None
         began = time.monotonic()
         refused = False
         while (now := time.monotonic()) - began < CONNECT_S:

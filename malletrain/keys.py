@@ -15,7 +15,6 @@ import hmac
 import json
 import os
 import pwd
-import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from pathlib import Path
 
 import zmq
 
-from malletrain.statedir import StateDirError, make_private_dir, write_atomically
+from malletrain.statedir import KEY_FORM, StateDirError, expanded, make_private_dir, write_atomically
 
 SERVER = "server.key"
 CLIENT = "client.key"
 LEASE_KEY = "MALLETRAIN_LEASE_KEY"
 """The environment variable in which an agent finds its lease's secret key."""
-_Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 class KeyFileError(StateDirError):
@@ -52,7 +50,7 @@ def new_pair() -> KeyPair:
 
 def is_key(text: str) -> bool:
     """Whether ``text`` has the form of a key."""
-    return _Z85_KEY.fullmatch(text) is not None
+    return KEY_FORM.fullmatch(text) is not None
 
 
 def write_key(path: Path, pair: KeyPair) -> None:
@@ -95,7 +93,7 @@ def own_key() -> KeyPair:
 
     Raises StateDirError, KeyFileError.
     """
-    base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    base = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "XDG_CONFIG_HOME")
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:

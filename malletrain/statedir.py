@@ -1,7 +1,8 @@
 """The daemon's state directory: who may use it, and how a client finds the daemon in it.
 
 Decides where the directory is by default, that one daemon at a time uses it (a lock that dies with its holder, so
-that ``kill -9`` leaves none behind), and the form of ``daemon.json``, which says how to reach the daemon that runs.
+that ``kill -9`` leaves none behind), and the form of ``daemon.json``, which says how to reach the daemon that runs: in the state directory
+that of the user, in the site's file that of everybody.
 Keys are :mod:`malletrain.keys`'s. Imports the standard library only: the command line uses it at every call.
 """
 
@@ -11,15 +12,23 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 LOCK = "daemon.lock"
 INFO = "daemon.json"
 SITE_INFO = Path("/etc/malletrain/daemon.json")
 DAEMON_VARIABLE = "MALLETRAIN_DAEMON"
+STATE_VARIABLE = "MALLETRAIN_STATE_DIR"
 START_HINT = "Start one with: malletrain daemon --config FILE"
+SITE_HINT = "Ask the operators of this machine."
+KEY_FORM = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+"""A CURVE key as z85 text."""
+_ENDPOINT = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 
 
 class StateDirError(RuntimeError):
@@ -27,8 +36,19 @@ class StateDirError(RuntimeError):
 
 
 def default_state_dir() -> Path:
-    """``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``."""
-    return Path(os.environ.get("MALLETRAIN_STATE_DIR") or "~/.local/state/malletrain").expanduser()
+    """``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises StateDirError."""
+    return expanded(os.environ.get(STATE_VARIABLE) or "~/.local/state/malletrain", STATE_VARIABLE)
+
+
+def expanded(path: str, variable: str) -> Path:
+    """``path`` with ``~`` expanded. Raises StateDirError where there is no home directory, naming the ``variable`` to set instead."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise StateDirError(
+            f"The path {path} needs a home directory, and the system knows none of this user (id {os.geteuid()}); set HOME, or {variable} "
+            "to a path without ~."
+        ) from None
 
 
 def make_private_dir(path: Path) -> Path:
@@ -146,29 +166,79 @@ def remove_daemon_info(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def start_hint() -> str:
+    """What to do when this user's own daemon does not run."""
+    if not os.path.exists(SITE_INFO):
+        return START_HINT
+    return f"{START_HINT} - or use the site's daemon: export {DAEMON_VARIABLE}={SITE_INFO}"
+
+
 def announced() -> Path | None:
     """The file in which the daemon of the whole site says how to reach it, if this user has no daemon of their own.
 
-    ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json where it is there and no daemon of this user's has been started.
+    ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json where it is there and no daemon of this user's runs, as far as can be
+    told. Raises StateDirError.
     """
     if named := os.environ.get(DAEMON_VARIABLE):
-        return Path(named).expanduser()
-    if os.environ.get("MALLETRAIN_STATE_DIR") or (default_state_dir() / INFO).exists():
+        return expanded(named, DAEMON_VARIABLE)
+    if os.environ.get(STATE_VARIABLE) or not os.path.exists(SITE_INFO):
         return None
-    return SITE_INFO if SITE_INFO.exists() else None
+    try:
+        own = default_state_dir() / INFO
+    except StateDirError:  # no home directory, and so no daemon of their own
+        return SITE_INFO
+    return None if os.path.lexists(own) and not _certainly_gone(own) else SITE_INFO
 
 
-def read_daemon_info(path: Path, start: str = START_HINT) -> DaemonInfo:
-    """How to reach the daemon. Raises StateDirError, saying how to ``start`` one, when none has been started or it is gone."""
+def _certainly_gone(path: Path) -> bool:
+    try:
+        return _read_info(path).is_gone()
+    except (OSError, ValueError):
+        return False
+
+
+def read_daemon_info(path: Path, start: str = START_HINT, *, site: bool = False) -> DaemonInfo:
+    """How to reach the daemon. Raises StateDirError, saying how to ``start`` one, when none has been started or it is gone.
+
+    ``site``: the file is not of a state directory but tells everybody of a daemon, and may be a copy: only the daemon itself can tell
+    whether it runs.
+    """
     state_dir = path.parent
     try:
-        info = DaemonInfo(**json.loads(path.read_text("utf-8")))
+        info = _read_info(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise StateDirError(f"No daemon is running in {state_dir}. {start}") from None
+        what = f"The file {path} of the site's daemon is not there." if site else f"No daemon is running in {state_dir}."
+        raise StateDirError(f"{what} {start}") from None
     except OSError as error:
         raise StateDirError(f"The file {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError):
-        raise StateDirError(f"The file {path} is damaged; restart the daemon, which writes it anew.") from None
-    if info.is_gone():
+    except ValueError as error:
+        what = start if site else "restart the daemon, which writes it anew."
+        raise StateDirError(f"The file {path} is damaged ({error}); {what[0].lower()}{what[1:]}") from None
+    if not site and info.is_gone():
         raise StateDirError(f"The daemon (pid {info.pid}) that ran in {state_dir} is gone. {start}")
     return info
+
+
+def _read_info(path: Path) -> DaemonInfo:
+    """Raises OSError, and ValueError when something else than a DaemonInfo stands in the file."""
+    try:
+        fields: Any = json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(fields, dict) or fields.keys() != _FORMS.keys():
+        raise ValueError(f"it must have the fields {', '.join(_FORMS)}")
+    for name, fits in _FORMS.items():
+        if not fits(fields[name]):
+            raise ValueError(f"its {name} has not the form that it must have")
+    return DaemonInfo(**fields)
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "endpoint": lambda value: isinstance(value, str) and _ENDPOINT.fullmatch(value) is not None,
+    "server_key": lambda value: isinstance(value, str) and KEY_FORM.fullmatch(value) is not None,
+    "pid": lambda value: type(value) is int and 0 < value < 2**31,
+    "host": lambda value: isinstance(value, str),
+    "version": lambda value: isinstance(value, str),
+    "started": lambda value: type(value) in (int, float),
+}
+"""What stands in the fields of a DaemonInfo: a file may be damaged, and may have been written by anybody."""

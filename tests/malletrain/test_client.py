@@ -1,6 +1,7 @@
 """The client against a daemon that is absent, deaf, gone half-way, foreign, or of another version."""
 
 import dataclasses
+import threading
 
 import msgspec
 import pytest
@@ -117,3 +118,34 @@ def test_request_too_large(daemon):
             client.submit(msgspec.structs.replace(SPEC, env={"A": "x" * wire.MAX_MESSAGE_BYTES}))
         assert caught.value.code == "usage"
     assert daemon.seen == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "server"),
+    [
+        ("tcp://127.0.0.1:4711", "short"),
+        ("tcp://127.0.0.1:4711", "#" * 40),
+        ("tcp://127.0.0.1", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_told_and_leaves_nothing_open(endpoint, server):
+    own = new_pair()
+    client = Client(endpoint, server.encode(), own.public.encode(), own.secret.encode(), start_hint="Ask them.")
+    for _ in range(2):
+        with pytest.raises(Unreachable, match=r"cannot be used \(.*\)\. Ask them\."):
+            client.status()
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive(), "a socket left open lets it wait for ever"
+
+
+def test_a_site_file_with_a_wrong_key_is_told(tmp_path, daemon, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MALLETRAIN_DAEMON", str(tmp_path / "site.json"))
+    write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, server_key="#" * 40))
+    with Client.of() as client, pytest.raises(Unreachable, match="key cannot be used"):
+        client.status()
+    write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, server_key="x"))
+    with pytest.raises(Unreachable, match=r"damaged \(its server_key .*ask the operators"):
+        Client.of()

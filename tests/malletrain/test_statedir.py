@@ -5,10 +5,12 @@ import socket
 import stat
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from malletrain import statedir
 from malletrain.statedir import (
@@ -122,7 +124,47 @@ def test_a_daemon_that_was_killed_is_told_from_one_that_runs(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"endpoint": 1}', json.dumps({"x": 1})])
 def test_a_damaged_file_is_told(tmp_path, content):
     (tmp_path / "daemon.json").write_text(content)
-    with pytest.raises(StateDirError, match="damaged; restart the daemon"):
+    with pytest.raises(StateDirError, match=r"damaged \(.*\); restart the daemon"):
+        read_daemon_info(tmp_path / FILE)
+    with pytest.raises(StateDirError, match=r"damaged \(.*\); ask them\."):
+        read_daemon_info(tmp_path / FILE, "Ask them.", site=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("endpoint", v)
+            for v in (1, None, "", "tcp://", "tcp://h", "tcp://h:x", "ipc:///tmp/x", "tcp://h:1 ", "tcp://e0:0;h:1", ["tcp://h:1"])
+        ),
+        *(("server_key", v) for v in (1, None, "", "k" * 39, "k" * 41, "k" * 39 + "\n", "é" * 40, "k" * 39 + '"')),
+        *(("pid", v) for v in ("1", None, 0, -1, 1.0, True, 2**31, 10**30)),
+        *(("host", v) for v in (1, None)),
+        ("version", {}),
+        *(("started", v) for v in ("now", None, True)),
+    ],
+)
+def test_fields_that_cannot_be_right_are_told(tmp_path, field, value):
+    (tmp_path / FILE).write_text(json.dumps({**asdict(INFO), field: value}))
+    for site in (False, True):
+        with pytest.raises(StateDirError, match=f"damaged .its {field} has not the form"):
+            read_daemon_info(tmp_path / FILE, site=site)
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
+)
+def test_whatever_stands_in_the_file_the_answer_is_a_sentence(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    for content in (value, {**asdict(INFO), "endpoint": value}, {**asdict(INFO), "server_key": value}):
+        path.write_text(json.dumps(content))
+        with pytest.raises(StateDirError, match="damaged"):
+            read_daemon_info(path)
+
+
+def test_a_file_nested_too_deeply_is_told(tmp_path):
+    (tmp_path / FILE).write_text("[" * 100_000)
+    with pytest.raises(StateDirError, match="damaged"):
         read_daemon_info(tmp_path / FILE)
 
 

@@ -137,9 +137,7 @@ class Daemon:
             running = sum(bool(run.rounds.members) for run in self.core.runs.values())
             nodes = len(list(self.core.agents))
             self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")
-        for path in (self.config.state_dir / INFO, self.config.daemon.announce):
-            if path is not None:
-                remove_daemon_info(path)
+        remove_daemon_info(self.config.state_dir / INFO)  # what was announced to the site stays: it is true again at the next start
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         failed = self.core.failed

@@ -149,3 +149,14 @@ def test_a_site_file_with_a_wrong_key_is_told(tmp_path, daemon, monkeypatch):
     write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, server_key="x"))
     with pytest.raises(Unreachable, match=r"damaged \(its server_key .*ask the operators"):
         Client.of()
+
+
+def test_a_site_daemon_that_stopped_is_the_operators_business(tmp_path, daemon, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MALLETRAIN_DAEMON", str(tmp_path / "site.json"))
+    write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, pid=2**22 + 1))  # a copy of before the last start
+    with Client.of() as client, pytest.raises(Unreachable, match="does not accept this client's key"):
+        client.status()
+    daemon.stop()
+    with Client.of() as client, pytest.raises(Unreachable, match=r"not running\. Ask the operators"):
+        client.status()

@@ -1,10 +1,13 @@
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,10 +19,12 @@ from malletrain import statedir
 from malletrain.statedir import (
     DaemonInfo,
     StateDirError,
+    announced,
     default_state_dir,
     lock_state_dir,
     read_daemon_info,
     remove_daemon_info,
+    start_hint,
     write_atomically,
     write_daemon_info,
 )
@@ -179,3 +184,88 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """The site's file, this user's state directory, and nothing in the environment that names another daemon."""
+    for variable in ("MALLETRAIN_STATE_DIR", "MALLETRAIN_DAEMON"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(statedir, "SITE_INFO", tmp_path / "etc.json")
+    own = tmp_path / ".local/state/malletrain"
+    own.mkdir(parents=True)
+    return tmp_path / "etc.json", own / FILE
+
+
+def test_the_daemon_of_the_site_is_used_unless_there_may_be_one_of_ones_own(site, tmp_path, monkeypatch):
+    everybodys, own = site
+    assert announced() is None
+    assert start_hint() == statedir.START_HINT
+    write_daemon_info(everybodys, INFO)
+    assert announced() == everybodys
+    for theirs in (INFO, replace(INFO, pid=gone_pid(), host="another-host")):
+        write_daemon_info(own, theirs)
+        assert announced() is None, "it may run"
+    own.write_text("damaged")
+    assert announced() is None, "it may run"
+    assert (
+        f"Start one with: malletrain daemon --config FILE - or use the site's daemon: export MALLETRAIN_DAEMON={everybodys}" == start_hint()
+    )
+    write_daemon_info(own, replace(INFO, pid=gone_pid()))
+    assert announced() == everybodys, "it was killed"
+    remove_daemon_info(own)
+    monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(tmp_path))
+    assert announced() is None
+    monkeypatch.setenv("MALLETRAIN_DAEMON", "~/other.json")
+    assert announced() == tmp_path / "other.json"
+
+
+def test_a_file_of_the_site_is_not_judged_by_the_process_number(site):
+    """It may be a copy, older than the daemon's last start, and be read on the daemon's own host."""
+    everybodys, _ = site
+    write_daemon_info(everybodys, stale := replace(INFO, pid=gone_pid()))
+    assert read_daemon_info(everybodys, site=True) == stale
+    everybodys.unlink()
+    with pytest.raises(StateDirError, match=r"of the site's daemon is not there\. Ask them\."):
+        read_daemon_info(everybodys, "Ask them.", site=True)
+
+
+HOMELESS = """
+import os, pwd, sys
+from pathlib import Path
+from malletrain import client, keys, statedir
+os.setuid(54321)
+for name in ("HOME", "XDG_CONFIG_HOME", "MALLETRAIN_STATE_DIR", "MALLETRAIN_DAEMON"):
+    os.environ.pop(name, None)
+statedir.SITE_INFO = Path(sys.argv[1])
+for call in (statedir.default_state_dir, keys.own_key, client.Client.of):
+    try:
+        call()
+    except (statedir.StateDirError, client.Unreachable) as error:
+        print(error)
+os.environ["MALLETRAIN_DAEMON"] = "~/x"
+try:
+    client.Client.of()
+except client.Unreachable as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody who has no entry in passwd")
+@pytest.mark.parametrize("there", [False, True])
+def test_who_has_no_home_directory_is_told_what_to_set(there):
+    root = Path(statedir.__file__).parents[1]
+    place = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own is closed to others
+    try:
+        place.chmod(0o755)
+        if there:
+            write_daemon_info(place / FILE, INFO)
+        done = subprocess.run([sys.executable, "-c", HOMELESS, str(place / FILE)], cwd=root, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(place)
+    said = done.stdout.splitlines()
+    assert [
+        bool(re.search(r"needs a home directory, .*\(id 54321\); set HOME, or (MALLETRAIN_[A-Z_]+|XDG_CONFIG_HOME) to", s)) for s in said
+    ] == [True] * 4, done
+    assert ("XDG_CONFIG_HOME" in said[2]) is there, "with a key of their own to the site's daemon, else to theirs"

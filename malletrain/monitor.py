@@ -22,6 +22,10 @@ LEAST_SLICES = 3
 MOST_SLICES = 600
 KEPT_ROUNDS = 3
 """So many rounds back, late counts still find their place."""
+MOST_WORKERS = 200_000
+"""Processes of the rounds kept whose counts are remembered; those of more are not counted."""
+MARKS = frozenset({"start", "import", "restoring", "restored"})
+"""The points of a start-up that split a rescale into its phases."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class JobMonitor:
 
     def progress(self, record: wire.Progress) -> None:
         """Take one worker's cumulative counts; late, repeated, overtaken and senseless records are harmless."""
-        if not all(math.isfinite(x) and x >= 0 for x in (record.samples, record.batch, record.first, record.last)):
+        if not sensible(record):
             return
         key = (record.generation, record.rank, record.pid)
         known = self._counts.get(key)
@@ -140,7 +144,7 @@ class JobMonitor:
         if known is None and late and record.generation <= max(self._since, self.generation - KEPT_ROUNDS):
             return  # whether the total has these already nobody knows
         gained = record.samples - (known.samples if known else 0.0)
-        if gained <= 0:
+        if gained <= 0 or (known is None and len(self._counts) >= MOST_WORKERS):
             return
         self._counts[key] = record
         self.last_sample = max(self.last_sample or record.last, record.last)
@@ -154,23 +158,23 @@ class JobMonitor:
             self.first_sample = record.first
         if known is None:  # the first report ends the first step: what it took is not known
             gained *= max(0, record.steps - 1) / max(1, record.steps)
-        self._spread_out(known.last if known else record.first, record.last, gained)
-        if self._pending is not None and self._pending.generation == record.generation:
-            self._finish(self._pending, self.first_sample)
+        self._spread_out(self.first_sample, known.last if known else record.first, record.last, gained)
+        pending = self._pending
+        if pending is not None and pending.forming is not None and pending.generation == record.generation:
+            self._finish(pending, pending.forming, self.first_sample)
 
-    def _spread_out(self, begin: float, end: float, gained: float) -> None:
-        """Share ``gained`` out over the slices that [begin, end] covers."""
-        assert self.first_sample is not None
-        seen = max(begin, self.first_sample, end - MOST_SLICES * SLICE_S)
+    def _spread_out(self, origin: float, begin: float, end: float, gained: float) -> None:
+        """Share ``gained`` out over the slices, counted from ``origin``, that [begin, end] covers."""
+        seen = max(begin, origin, end - MOST_SLICES * SLICE_S)
         if end <= seen:
             return
         self._gap += ((end - seen) - self._gap) * (0.1 if self._gap else 1.0)
-        low, high = (seen - self.first_sample) / SLICE_S, (end - self.first_sample) / SLICE_S
+        low, high = (seen - origin) / SLICE_S, (end - origin) / SLICE_S
         per_slice = gained * SLICE_S / (end - begin)
         for index in range(math.floor(low), math.floor(high) + 1):
             self._slices[index] = self._slices.get(index, 0.0) + per_slice * (min(high, index + 1) - max(low, index))
-        if len(self._slices) > MOST_SLICES:
-            newest = max(self._slices)
+        newest = max(self._slices)
+        if newest - min(self._slices) >= MOST_SLICES:  # a clock that jumped leaves a hole of any width
             self._slices = {i: samples for i, samples in self._slices.items() if i > newest - MOST_SLICES}
 
     def observation(self) -> Observation | None:
@@ -242,7 +246,7 @@ class JobMonitor:
     def mark(self, mark: wire.Mark) -> None:
         """A worker has come so far; the slowest rank counts."""
         pending = self._pending
-        if pending is not None and mark.generation == pending.generation and math.isfinite(mark.time):
+        if pending is not None and mark.generation == pending.generation and mark.name in MARKS and math.isfinite(mark.time):
             pending.marks[mark.name] = max(mark.time, pending.marks.get(mark.name, mark.time))
 
     def finished_rescales(self) -> list[RescaleRecord]:
@@ -250,15 +254,14 @@ class JobMonitor:
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, pending: _Pending, first: float) -> None:
+    def _finish(self, pending: _Pending, forming: float, first: float) -> None:
         self._pending = None
-        assert pending.forming is not None
         start = pending.kind == "start" or pending.last_sample is None
         since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [
             ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
-            ("warm", pending.drain or pending.forming),
-            ("drain", pending.forming if pending.drain else None),
+            ("warm", pending.drain or forming),
+            ("drain", forming if pending.drain else None),
             ("rendezvous", pending.formed),
             ("start", pending.marks.get("start")),
             ("import", pending.marks.get("import")),
@@ -283,6 +286,12 @@ class JobMonitor:
                 phases,
             )
         )
+
+
+def sensible(record: wire.Progress) -> bool:
+    """Whether a worker's counts can be counts at all."""
+    numbers = (record.samples, record.batch, record.first, record.last)
+    return all(math.isfinite(x) and x >= 0 for x in numbers)
 
 
 def _kind(before: int, after: int) -> str:

@@ -4,18 +4,45 @@ A message on the wire is two frames: the protocol tag ``b"MT1"`` and one msgpack
 version, type and every field; what does not fit raises :class:`WireError`, whose text is sent back to the sender. This module decides the
 shape of messages only; who may send which is decided where they are handled.
 
+Agents and clients may be anybody's processes: what they send has bounds here, so that no number overflows and no text fills the store
+further in. Bounds count on arrival only; who makes a message is trusted to make a good one.
+
 Times are seconds since the epoch (``time.time()``) unless a name ends in ``_s`` (a duration in seconds).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+_FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""What every language's numbers hold."""
+Code = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""Of samples."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Number = Annotated[float, _FINITE]
+Id = Annotated[str, msgspec.Meta(max_length=64)]
+Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+"""Of a node, a class of nodes, a host."""
+Stream = Annotated[str, msgspec.Meta(pattern=r"\A(rank(0|[1-9][0-9]{0,6})|launcher|service)\Z")]
+"""Which log of a job on one node."""
+Sentence = Annotated[str, msgspec.Meta(max_length=8192)]
+Tail = Annotated[str, msgspec.Meta(max_length=64 * 1024)]
+"""The last lines of a log."""
+Fact = Annotated[str, msgspec.Meta(max_length=8192)] | Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)] | Number | bool | None
+Facts = Annotated[dict[Id, Fact], msgspec.Meta(max_length=64)]
+"""Named facts that JSON can hold."""
 
 
 class WireError(ValueError):
@@ -56,10 +83,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker process that ended badly. ``exitcode`` is negative for a signal, as in subprocess."""
 
-    rank: int
-    exitcode: int
-    time: float
-    tail: str = ""
+    rank: Rank
+    exitcode: Code
+    time: Moment
+    tail: Tail = ""
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -71,11 +98,11 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     ``generation`` is the round its workers belong to, 0 before the first. ``address``: where the process of a service can be reached.
     """
 
-    job: str
-    phase: str
-    generation: int = 0
+    job: Id
+    phase: Id
+    generation: Count = 0
     failures: tuple[Failure, ...] = ()
-    address: str = ""
+    address: Name = ""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,112 +120,112 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class Hello(Message, frozen=True):
     """First message of an agent, repeated whenever the daemon's boot id changes or it asks who this is."""
 
-    node: str
-    lease: str
-    host: str
-    pid: int
-    gpus: int = 0
-    node_class: str = "default"
-    leaving_in_s: float | None = None
+    node: Name
+    lease: Id
+    host: Name
+    pid: Count
+    gpus: Rank = 0
+    node_class: Name = "default"
+    leaving_in_s: Duration | None = None
     assignment: Assignment | None = None
 
 
 class Heartbeat(Message, frozen=True):
     """The agent is alive. ``boot`` is the daemon boot id it believes in."""
 
-    boot: str
-    rss_bytes: int = 0
+    boot: Id
+    rss_bytes: Count = 0
 
 
 class Phase(Message, frozen=True):
     """The state of the agent's assignment changed (see :class:`Assignment`)."""
 
     assignment: Assignment
-    tail: str = ""
+    tail: Tail = ""
 
 
 class StoreUp(Message, frozen=True):
     """The node of group rank 0 serves the round's TCPStore here."""
 
-    job: str
-    generation: int
-    host: str
-    port: int
+    job: Id
+    generation: Count
+    host: Name
+    port: Port
 
 
 class Drained(Message, frozen=True):
     """The drain asked for is over on this node: the snapshot is on disk, or there is none to take."""
 
-    job: str
-    generation: int
+    job: Id
+    generation: Count
     saved: bool
-    sentence: str = ""
+    sentence: Sentence = ""
 
 
 class Released(Message, frozen=True):
     """No process of ``job`` is left on this node."""
 
-    job: str
+    job: Id
 
 
 class Leaving(Message, frozen=True):
     """The main scheduler wants the node back: the agent is gone in ``in_s`` seconds at the latest."""
 
-    in_s: float
-    reason: str = ""
+    in_s: Duration
+    reason: Sentence = ""
 
 
 class Progress(Message, frozen=True):
     """Cumulative counts of one worker process: ``samples`` and ``steps`` since it started, ``batch`` of its last step."""
 
-    job: str
-    generation: int
-    rank: int
-    pid: int
-    samples: float
-    steps: int
-    batch: float
-    first: float
-    last: float
+    job: Id
+    generation: Count
+    rank: Rank
+    pid: Count
+    samples: Amount
+    steps: Count
+    batch: Amount
+    first: Moment
+    last: Moment
 
 
 class Mark(Message, frozen=True):
     """A point in a worker's start-up (``import``, ``restored``, ``first``, …), to split a rescale into its phases."""
 
-    job: str
-    generation: int
-    rank: int
-    name: str
-    time: float
+    job: Id
+    generation: Count
+    rank: Rank
+    name: Id
+    time: Moment
 
 
 class Metric(Message, frozen=True):
     """A named number the script reports, e.g. test accuracy."""
 
-    job: str
-    rank: int
-    name: str
-    value: float
+    job: Id
+    rank: Rank
+    name: Sentence
+    value: Number
 
 
 class Notice(Message, frozen=True):
     """A sentence for the job's owner (e.g. why a snapshot failed), or a fact about it."""
 
-    job: str
-    rank: int
-    kind: str
-    sentence: str
-    data: dict[str, Any] = {}
+    job: Id
+    rank: Rank
+    kind: Id
+    sentence: Sentence
+    data: Facts = {}
 
 
 class LogChunk(Message, frozen=True):
-    """Bytes of a log at ``offset``. ``stream`` is ``rank<R>`` or ``launcher``. Sent again until acknowledged: writing is idempotent."""
+    """Bytes of a log at ``offset``. Sent again until acknowledged: writing is idempotent."""
 
-    job: str
-    generation: int
-    stream: str
-    node: str
-    offset: int
+    job: Id
+    generation: Count
+    stream: Stream
+    node: Name
+    offset: Count
     data: bytes
 
 
@@ -296,8 +323,8 @@ class LogAck(Message, frozen=True):
 class Request(Message, frozen=True):
     """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``."""
 
-    id: str
-    op: str
+    id: Id
+    op: Id
     params: dict[str, Any] = {}
 
 

@@ -464,3 +464,41 @@ def test_the_time_of_a_suspension_is_no_cost_of_the_start_that_ends_it():
     start, resumed = monitor.finished_rescales()
     assert (start.kind, start.cost_s) == ("start", 3.0)
     assert (resumed.kind, resumed.from_nodes, resumed.to_nodes, resumed.cost_s) == ("start", 0, 2, 3.0)
+
+
+# --- what forged reports may not do ---
+
+
+def test_counts_of_a_round_that_was_not_formed_yet_finish_no_rescale():
+    m = JobMonitor()
+    m.rescale_began((), ("a",), 90.0)
+    m.progress(progress(5, 101.0, generation=0))
+    m.progress(progress(9, 102.0, generation=0))
+    assert m.finished_rescales() == []
+    m.forming(1, ("a",), 103.0)
+    m.formed(1, 104.0)
+    m.progress(progress(3, 106.0, first=105.0))
+    (record,) = m.finished_rescales()
+    assert record.kind == "start"
+
+
+def test_a_clock_that_jumps_costs_neither_time_nor_memory():
+    m = JobMonitor()
+    m.forming(1, ("a",), 90.0)
+    for last in (100.5, 101.0, 1e11, 1e11 + 1, 102.0):
+        for pid in (1, 2):
+            m.progress(progress(last, last, first=100.0, pid=pid))
+    assert len(m._slices) <= 600
+    assert m.observation() is None or math.isfinite(m.observation().rate)
+    assert math.isfinite(m.rate(103.0))
+
+
+def test_unknown_points_of_a_start_up_are_not_kept():
+    m = JobMonitor()
+    m.rescale_began((), ("a",), 90.0)
+    m.forming(1, ("a",), 91.0)
+    for i in range(100):
+        m.mark(Mark("job", 1, 0, f"name{i}", 92.0))
+    m.mark(Mark("job", 1, 0, "import", 93.0))
+    assert m._pending is not None
+    assert m._pending.marks == {"import": 93.0}

@@ -1,7 +1,8 @@
 """Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
 
-Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately), which of them come first, whose they become
-where several users want them, and that a user whose leases come to nothing is held off. How many are of use is the controller's decision.
+Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately), which of them come first, whose they
+become where several users want them, and that a user whose leases come to nothing is held off. How many are of use is the controller's
+decision.
 
 What went wrong on a node went wrong for one owner: a user without an account, or whose script breaks on every node, costs the others
 nothing.

@@ -13,13 +13,12 @@ class Accounts:
 
     def __init__(self, config: Config, daemon_user: str | None = None) -> None:
         self._own = daemon_user or user_name()
-        self._submit_as = bool(config.submit_as)
+        self.submits_as_others = bool(config.submit_as)
         self._operators = frozenset(config.daemon.operators)
-        self.several = config.daemon.several_users
 
     def of(self, user: str) -> str:
         """Whose leases a job of ``user`` runs on: the user's own, or (empty) those of the daemon's user."""
-        return user if self._submit_as and user != self._own else ""
+        return "" if user == self._own else user
 
     def may_manage(self, user: str, owner: str) -> bool:
         """Whether ``user`` may cancel a job of ``owner``, and see what only its owner is to see."""
@@ -27,6 +26,8 @@ class Accounts:
 
     def refusal(self, user: str) -> str:
         """Why ``user`` may submit no jobs, as a sentence; empty: the user may."""
-        if self.of(user) == ROOT:
-            return "Jobs do not run as root; submit them as the user whose they are."
-        return ""
+        if not self.of(user):
+            return ""
+        if not self.submits_as_others:
+            return "This daemon serves the user who runs it only (submit_as in its configuration is empty)."
+        return "Jobs do not run as root; submit them as the user whose they are." if user == ROOT else ""

@@ -25,6 +25,7 @@ from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.books import Books, JobRun, decode_spec
 from malletrain.daemon.curves import Curves
+from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings, round_settings
 from malletrain.daemon.trail import Trail
@@ -94,6 +95,7 @@ class Core:
         self.curves = Curves(store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start))
         self.runs: dict[str, JobRun] = {}
         self.accounts = Accounts(config)
+        self.lease_rows = LeaseRows(store)
         self.agents = Agents(self._post, self.accounts.of)
         self.rounds = RoundShell(config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over)
         self.outside: Outside = Outside(lambda nodes, owner: None, lambda nodes: None, lambda nodes, within_s: None)

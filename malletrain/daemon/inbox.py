@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 SAVE_EVERY_S = 2.0
 GIVEN_BACK, RECALLED = "given back", "recalled"
 """The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's job needs it more."""
+RECALL_SENTENCE = "Jobs of another user have more use for the node."
 
 
 class Inbox:
@@ -117,7 +118,8 @@ class Inbox:
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
-            if row.state == "leaving" and hello.leaving_in_s is None:
+            recalled = row.end_reason == RECALLED  # of which the agent knows nothing
+            if row.state == "leaving" and hello.leaving_in_s is None and not recalled:
                 # Not the agent that was told to leave: the job of its lease was requeued and has begun again.
                 if agent is not None:
                     self.lost(agent, "its lease has begun again")
@@ -126,20 +128,26 @@ class Inbox:
             if agent is None:
                 if (other := core.agents.on(hello.node)) is not None:
                     self.lost(other, f"lease {lease} has begun on the node")
-                agent = Agent(lease, hello.node, peer, hello.host, now, hello.node_class, row.owner)
+                node_class = row.node_class if row.owner else hello.node_class
+                agent = Agent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
                 core.agents.add(agent)
                 if row.state != "leaving":
-                    core.store.update_lease(lease, state="running", node=hello.node, started=row.started or now)
+                    core.lease_rows.update(lease, state="running", node=hello.node, started=row.started or now)
             self._seen(agent, peer)
             core.agents.reach(agent, wire.Welcome(self.boot, core.config.daemon.heartbeat, core.config.jobs.log_limit))
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self._leaving(agent, hello.leaving_in_s, "")
+            elif recalled and agent.gone_at is None:  # before the daemon's last start
+                core.outside.recall((agent.node,), core.controller.settings.recall_s)
 
     def _settle(self, agent: Agent, held: wire.Assignment | None, new: bool, now: float) -> None:
         """Bring together what the agent holds and what the daemon thinks it should."""
         core = self.core
         run = core.runs.get(held.job) if held else None
+        if run is not None and core.accounts.of(run.spec.owner) != agent.owner:
+            log.warning("agent speaks for a job of another user", lease=agent.lease, owner=agent.owner, job=run.row.id)
+            run = None
         if new:
             adopted = run is not None and self.adopting is not None
             if held is not None:
@@ -196,12 +204,12 @@ class Inbox:
         if agent.gone_at is None:
             with self.core.step():
                 agent.recalled = True
-                self._goes(agent, within_s, RECALLED, "Jobs of another user have more use for the node.")
+                self._goes(agent, within_s, RECALLED, RECALL_SENTENCE)
 
     def _goes(self, agent: Agent, in_s: float, reason: str, sentence: str) -> None:
         core = self.core
         agent.gone_at = core.clock.now() + in_s
-        core.store.update_lease(agent.lease, state="leaving", end_reason=reason)
+        core.lease_rows.update(agent.lease, state="leaving", end_reason=reason)
         core.trail.record("node-leaving", sentence, node=agent.node, lease=agent.lease, job=agent.holds or "", in_s=in_s)
         core.feed(NodeLeaving(agent.node, in_s))
         if agent.holds is None:

@@ -7,14 +7,14 @@ so a daemon that is killed finds on its next start whatever came of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.inbox import GIVEN_BACK, RECALLED, Inbox
+from malletrain.daemon.inbox import GIVEN_BACK, RECALL_SENTENCE, RECALLED, Inbox
 from malletrain.events import GapsSeen, LeaseNotTaken, NodeLost
 from malletrain.keys import KeyPair, KeyRing
 from malletrain.schema import LeaseRow
@@ -46,7 +46,7 @@ class Leases:
         self.keys = keys
         self.scavenger = scavenger
         self.command = command
-        self.active: dict[str, LeaseRow] = {row.id: row for row in core.store.active_leases()}
+        self.active: Mapping[str, LeaseRow] = core.lease_rows.active
         self.gaps: dict[str, Gap] = {}
         self.snapshot: Snapshot | None = None
         self.poll_error = ""
@@ -70,6 +70,10 @@ class Leases:
 
     def take(self, nodes: tuple[str, ...], owner: str = "") -> None:
         """Ask for a lease on each of these nodes, as ``owner`` (within a step of the core)."""
+        if owner and not self.core.accounts.submits_as_others:  # a job from a time when others were served
+            for node in nodes:
+                self.core.feed(LeaseNotTaken(node, owner))
+            return
         requests = []
         now = self.core.clock.now()
         for node in nodes:
@@ -78,7 +82,7 @@ class Leases:
             gap = self.gaps.get(node)
             node_class = gap.node_class if gap else "default"
             row = LeaseRow(lease, node, "requested", public_key=pair.public, node_class=node_class, owner=owner, requested=now)
-            self.active[lease] = self.core.store.put_lease(row)
+            self.core.lease_rows.add(row)
             argv, env = self.command(lease, pair)
             requests.append(LeaseRequest(lease, node, argv, env, owner=owner or None))
             self._being_taken.add(lease)
@@ -101,26 +105,26 @@ class Leases:
                     refused.pop(lease.id, None)
                     row = self.active.get(lease.id)
                     if row is not None and row.state == "requested" and self.core.agents.of_lease(lease.id) is None:
-                        self._update(lease.id, state="pending", scheduler_id=lease.scheduler_id)
+                        self.core.lease_rows.update(lease.id, state="pending", scheduler_id=lease.scheduler_id)
             for lease_id, reason in refused.items():
                 self._end(lease_id, reason)
         self._being_taken -= {request.id for request in requests}
 
-    def give_back(self, nodes: tuple[str, ...]) -> None:
+    def give_back(self, nodes: tuple[str, ...], why: str = "No job needs the node.") -> None:
         """Nothing is to run on these nodes any more (within a step of the core)."""
         ending = []
         for node in nodes:
             agent = self.core.agents.on(node)
             lease = agent.lease if agent else next((row.id for row in self.active.values() if row.node == node), None)
             if agent is not None:
-                self.core.agents.reach(agent, Goodbye("The node is not needed."))
+                self.core.agents.reach(agent, Goodbye(why))
                 self.core.agents.remove(agent)
             for run in self.core.runs.values():  # nobody will say that the node is free of a job it was just released from
                 self.core.rounds.act(run, run.rounds.gone(node, self.core.clock.now()))
-            if lease in self.active:
-                row = self._update(lease, state="leaving", end_reason=GIVEN_BACK)
+            if lease is not None and lease in self.active:
+                row = self.core.lease_rows.update(lease, state="leaving", end_reason=GIVEN_BACK)
                 ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
-                self.core.trail.record("lease-given-back", "No job needs the node.", node=node, lease=lease)
+                self.core.trail.record("lease-given-back", why, node=node, lease=lease)
         if ending:
             self._spawn(self._give_back(ending))
 
@@ -129,8 +133,7 @@ class Leases:
         for node in nodes:
             agent = self.core.agents.on(node)
             if agent is None:
-                self.give_back((node,))
-                self.core.feed(NodeLost(node))
+                self._take_back(node)
                 continue
             self.inbox.recall(agent, within_s)
             over = self.core.guard(partial(self._recall_over, agent.lease))
@@ -140,8 +143,11 @@ class Leases:
         agent = self.core.agents.of_lease(lease)
         if agent is not None:
             with self.core.step():
-                self.give_back((agent.node,))
-                self.core.feed(NodeLost(agent.node))
+                self._take_back(agent.node)
+
+    def _take_back(self, node: str) -> None:
+        self.give_back((node,), RECALL_SENTENCE)
+        self.core.feed(NodeLost(node))
 
     async def _give_back(self, leases: list[Lease]) -> None:
         try:
@@ -191,15 +197,14 @@ class Leases:
                 if lease is None or lease.state is LeaseState.ENDED:
                     self._end(lease_id, (lease.reason if lease else "") or row.end_reason or "the main scheduler ended it")
                 elif lease.state is LeaseState.RUNNING and row.state == "pending" and row.started is None:
-                    self._update(lease_id, state="running", started=now, node=lease.node or row.node)
+                    self.core.lease_rows.update(lease_id, state="running", started=now, node=lease.node or row.node)
             self.gaps = {gap.node: gap for gap in snapshot.gaps}
             self.core.feed(GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in snapshot.gaps}))
 
     def _end(self, lease_id: str, reason: str) -> None:
-        row = self.active.pop(lease_id, None)
+        row = self.core.lease_rows.end(lease_id, reason, self.core.clock.now())
         if row is None:
             return
-        self.core.store.update_lease(lease_id, state="ended", ended=self.core.clock.now(), end_reason=reason)
         self.keys.drop_lease(lease_id)
         words = {GIVEN_BACK: "given-back", RECALLED: "recalled", "preempted": "preempted"}
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
@@ -209,11 +214,7 @@ class Leases:
         if agent is not None:
             self.inbox.lost(agent, reason)
         else:
-            self.core.feed(LeaseNotTaken(row.node))
-
-    def _update(self, lease_id: str, **changes: Any) -> LeaseRow:
-        self.active[lease_id] = self.core.store.update_lease(lease_id, **changes)
-        return self.active[lease_id]
+            self.core.feed(LeaseNotTaken(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:

@@ -1,0 +1,33 @@
+"""The rows of the leases that have not ended: in the store, and at hand. Everybody who changes one does it here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malletrain.schema import LeaseRow
+from malletrain.store import Store
+
+
+class LeaseRows:
+    """Leases by id. Changes belong into a step of the core."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.active: dict[str, LeaseRow] = {row.id: row for row in store.active_leases()}
+
+    def add(self, row: LeaseRow) -> LeaseRow:
+        """A new lease."""
+        self.active[row.id] = self._store.put_lease(row)
+        return self.active[row.id]
+
+    def update(self, lease: str, **changes: Any) -> LeaseRow:
+        """Change a lease that has not ended."""
+        self.active[lease] = self._store.update_lease(lease, **changes)
+        return self.active[lease]
+
+    def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:
+        """The lease has ended; its row as it was before, None if it had ended already."""
+        row = self.active.pop(lease, None)
+        if row is not None:
+            self._store.update_lease(lease, state="ended", ended=now, end_reason=reason)
+        return row

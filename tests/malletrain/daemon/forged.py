@@ -1,0 +1,196 @@
+"""A real daemon of several users on an imaginary main scheduler, and agents that say whatever a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from malletrain import wire
+from malletrain.client import Client
+from malletrain.config import parse_config
+from malletrain.daemon import backends
+from malletrain.daemon import main as daemon_main
+from malletrain.keys import LEASE_KEY, new_pair
+from malletrain.statedir import lock_state_dir
+from malletrain.store import Store
+from scavenger.interface import Gap, Lease, LeaseState, Snapshot
+
+PATIENCE_S = 20.0
+USERS = {name: new_pair() for name in ("ann", "bob", "olga")}
+CONFIG = """
+[daemon]
+log_level = "error"
+state_dir = "{folder}/state"
+metrics_listen = ""
+adopt_wait = "1 s"
+heartbeat = "5 s"
+agent_timeout = "60 s"
+{daemon}
+[scheduler]
+kind = "slurm"
+[scheduler.slurm]
+{lines}
+[allocation]
+settle = "50 ms"
+[profiling]
+enabled = false
+"""
+SEVERAL = 'users = "{folder}/users"\noperators = ["olga"]'
+SUBMIT_AS = 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]'
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until ``condition`` is true and return what it was."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"Not within {PATIENCE_S:g} s: {what}."
+        time.sleep(0.02)
+    return found
+
+
+class Imagined:
+    """A main scheduler whose leases run as soon as they are asked for."""
+
+    name = "imagined"
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = nodes
+        self.requests: dict[str, Any] = {}
+        self.leases: dict[str, Lease] = {}
+
+    def poll(self) -> Snapshot:
+        held = {lease.node for lease in self.leases.values()}
+        gaps = tuple(Gap(node, time.time()) for node in self.nodes if node not in held)
+        return Snapshot(time.time(), gaps, tuple(self.leases.values()), len(self.nodes), 0, (), 0.2)
+
+    def take(self, requests: Any) -> list[Lease]:
+        for r in requests:
+            self.requests[r.id] = r
+            self.leases[r.id] = Lease(r.id, r.id, LeaseState.RUNNING, r.node)
+        return [self.leases[r.id] for r in requests]
+
+    def give_back(self, leases: Any) -> None:
+        for lease in leases:
+            self.leases.pop(lease.id, None)
+
+    def know(self, leases: Any) -> None:
+        """What was leased before the daemon's last start."""
+
+    def of(self, owner: str | None) -> list[str]:
+        """The leases asked for as this user."""
+        return [lease for lease, r in self.requests.items() if r.owner == owner and lease in self.leases]
+
+
+class RunningDaemon:
+    """A daemon in a thread of this process. ``folder`` outlives it, so that another can take over."""
+
+    def __init__(self, folder: Path, machine: Imagined, monkeypatch: Any, several: bool = True) -> None:
+        self.machine = machine
+        (folder / "users").write_text("".join(f"{name} {pair.public}\n" for name, pair in USERS.items()))
+        daemon, lines = (SEVERAL.format(folder=folder), SUBMIT_AS) if several else ("", "")
+        self.config = parse_config(CONFIG.format(folder=folder, daemon=daemon, lines=lines))
+        made = backends.Backend(lambda config: machine, lambda config: None, lambda config: 30.0, lambda config: iter(()))
+        monkeypatch.setattr(daemon_main, "backend", lambda config: made)
+        self.error: BaseException | None = None
+        self.daemon: Any = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        until(lambda: self.error or (self.daemon and (self.config.state_dir / "daemon.json").exists()), "the daemon listens")
+        assert self.error is None, self.error
+
+    def _run(self) -> None:
+        async def serve(store: Store) -> None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_signal_handler = lambda *a: None  # type: ignore[method-assign]  # not in a thread
+            self.daemon = daemon_main.Daemon(self.config, store)
+            self._task = asyncio.ensure_future(self.daemon.serve())
+            await self._task
+
+        try:
+            (self.config.state_dir / "daemon.json").unlink(missing_ok=True)
+            with lock_state_dir(self.config.state_dir), Store.open(self.config.database_url) as store:
+                asyncio.run(serve(store))
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        """End it as kill does: nothing is given back."""
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(PATIENCE_S)
+        assert self.error is None, self.error
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Call ``function`` in the daemon's own thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def client(self, user: str = "") -> Client:
+        pair = USERS[user] if user else self.daemon.keys.client
+        return Client(self.daemon.endpoint, self.daemon.keys.server.public.encode(), pair.public.encode(), pair.secret.encode())
+
+    def submit(self, user: str, **fields: Any) -> str:
+        """A job of ``user``; returns its id."""
+        given = {"name": user, "owner": "", "script": "/x.py", "workdir": "/", "python": "python", "profile": False, **fields}
+        with self.client(user) as client:
+            return client.submit(wire.JobSpec(**given)).id
+
+    def job(self, job: str) -> Any:
+        with self.client() as client:
+            return client.job(job).job
+
+    def events(self) -> list[Any]:
+        with self.client() as client:
+            return client.events(limit=1000)
+
+    def alive(self) -> bool:
+        """Whether it still answers."""
+        with self.client() as client:
+            return bool(client.status().pid) and self.error is None
+
+
+class Agent:
+    """The agent of one lease, by hand: :meth:`say` something, :meth:`hear` something."""
+
+    def __init__(self, running: RunningDaemon, lease: str) -> None:
+        request = running.machine.requests[lease]
+        self.lease, self.node = lease, request.node
+        secret = request.env[LEASE_KEY].encode()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.curve_secretkey, self._socket.curve_publickey = secret, zmq.curve_public(secret)
+        self._socket.curve_serverkey = running.daemon.keys.server.public.encode()
+        self._socket.connect(running.daemon.endpoint)
+
+    def say(self, message: wire.Message) -> None:
+        self._socket.send_multipart(wire.encode(message))
+
+    def hello(self, **fields: Any) -> None:
+        self.say(wire.Hello(**{"node": self.node, "lease": self.lease, "host": "127.0.0.1", "pid": 1, **fields}))
+
+    def hear(self, kind: type) -> Any:
+        """The next message of this kind; others are passed over."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if self._socket.poll(50) and isinstance(message := wire.decode(self._socket.recv_multipart()), kind):
+                return message
+        raise AssertionError(f"No {kind.__name__} within {PATIENCE_S:g} s.")
+
+    def work(self, job: str) -> None:
+        """Take the job and go through its first round."""
+        self.hear(wire.Assign)
+        self.say(wire.Phase(wire.Assignment(job, "ready")))
+        told = self.hear(wire.Round)
+        if told.group_rank == 0:
+            self.say(wire.StoreUp(job, told.generation, "127.0.0.1", 5000))
+        self.say(wire.Phase(wire.Assignment(job, "running", told.generation)))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)

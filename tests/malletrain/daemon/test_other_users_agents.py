@@ -1,0 +1,145 @@
+"""What the agent of one user can make of the jobs of another: nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain import wire
+from malletrain.daemon.inbox import RECALL_SENTENCE
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start a daemon; one that runs already is killed first, and its machine goes on."""
+    running: list[RunningDaemon] = []
+
+    def begin(machine, several=True):
+        if running:
+            running.pop().stop()
+        running.append(RunningDaemon(tmp_path, machine, monkeypatch, several))
+        return running[-1]
+
+    yield begin
+    for daemon in running:
+        daemon.stop()
+
+
+@pytest.fixture
+def agent():
+    """Make an agent."""
+    made: list[Agent] = []
+
+    def make(daemon, lease):
+        made.append(Agent(daemon, lease))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def lease_of(machine, owner, count=1):
+    return until(lambda: len(machine.of(owner)) >= count and machine.of(owner), f"{owner} has {count} leases")
+
+
+def test_jobs_go_to_their_owners_agents(start, agent):
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    jobs = {user: daemon.submit(user) for user in ("ann", "bob")}
+    agents = {user: agent(daemon, lease_of(machine, user)[0]) for user in jobs}
+    for user, job in jobs.items():
+        agents[user].hello()
+        assert agents[user].hear(wire.Assign).job == job
+
+
+@pytest.mark.parametrize("phase", ["succeeded", "failed", "exited", "running"])
+def test_an_agent_does_not_speak_for_another_users_job_after_a_restart(start, agent, phase):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    first = agent(daemon, lease)
+    first.hello()
+    first.hear(wire.Assign)
+    bobs = daemon.submit("bob", min_nodes=9, max_nodes=9)
+    daemon = start(machine)
+    again = agent(daemon, lease)
+    again.hello(assignment=wire.Assignment(bobs, phase, 1 if phase == "running" else 0))
+    assert again.hear(wire.Release).job == bobs, "it is to have nothing to do with it"
+    until(lambda: [e for e in daemon.events() if e.kind == "daemon-started"][1:], "the daemon has begun again")
+    assert daemon.job(bobs).state == "queued"
+    assert not daemon.job(bobs).nodes
+
+
+def test_an_agent_is_on_the_node_of_its_lease_and_of_its_class(start, agent):
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    elsewhere = agent(daemon, lease)
+    elsewhere.hello(node="n1" if elsewhere.node == "n0" else "n0")
+    assert "is for" in elsewhere.hear(wire.Goodbye).reason
+    honest = agent(daemon, lease)
+    honest.hello(node_class="gpu")
+    honest.hear(wire.Assign)
+    with daemon.client() as client:
+        [row] = [row for row in client.nodes() if row.owner == "ann"]
+    assert row.node_class == "default"
+
+
+def test_a_recalled_agent_that_says_hello_again_keeps_its_job_until_it_has_moved_off(start, agent):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    job = daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    recalled = agent(daemon, lease)
+    recalled.hello()
+    recalled.work(job)
+    until(lambda: daemon.job(job).nodes, "the job runs")
+    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+    drain = recalled.hear(wire.Drain)
+    recalled.hello(assignment=wire.Assignment(job, "running", drain.generation))
+    recalled.hear(wire.Welcome)
+    recalled.say(wire.Drained(job, drain.generation, True))
+    recalled.hear(wire.Release)
+    recalled.say(wire.Released(job))
+    assert recalled.hear(wire.Goodbye).reason
+    assert RECALL_SENTENCE in {e.sentence for e in daemon.events()}
+    assert daemon.daemon.leases.active[lease].end_reason == "recalled"
+
+
+def test_a_recall_outlives_the_daemon(start, agent):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    job = daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    before = agent(daemon, lease)
+    before.hello()
+    before.work(job)
+    until(lambda: daemon.job(job).nodes, "the job runs")
+    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+    generation = before.hear(wire.Drain).generation
+    daemon = start(machine)
+    after = agent(daemon, lease)
+    after.hello(assignment=wire.Assignment(job, "running", generation))
+    after.hear(wire.Welcome)
+    after.hear(wire.Drain)
+
+
+def test_jobs_of_others_wait_while_the_daemon_serves_its_own_user_only(start, agent):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    anns = daemon.submit("ann")
+    lease_of(machine, "ann")
+    for lease in machine.of("ann"):
+        machine.leases.pop(lease)
+    daemon = start(machine, several=False)
+    with daemon.client() as client:
+        mine = client.submit(wire.JobSpec("mine", "", __file__, "/", "python", profile=False)).id
+    [lease] = lease_of(machine, None)
+    assert not machine.of("ann"), "nothing is leased as Ann any more"
+    own = agent(daemon, lease)
+    own.hello()
+    assert own.hear(wire.Assign).job == mine
+    assert daemon.job(anns).state == "queued"

@@ -86,7 +86,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.clock = clock
         self.site: SiteT | None = None
         self._site_at = 0.0
-        self.books = LeaseBooks(self.title, settings.start_within_s, settings.max_leases)
+        self.books = LeaseBooks(self.title, settings.start_within_s, settings.max_leases, settings.user)
         self.submitter = Submitter(dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
@@ -168,7 +168,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         self.memory.update([f.name for f in facts.values() if (f.idle and not f.trouble and not f.reserved) or f.name in leased], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
-        choice = choose(facts.values(), rules, now, lambda node: self._horizon(node, now), self.books.room(active, now))
+        choice = choose(
+            facts.values(), rules, now, lambda node: self._horizon(node, now), self.books.room(active, now, self.settings.owner)
+        )
         return View(now, site, answer, rules, leases, unwanted, choice)
 
     def known_site(self) -> SiteT:
@@ -210,11 +212,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     # --- taking and giving back --------------------------------------------------------------------------------------------------------
 
+    def know(self, leases: Mapping[str, str]) -> None:
+        """Of leases that were taken before this process began: id → whose; empty: this process's user's."""
+        for lease_id, user in leases.items():
+            self.books.know(lease_id, (self.settings.submit_as and user) or self.settings.user, self.clock())
+
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Look once more, and submit one job for each request whose node is still a gap, one for each node: a few at once, not faster than
         the site allows."""
         if not requests:
             return []
+        self.know({request.id: request.owner or "" for request in requests})  # so that a look knows their jobs, should there be any
         view = self._look()
         first: dict[str, LeaseRequest] = {}
         for request in requests:
@@ -240,13 +248,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         try:
             number = self.submitter.submit(argv, script, request.owner)
         except LimitReachedError as error:
-            self.books.limit_reached(str(error), view.time)
+            self.books.limit_reached(self.books.user_of(request.id), str(error), view.time)
             raise
         except UnsureError as error:
             self.books.give_up(request.id, str(error), view.time)
             raise
         lease = Lease(request.id, number, LeaseState.PENDING, request.node)
-        self.books.jobs[request.id] = LeaseJob(lease, request.owner or self.settings.user, request.node, view.time)
+        self.books.jobs[request.id] = LeaseJob(lease, self.books.user_of(request.id), request.node, view.time)
         return lease
 
     def _wanted(self, request: LeaseRequest, view: View[SiteT]) -> Wanted:
@@ -261,7 +269,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         limit_s = s.limit_s(self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s)
         if limit_s is None:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-        if reason := self.books.refusal(now):
+        if reason := self.books.refusal(self.books.user_of(request.id), now):
             raise SchedulerError(reason)
         grace_s = self.grace_s(view.site)
         env = {
@@ -286,7 +294,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.books.give_up(lease.id, "given back", self.clock())
             known = self.books.jobs.get(lease.id)
             if known is None and lease.scheduler_id:
-                known = LeaseJob(replace(lease, state=LeaseState.RUNNING), self.settings.user)
+                known = LeaseJob(replace(lease, state=LeaseState.RUNNING), self.books.user_of(lease.id))
             if known is not None and known.alive:
                 jobs.append(known)
         if error := self.submitter.cancel(jobs):

@@ -61,7 +61,7 @@ class BatchSettings(Generic[OptionsT]):
 
     @property
     def owner(self) -> str:
-        """Whose jobs are ours if they are named so; empty: anybody's, in site mode."""
+        """The one user who has leases; empty: there may be several, in site mode."""
         return "" if self.submit_as else self.user
 
     @property

@@ -106,6 +106,11 @@ class Scavenger(Protocol):
 
     name: str
 
+    def know(self, leases: Mapping[str, str]) -> None:
+        """Leases of the daemon's life before: id → the user that each was taken for, empty: the daemon's own. Called before the first
+        poll, so that nobody's jobs pass for leases of others; a scheduler of one user's needs nothing of it."""
+        ...
+
     def poll(self) -> Snapshot:
         """Gaps and our leases now. Raises SchedulerError when the scheduler cannot be asked."""
         ...

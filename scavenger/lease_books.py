@@ -6,7 +6,7 @@ means is decided by :mod:`scavenger.slurm_state` and :mod:`scavenger.pbs_state`,
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -54,29 +54,43 @@ class _Job(Protocol):
 JobT = TypeVar("JobT", bound=_Job)
 
 
-def own_jobs(jobs: Iterable[JobT], prefix: str, owner: str, pending: Container[str], ended: Container[str]) -> dict[str, JobT]:
-    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin with; ``owner``: only this user's jobs
-    are ours (empty: anybody's). ``pending``, ``ended``: the scheduler's words for such states."""
+def own_jobs(
+    jobs: Iterable[JobT], prefix: str, user_of: Callable[[str], str], pending: Container[str], ended: Container[str]
+) -> dict[str, JobT]:
+    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin with. Everybody can see that, and name
+    a job so: one is ours only if it belongs to ``user_of`` its lease. ``pending``, ``ended``: the scheduler's words for such states."""
 
     def liveliness(job: JobT) -> int:
         return 0 if job.state in ended else 1 if job.state in pending else 2
 
-    return {job.name[len(prefix) :]: job for job in sorted(jobs, key=liveliness) if not owner or job.user == owner}
+    return {lease: job for job in sorted(jobs, key=liveliness) if job.user == user_of(lease := job.name[len(prefix) :])}
 
 
 class LeaseBooks:
-    """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is withdrawn. ``max_leases``: 0: no limit."""
+    """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is withdrawn. ``max_leases``: of all users
+    together, 0: no limit. ``user``: whose a lease is of which nothing is known."""
 
-    def __init__(self, scheduler: str, start_within_s: float, max_leases: int) -> None:
+    def __init__(self, scheduler: str, start_within_s: float, max_leases: int, user: str) -> None:
         self.scheduler = scheduler
         self.start_within_s = start_within_s
         self.max_leases = max_leases
+        self.user = user
         self.jobs: dict[str, LeaseJob] = {}
         """Lease id → its job, of the last look and of what was taken since."""
         self.given_up: dict[str, tuple[float, str]] = {}
         """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
-        self._no_more: tuple[float, int, str] | None = None
-        """Until when no more is asked for, how many leases there may be, and the scheduler's words."""
+        self._users: dict[str, tuple[str, float]] = {}
+        """Lease id → whose it is, and when that was last of use."""
+        self._no_more: dict[str, tuple[float, int, str]] = {}
+        """User → until when no more is asked for, how many leases there may be, and the scheduler's words."""
+
+    def know(self, lease_id: str, user: str, now: float) -> None:
+        """The lease is, or will be, a job of this user. What was known first counts."""
+        self._users.setdefault(lease_id, (user, now))
+
+    def user_of(self, lease_id: str) -> str:
+        """Whose job the lease is."""
+        return self._users[lease_id][0] if lease_id in self._users else self.user
 
     def give_up(self, lease_id: str, reason: str, now: float) -> None:
         """The lease is not wanted any more. The first reason counts."""
@@ -89,6 +103,8 @@ class LeaseBooks:
         be had. ``hold``: why no lease may be asked for; ``kept``: node → why this one may not."""
         self.jobs = dict(jobs)
         self.given_up = {lease: known for lease, known in self.given_up.items() if now - known[0] < REMEMBERED_S}
+        users = {lease: (user, now if lease in jobs else last) for lease, (user, last) in self._users.items()}
+        self._users = {lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S}
         leases, unwanted = [], []
         for lease_id, job in self.jobs.items():
             lease = job.lease
@@ -110,22 +126,26 @@ class LeaseBooks:
             return f"it did not start within {self.start_within_s:g} s ({job.lease.reason or 'no reason given'})"
         return needed
 
-    def limit_reached(self, words: str, now: float) -> None:
-        """The main scheduler refused a lease because there are too many jobs of ours."""
-        self._no_more = (now + NO_MORE_FOR_S, sum(job.alive for job in list(self.jobs.values())), words)
+    def limit_reached(self, user: str, words: str, now: float) -> None:
+        """The main scheduler refused this user a lease because there are too many of their jobs."""
+        alive = sum(job.alive and job.user == user for job in list(self.jobs.values()))
+        self._no_more[user] = (now + NO_MORE_FOR_S, alive, words)
 
-    def refusal(self, now: float) -> str:
-        """Why it is of no use to ask for any lease; empty when it is."""
-        if self._no_more is None or now >= self._no_more[0]:
-            return ""
-        return f"{self.scheduler} refuses more jobs of ours for now: {self._no_more[2]}"
+    def refusal(self, user: str, now: float) -> str:
+        """Why it is of no use to ask for any lease of this user; empty when it is."""
+        until, _, words = self._no_more.get(user, (now, 0, ""))
+        return f"{self.scheduler} refuses more jobs of {self._called(user)} for now: {words}" if now < until else ""
 
-    def room(self, active: int, now: float) -> tuple[int, str] | None:
-        """How many more leases there may be beside the ``active`` ones and why, if that is limited at all."""
+    def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
+        """How many more leases there may be beside the ``active`` ones and why, if that is limited at all. ``only``: the one user who has
+        leases; empty where there are several, of whom each may have a limit (:meth:`refusal`)."""
         limits = []
         if self.max_leases:
             limits.append((self.max_leases - active, f"the configuration allows {self.max_leases} leases"))
-        if self._no_more is not None and now < self._no_more[0]:
-            _, count, words = self._no_more
-            limits.append((count - active, f"{self.scheduler} refuses more jobs of ours than {count} for now: {words}"))
+        until, count, words = self._no_more.get(only, (now, 0, ""))
+        if now < until:
+            limits.append((count - active, f"{self.scheduler} refuses more jobs of {self._called(only)} than {count} for now: {words}"))
         return min(limits, default=None)
+
+    def _called(self, user: str) -> str:
+        return "ours" if user == self.user else user

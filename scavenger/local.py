@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,9 @@ class LocalScavenger:
                 for name, n in nodes.items()
             ),
         )
+
+    def know(self, leases: Mapping[str, str]) -> None:
+        """All leases are of one user."""
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Start leases; one that was refused (its node is no longer idle) comes back ENDED with the reason."""

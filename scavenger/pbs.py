@@ -87,7 +87,7 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
         s = self.settings
         nodes, jobs = self.source.read(s.prefix)
         reservations = self.reservations.of(nodes, now)
-        own = own_jobs(jobs.ours, s.prefix, s.owner, PENDING_STATES, ENDED_STATES)
+        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
         reading = Reading(hosts, jobs.pending, own, reservations)

@@ -71,7 +71,7 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> Answer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        own = own_jobs(jobs.ours, s.prefix, s.owner, PENDING_STATES, ENDED_STATES)
+        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = [] if s.backfill else self._believed(due_jobs(jobs.pending, site, s.lease.main_partition, now), now)
         grace_s = self.grace_s(site)
@@ -98,8 +98,10 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
             self.submitter.cancel(late)
         wanted = [lease for since, leases in self._lacked.values() if now - since >= PATIENCE_S for lease in leases]
         signal = ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))
-        if wanted and self.submitter.cancel([jobs[lease] for lease in wanted], signal) is None:
-            self._yielded.update(dict.fromkeys(wanted, now))
+        for user in dict.fromkeys(jobs[lease].user for lease in wanted):  # what fails for one says nothing of the others
+            theirs = [lease for lease in wanted if jobs[lease].user == user]
+            if self.submitter.cancel([jobs[lease] for lease in theirs], signal) is None:
+                self._yielded.update(dict.fromkeys(theirs, now))
 
     def _turn_s(self, site: SlurmSite) -> float:
         """One backfill cycle."""

@@ -56,6 +56,7 @@ class Leases:
         self._tasks: set[asyncio.Task[None]] = set()
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
+        scavenger.know({row.id: row.owner for row in self.active.values()})
 
     def horizon(self, node: str) -> tuple[float | None, str | None]:
         """What the last poll knew of the node: horizon in seconds, topology group."""

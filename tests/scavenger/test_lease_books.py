@@ -1,18 +1,20 @@
 """What becomes of a lease by its job and by what was decided about it before."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.interface import Lease, LeaseState
-from scavenger.lease_books import NO_MORE_FOR_S, REMEMBERED_S, LeaseBooks, LeaseJob
+from scavenger.lease_books import NO_MORE_FOR_S, REMEMBERED_S, LeaseBooks, LeaseJob, own_jobs
 
 NOW = 10_000.0
 PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.ENDED
 
 
 def books(max_leases=0):
-    return LeaseBooks("Slurm", 60.0, max_leases)
+    return LeaseBooks("Slurm", 60.0, max_leases, "me")
 
 
 def job(state, lease_id="l1", reason="", **options):
@@ -65,14 +67,61 @@ def test_how_many_more_there_may_be():
     assert made.room(1, NOW) == (2, "the configuration allows 3 leases")
     assert books().room(1000, NOW) is None
     made.look({"l1": job(RUNNING), "l2": job(ENDED, "l2")}, "", {}, NOW)
-    made.limit_reached("QOSMaxSubmitJobPerUserLimit", NOW)
-    assert made.refusal(NOW) == "Slurm refuses more jobs of ours for now: QOSMaxSubmitJobPerUserLimit"
-    count, words = made.room(1, NOW)
+    made.limit_reached("me", "QOSMaxSubmitJobPerUserLimit", NOW)
+    assert made.refusal("me", NOW) == "Slurm refuses more jobs of ours for now: QOSMaxSubmitJobPerUserLimit"
+    count, words = made.room(1, NOW, "me")
     assert count == 0, "one job is there, and one is as many as the scheduler takes"
     assert "refuses more jobs of ours than 1 for now" in words
-    assert made.room(0, NOW)[0] == 1
+    assert made.room(0, NOW, "me")[0] == 1
     after = NOW + NO_MORE_FOR_S
-    assert (made.refusal(after), made.room(1, after)) == ("", (2, "the configuration allows 3 leases"))
+    assert (made.refusal("me", after), made.room(1, after, "me")) == ("", (2, "the configuration allows 3 leases"))
+
+
+def test_a_limit_of_one_user_stops_no_other():
+    made = books(max_leases=3)
+    made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)
+    made.limit_reached("ann", "AssocMaxSubmitJobLimit", NOW)
+    assert made.refusal("ann", NOW + 299) == "Slurm refuses more jobs of ann for now: AssocMaxSubmitJobLimit"
+    assert [made.refusal(user, NOW) for user in ("bob", "me", "")] == ["", "", ""]
+    assert made.room(2, NOW) == (1, "the configuration allows 3 leases"), "only that is common"
+    assert made.room(0, NOW, "ann")[0] == 1, "one of the jobs is ann's"
+    assert made.room(0, NOW, "bob")[0] == 3
+
+
+class Named(NamedTuple):
+    """A job of a scheduler."""
+
+    name: str
+    user: str
+    state: str
+
+
+def own(made, *jobs):
+    found = own_jobs([Named(f"x-{name}", user, state) for name, user, state in jobs], "x-", made.user_of, ("PD",), ("CD",))
+    return {lease: (job.user, job.state) for lease, job in found.items()}
+
+
+def test_a_job_is_ours_only_if_it_is_of_the_user_whom_the_lease_was_taken_for():
+    made = books()
+    made.know("l1", "ann", NOW)
+    made.know("l1", "bob", NOW)  # an id is one user's
+    theirs = ("l1", "ann", "PD")
+    for fake in (("l1", "bob", "R"), ("l1", "me", "R"), ("l1", "root", "S"), ("l2", "bob", "R")):
+        assert own(made, theirs, fake) == own(made, fake, theirs) == {"l1": ("ann", "PD")}
+        assert own(made, fake) == {}
+    assert own(made, theirs, ("l1", "ann", "R"), ("l1", "ann", "CD")) == {"l1": ("ann", "R")}
+    assert own(made, ("l7", "me", "R"), ("l7", "bob", "R")) == {"l7": ("me", "R")}, "of unknown leases our own user's jobs are ours"
+
+
+def test_whose_a_lease_is_stays_known_while_its_job_is_there():
+    made = books()
+    made.know("l1", "ann", NOW)
+    made.know("l2", "ann", NOW)
+    for later in range(0, 3 * int(REMEMBERED_S), 600):
+        made.look({"l1": job(PENDING)}, "", {}, NOW + later)
+    assert (made.user_of("l1"), made.user_of("l2")) == ("ann", "me")
+    made.look({}, "", {}, NOW + later + REMEMBERED_S)
+    assert made.user_of("l1") == "me"
 
 
 STATES = st.sampled_from([PENDING, RUNNING, ENDED])

@@ -16,7 +16,7 @@ def facts(states, queue="", reservations=(), idle_since=None):
 
 
 def ours(queue):
-    return own_jobs(read_jobs(queue, "MARK", PREFIX).ours, PREFIX, "me", PENDING_STATES, ENDED_STATES)
+    return own_jobs(read_jobs(queue, "MARK", PREFIX).ours, PREFIX, lambda lease: "me", PENDING_STATES, ENDED_STATES)
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,12 @@ def test_jobs_of_others_with_our_name_are_not_ours(world):
     number = made.pbs.submit("true", "-N", f"{PREFIX}l1", queue="preemptable")
     made.pbs.edit(lambda state: state["jobs"][number].update(owner="mallory"))
     assert made.scavenger().poll().leases == ()
+    of_several = made.scavenger(submit_as=("as-owner", "{owner}"))
+    of_several.know({"l1": "ann"})
+    assert of_several.poll().leases == ()
+    of_several = made.scavenger(submit_as=("as-owner", "{owner}"))
+    of_several.know({"l1": "mallory"})
+    assert [lease.scheduler_id for lease in of_several.poll().leases] == [number]
 
 
 def test_what_became_of_a_lease_is_asked_for_once(world):

@@ -112,7 +112,7 @@ class Munge:
 
     def user(self, credential: str, payload: str) -> str:
         """The name of the user who made ``credential`` around ``payload``. Raises UsersError when nobody is vouched for."""
-        if not credential.startswith("MUNGE:") or len(credential) > 8192:
+        if not credential.startswith("MUNGE:") or not credential.isascii() or len(credential) > 8192:
             raise UsersError("What was given is no credential of MUNGE.")
         said = self._run(["unmunge", *self._socket, "--numeric", "--keys=STATUS,UID"], credential)
         head, _, content = said.partition("\n\n")
@@ -126,8 +126,10 @@ class Munge:
 
     def _run(self, argv: list[str], given: str) -> str:
         try:
-            done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, env=self._environment)
-        except (OSError, UnicodeDecodeError) as error:
+            done = subprocess.run(
+                argv, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S, env=self._environment
+            )
+        except (OSError, ValueError) as error:
             raise UsersError(f"{argv[0]} cannot be run: {error}.") from None
         except subprocess.TimeoutExpired:
             raise UsersError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s.") from None

@@ -97,7 +97,7 @@ def test_a_credential_is_good_for_one_key_at_one_daemon(munge):
             munge.user(munge.credential(other), login_payload(ADA, BOB))
 
 
-@pytest.mark.parametrize("credential", ["", "root", "MUNGE:AwQ:", "MUNGE:" + "A" * 10_000])
+@pytest.mark.parametrize("credential", ["", "root", "MUNGE:AwQ:", "MUNGE:" + "A" * 10_000, "MUNGE:€", "MUNGE:\udc80", "MUNGE:\0"])
 def test_what_is_no_credential(munge, credential):
     with pytest.raises(UsersError, match=r"no credential|refused"):
         munge.user(credential, "x")

@@ -122,7 +122,8 @@ def new_plan(
     if not sizes:
         raise ValueError(f"The script crashed at every size from {min_nodes} to {max_nodes} nodes; nothing is left to profile.")
     if chosen is not None:
-        rungs = tuple(k for k in sizes if k in set(chosen))
+        wanted = set(chosen)
+        rungs = tuple(k for k in sizes if k in wanted)
         if not rungs:
             raise ValueError(f"None of the sizes to profile, {sorted(set(chosen))}, can be used between {min_nodes} and {max_nodes} nodes.")
         return ProfilePlan(rungs, rungs, replace(config, tolerance=_MEASURED_ONLY, bridge=False))

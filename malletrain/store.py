@@ -164,14 +164,15 @@ class Store:
         """The job with exactly this id."""
         return self._one(select(schema.jobs).where(schema.jobs.c.id == job_id), JobRow)
 
-    def list_jobs(self, states: Iterable[str] | None = None, owner: str | None = None) -> list[JobRow]:
-        """Jobs in order of submission, of these states and this owner if given."""
-        query = select(schema.jobs).order_by(schema.jobs.c.number)
+    def list_jobs(self, states: Iterable[str] | None = None, owner: str | None = None, newest: int | None = None) -> list[JobRow]:
+        """Jobs in order of submission, of these states and this owner if given; only so many of the ``newest`` if given."""
+        number = schema.jobs.c.number
+        query = select(schema.jobs).order_by(number if newest is None else number.desc()).limit(newest)
         if states is not None:
             query = query.where(schema.jobs.c.state.in_(list(states)))
         if owner is not None:
             query = query.where(schema.jobs.c.owner == owner)
-        return self._all(query, JobRow)
+        return self._all(query, JobRow)[:: 1 if newest is None else -1]
 
     def find_jobs(self, text: str) -> list[JobRow]:
         """The jobs that ``text`` may mean: the one with that id; else those of that name; else those whose id or name begin so.
@@ -309,6 +310,11 @@ class Store:
         """The job's rescales, oldest first."""
         table = schema.rescales
         return self._all(select(table).where(table.c.job == job_id).order_by(table.c.generation), RescaleRow)
+
+    def rescale_counts(self) -> dict[str, int]:
+        """How often each job was rescaled; jobs that never were are left out."""
+        with self.transaction() as connection:
+            return _counts(connection, schema.rescales, "job")
 
     def put_profile(self, row: ProfileRow) -> ProfileRow:
         """Store what is known of a job's scaling as it is now."""

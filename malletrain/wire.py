@@ -356,8 +356,11 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message) -> list[bytes]:
-    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES."""
-    payload = _encoder.encode(message)
+    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES, or holds what msgpack does not."""
+    try:
+        payload = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise WireError(f"A {type(message).__name__} message does not fit into msgpack: {e}.") from None
     if len(payload) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of {MAX_MESSAGE_BYTES}; send less at once."

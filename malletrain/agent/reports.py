@@ -71,13 +71,13 @@ class Reports:
                     self._metrics.popitem(last=False)
                 self._send(metric)  # if not now, then after the reconnection
             case local.SnapshotTaken():
-                data = {
+                data: dict[str, wire.Fact] = {
                     "saved": datagram.saved, "path": datagram.path, "bytes": datagram.bytes, "seconds": datagram.seconds,
                     "samples": datagram.samples, "steps": datagram.steps, "generation": who.generation,
                 }  # fmt: skip
                 self._pass_on(wire.Notice(self.job, who.rank, "snapshot", datagram.sentence, data))
             case local.Profile():
-                facts = {"parameters": datagram.parameters, "flops_per_sample": datagram.flops_per_sample}
+                facts: dict[str, wire.Fact] = {"parameters": datagram.parameters, "flops_per_sample": datagram.flops_per_sample}
                 self._pass_on(wire.Notice(self.job, who.rank, "profile", "", facts))
             case local.Capable():
                 self.capable.add(who.generation)

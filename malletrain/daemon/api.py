@@ -1,25 +1,28 @@
 """What clients may ask: one function an operation, data in, data out.
 
-Decides what a request must look like and what is refused, with a sentence. Rendering is the command line's business.
+Decides what is done and what others may see of it. What a request must be like is decided in :mod:`malletrain.daemon.admission`, who sees
+what of a job in :mod:`malletrain.daemon.discretion`. Rendering is the command line's business.
+
+A request that fails outside of a step of the core costs its sender an error and nothing else; a failed step (:class:`StepFailed`) leaves
+the core's memory and its store apart, and ends the daemon.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from allocator import Goal, ScalingCurve
-from allocator.curves import CurveError
-from jpa import new_plan
-from jpa.curve import MeasuredCurve
 from jpa.points import CI95
 from malletrain import __version__, wire
+from malletrain.daemon.admission import MOST_TEXT, Refused, number, problem_of, text, whole
 from malletrain.daemon.books import decode_spec
 from malletrain.daemon.core import Core
+from malletrain.daemon.discretion import event_for_others, fitting, job_for_others, slim
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.events import JobCancelled, JobState
@@ -45,12 +48,14 @@ from malletrain.views import (
 MAX_WAIT_S = 10.0
 
 
-class Refused(Exception):
-    """The request cannot be done; ``code`` is ``refused`` or ``usage``."""
+MOST_JOBS = 1000
+"""Ended jobs in one answer, and jobs cancelled by one request, unless asked for otherwise."""
+MOST_ENDED = 100_000
+LAST = 2**53
 
-    def __init__(self, sentence: str, code: str = "refused") -> None:
-        super().__init__(sentence)
-        self.code = code
+
+class StepFailed(Exception):
+    """A step of the core did not come to its end; the cause is what happened."""
 
 
 class Api:
@@ -87,6 +92,14 @@ class Api:
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
             return wire.Reply(request.id, False, error=f"The request '{request.op}' is not of its form: {e}.", code="usage")
 
+    @contextmanager
+    def _step(self) -> Iterator[float]:
+        try:
+            with self.core.step() as now:
+                yield now
+        except Exception as error:
+            raise StepFailed(str(error)) from error
+
     # --- jobs --------------------------------------------------------------------------------------------------------------------------
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
@@ -98,21 +111,24 @@ class Api:
         # The files of other users are theirs: the daemon may not see them, and the client has looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise Refused(problem, "usage")
-        with core.step() as now:
+        with self._step() as now:
             row = core.store.add_job(
                 JobRow(core.store.new_job_id(), spec.name, user, msgspec.json.encode(spec).decode(), JobState.QUEUED.value, submitted=now)
             )
             core.trail.record("job-submitted", f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}", job=row.id, name=spec.name)
             core.add(row, spec)
-        return {"job": self._view(core.store.get_job(row.id) or row, spec)}
+        return {"job": self._view(user, core.store.get_job(row.id) or row, spec)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
-        for text in msgspec.convert(params["jobs"], list[str]):
+        names = msgspec.convert(params["jobs"], list[str])
+        if len(names) > MOST_JOBS or any(len(name) > MOST_TEXT for name in names):
+            raise Refused(f"One request cancels {MOST_JOBS} jobs at most, each named by {MOST_TEXT} characters at most.", "usage")
+        for name in names:
             try:
-                row = self._find(text, user)
+                row = self._find(name, user)
             except Refused as e:
-                results.append({"job": text, "ok": False, "sentence": str(e)})
+                results.append({"job": name, "ok": False, "sentence": str(e)})
                 continue
             if not self.core.accounts.may_manage(user, row.owner):
                 sentence = f"Job {row.id} belongs to {row.owner}; only its owner or an operator can cancel it."
@@ -120,21 +136,29 @@ class Api:
             elif JobState(row.state).ended:
                 results.append({"job": row.id, "ok": False, "sentence": f"Job {row.id} is {row.state} already."})
             else:
-                self.core.feed(JobCancelled(row.id))
+                with self._step():
+                    self.core.feed(JobCancelled(row.id))
                 results.append({"job": row.id, "ok": True, "sentence": f"Job {row.id} ({row.name}) is cancelled."})
         return {"results": results}
 
     async def _jobs(self, user: str, params: Mapping[str, Any]) -> list[JobView]:
-        return [self._view(row) for row in self.core.store.list_jobs()]
+        """All unfinished jobs and the newest ``ended`` others, as many as one answer holds."""
+        ended = [state.value for state in JobState if state.ended]
+        unfinished = [state.value for state in JobState if not state.ended]
+        store = self.core.store
+        rows = store.list_jobs(ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)) + store.list_jobs(unfinished)
+        counts = store.rescale_counts()
+        views = [self._view(user, row, rescales=counts.get(row.id, 0)) for row in sorted(rows, key=lambda row: _natural(row.id))]
+        return fitting(views, unfinished)
 
     async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
-        row = self._find(params["job"], user)
+        row = self._find(text(params, "job"), user)
         spec = decode_spec(row.spec)
         store = self.core.store
         if not (mine := self.core.accounts.may_manage(user, row.owner)):
             spec = msgspec.structs.replace(spec, args=(), env={}, setup=None)
         return JobDetail(
-            self._view(row, spec),
+            self._view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds) for o in store.observations(row.id)),
             tuple(
@@ -147,7 +171,7 @@ class Api:
         )
 
     async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
-        row = self._find(params["job"], user)
+        row = self._find(text(params, "job"), user)
         run = self.core.runs.get(row.id)
         if decode_spec(row.spec).mode != "service":
             raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
@@ -175,21 +199,21 @@ class Api:
             state, sentence, learned.curve.phase, cost.up_s, cost.down_s, cost.start_s, points, interruptions
         )
 
-    def _find(self, text: Any, user: str) -> JobRow:
-        """The job that ``user`` means by ``text``: one's own jobs come before those of others."""
-        everybodys = self.core.store.find_jobs(str(text))
+    def _find(self, name: str, user: str) -> JobRow:
+        """The job that ``user`` means by ``name``: one's own jobs come before those of others."""
+        everybodys = self.core.store.find_jobs(name)
         found = [row for row in everybodys if row.owner == user] or everybodys
         if not found:
-            raise Refused(f"There is no job '{text}'; `malletrain status` lists all jobs.")
+            raise Refused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
         if len({row.name for row in found}) > 1:
-            raise Refused(f"'{text}' may mean {', '.join(f'{row.id} ({row.name})' for row in found[:5])}; name one of them.")
+            raise Refused(f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in found[:5])}; name one of them.")
         return found[-1]
 
-    def _view(self, row: JobRow, spec: wire.JobSpec | None = None) -> JobView:
+    def _view(self, user: str, row: JobRow, spec: wire.JobSpec | None = None, rescales: int | None = None) -> JobView:
         spec = spec or decode_spec(row.spec)
         run = self.core.runs.get(row.id)
         now = self.core.clock.now()
-        return JobView(
+        view = JobView(
             row.id,
             row.name,
             row.owner,
@@ -200,13 +224,14 @@ class Api:
             spec.max_nodes,
             run.monitor.rate(now) if run else 0.0,
             run.monitor.total if run else row.samples,
-            len(self.core.store.rescales(row.id)),
+            len(self.core.store.rescales(row.id)) if rescales is None else rescales,
             row.tries,
             row.submitted,
             row.started,
             row.ended,
             dict(row.metrics),
         )
+        return view if self.core.accounts.may_manage(user, row.owner) else job_for_others(view)
 
     def _why(self, row: JobRow) -> str:
         """Why a job has no nodes, for those that wait."""
@@ -244,20 +269,25 @@ class Api:
         return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
-        since, limit = int(params.get("since", 0)), min(int(params.get("limit", 100)), 1000)
-        job = self._find(params["job"], user).id if params.get("job") else None
-        deadline = self.core.clock.now() + min(float(params.get("wait_s", 0)), MAX_WAIT_S)
+        since, limit = whole(params, "since", 0, -LAST, LAST), whole(params, "limit", 100, 0, 1000)
+        job = self._find(text(params, "job"), user).id if params.get("job") else None
+        deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while not (events := self.core.trail.since(since, limit, job)) and (left := deadline - self.core.clock.now()) > 0:
             await self.core.trail.news(left)
-        return events
+        mine: dict[str, bool] = {"": True}
+        for event in events:
+            if event.job not in mine:
+                row = self.core.store.get_job(event.job)
+                mine[event.job] = row is None or self.core.accounts.may_manage(user, row.owner)
+        return slim([event if mine[event.job] else event_for_others(event) for event in events])
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
-        row = self._find(params["job"], user)
+        row = self._find(text(params, "job"), user)
         if not self.core.accounts.may_manage(user, row.owner):
             raise Refused(f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read its logs.")
         ended = JobState(row.state).ended
-        limit = max(1024, min(int(params.get("limit", 65536)), 1024 * 1024))
-        return self.logs.read(row.id, str(params.get("stream", "rank0")), str(params.get("cursor", "")), limit, ended)
+        limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
+        return self.logs.read(row.id, text(params, "stream", "rank0"), text(params, "cursor", ""), limit, ended)
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
         core = self.core
@@ -282,45 +312,6 @@ class Api:
             self.leases.snapshot.time if self.leases.snapshot else None,
             self.leases.poll_error,
         )
-
-
-def problem_of(spec: wire.JobSpec, files: bool = True) -> str:
-    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look whether its files are there."""
-    if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
-        return "A job needs a name of 1 to 200 printable characters."
-    if not 1 <= spec.min_nodes <= spec.max_nodes:
-        return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
-    if spec.nproc_per_node < 0:
-        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, or 0 for one on each GPU."
-    if not 0 < spec.weight < float("inf"):
-        return f"The job's weight is {spec.weight}; give a number above 0."
-    if spec.goal not in {goal.value for goal in Goal}:
-        return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
-    if spec.mode not in ("restart", "live", "service"):
-        return f"The mode '{spec.mode}' is not known; accepted is restart, live or service."
-    if spec.mode == "service" and (spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"):
-        return "A service runs one process on each node under the builtin launcher and says what nodes are worth to it: give --value FILE."
-    if spec.mode == "live" and spec.launcher != "builtin":
-        return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
-    if spec.launcher not in ("builtin", "torchrun"):
-        return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
-    if not os.path.isabs(spec.script) or (files and not os.path.isfile(spec.script)):
-        return f"The daemon's host sees no file {spec.script}; put the script on a file system that the nodes share."
-    if files and not os.path.isdir(spec.workdir):
-        return f"The daemon's host sees no directory {spec.workdir}; name a working directory that the nodes share."
-    if spec.curve is not None:
-        try:
-            ScalingCurve.of((int(k), v) for k, v in spec.curve.items())
-        except (CurveError, ValueError) as e:
-            return str(e)
-    if spec.profile_sizes is not None:
-        try:
-            new_plan(spec.min_nodes, spec.max_nodes, MeasuredCurve(), chosen=spec.profile_sizes)
-        except ValueError as e:
-            return str(e)
-    if len(spec.profile_key) > 200:
-        return "A profile key has 200 characters at most."
-    return ""
 
 
 def _profile_state(row: JobRow, spec: wire.JobSpec, kept: ProfileRow, learned: Learned) -> tuple[str, str]:

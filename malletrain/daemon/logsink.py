@@ -15,6 +15,7 @@ from malletrain.views import LogView
 
 _SAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class LogSink:
@@ -52,7 +53,8 @@ class LogSink:
         files = self._files(job, stream)
         streams = self._streams(job)
         if cursor.startswith("tail:"):
-            cursor = self._tail(files, int(cursor[5:]))
+            size = cursor[5:]
+            cursor = self._tail(files, int(size)) if _NUMBER.fullmatch(size) else ""
         start_key, offset = _parse(cursor)
         text: list[str] = []
         room = limit
@@ -63,6 +65,7 @@ class LogSink:
                 offset = 0
             if offset == 0 and len(files) > 1 and path.stat().st_size:
                 text.append(f"--- round {key[0]} on {key[1]} ---\n")
+            offset = min(offset, path.stat().st_size)
             with path.open("rb") as f:
                 f.seek(offset)
                 data = _whole(f.read(room), last=index == len(files) - 1)
@@ -104,7 +107,7 @@ class LogSink:
 def _parse(cursor: str) -> tuple[tuple[int, str], int]:
     generation, _, rest = cursor.partition(":")
     offset, _, node = rest.partition(":")
-    if not (generation.isdecimal() and offset.isdecimal()):
+    if not (_NUMBER.fullmatch(generation) and _NUMBER.fullmatch(offset)):
         return (-1, ""), 0
     return (int(generation), node), int(offset)
 

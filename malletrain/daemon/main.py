@@ -16,7 +16,7 @@ import structlog
 from malletrain import __version__, logs, wire
 from malletrain.clock import Clock
 from malletrain.config import Config
-from malletrain.daemon.api import Api
+from malletrain.daemon.api import Api, StepFailed
 from malletrain.daemon.backends import backend
 from malletrain.daemon.core import Core, Outside
 from malletrain.daemon.door import Door
@@ -211,10 +211,10 @@ class Daemon:
         try:
             reply = await answer
         except Exception as error:
-            self.transport.send(peer, wire.Reply(request.id, False, error="The daemon failed; see its log.", code="internal"))
-            if self.core.failed is not None and not self.core.failed.done():
-                self.core.failed.set_exception(error)
-            return
+            log.exception("request failed", op=request.op)
+            reply = wire.Reply(request.id, False, error="The daemon failed at this request; its log says how.", code="internal")
+            if isinstance(error, StepFailed) and self.core.failed is not None and not self.core.failed.done():
+                self.core.failed.set_exception(error.__cause__ or error)
         self.transport.send(peer, reply)
 
     def _invalid(self, sentence: str) -> None:

@@ -98,12 +98,17 @@ class Transport:
         self._context.term()
 
     def send(self, peer: bytes, message: wire.Message) -> bool:
-        """Send to ``peer``; False when it is not connected (or does not read): then it hears nothing."""
+        """Send to ``peer``; False when it is not connected (or does not read): then it hears nothing. An answer that is none of the
+        protocol (it is too large, say) is sent as an error."""
         try:
-            self._socket.send_multipart([peer, *wire.encode(message)], zmq.DONTWAIT)
+            frames = wire.encode(message)
         except wire.WireError as e:
             log.error("message not sent", reason=str(e))
-            return False
+            if not (isinstance(message, wire.Reply) and message.ok):
+                return False
+            frames = wire.encode(wire.Reply(message.id, False, error=f"The answer cannot be sent. {e}", code="internal"))
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.DONTWAIT)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

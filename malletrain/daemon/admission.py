@@ -1,0 +1,141 @@
+"""What a request must be like before anything is done with it: its parameters, and a job as submitted.
+
+A client may be anybody's program. Nothing here changes anything; what is refused is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from allocator import Goal, ScalingCurve
+from allocator.curves import CurveError
+from jpa import new_plan
+from jpa.curve import MeasuredCurve
+from malletrain import wire
+
+MOST_NODES = 100_000
+MOST_PROCESSES = 4096
+"""Of one job on one node."""
+MOST_SIZES = 100
+"""To profile at; a profile visits far fewer."""
+WEIGHTS = (1e-6, 1e6)
+MOST_RATE = 1e15
+"""Samples/s, and what they are worth; the planner's arithmetic is good for no more."""
+MOST_SPEC_BYTES = 256 * 1024
+MOST_TEXT = 300
+"""Characters of a parameter: a job's name, a log's, a place in it."""
+
+
+class Refused(Exception):
+    """The request cannot be done; ``code`` is ``refused`` or ``usage``."""
+
+    def __init__(self, sentence: str, code: str = "refused") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def text(params: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """The text ``name``; without a default it has to be there."""
+    value = params.get(name, default)
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
+        raise Refused(f"The request's '{name}' is {_shown(value)}; it is a text of {MOST_TEXT} characters at most.", "usage")
+    return value
+
+
+def whole(params: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """The whole number ``name``, moved into [low, high]."""
+    return int(number(params, name, default, low, high))
+
+
+def number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """The number ``name``, moved into [low, high]."""
+    value = params.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        raise Refused(f"The request's '{name}' is {_shown(value)}; it is a finite number.", "usage")
+    return min(max(value, low), high)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "missing"
+    return f"'{str(value)[:40]}'" if isinstance(value, str | int | float) and len(str(value)[:5000]) <= 40 else f"a {type(value).__name__}"
+
+
+def problem_of(spec: wire.JobSpec, files: bool = True) -> str:
+    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look whether its files are there."""
+    return _size_problem(spec) or _kind_problem(spec) or _file_problem(spec, files) or _curve_problem(spec)
+
+
+def _size_problem(spec: wire.JobSpec) -> str:
+    if (size := len(msgspec.msgpack.encode(spec))) > MOST_SPEC_BYTES:
+        return f"The job's description has {size} bytes, more than {MOST_SPEC_BYTES}; put long lists into a file and name that."
+    if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
+        return "A job needs a name of 1 to 200 printable characters."
+    if not 1 <= spec.min_nodes <= spec.max_nodes:
+        return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
+    if spec.max_nodes > MOST_NODES:
+        return f"The job asks for {spec.max_nodes} nodes; {MOST_NODES} is the most."
+    if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
+        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to {MOST_PROCESSES}, or 0 for one on each GPU."
+    if not WEIGHTS[0] <= spec.weight <= WEIGHTS[1]:
+        return f"The job's weight is {spec.weight:g}; give a number above 0, from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
+    if len(spec.profile_key) > 200:
+        return "A profile key has 200 characters at most."
+    return ""
+
+
+def _kind_problem(spec: wire.JobSpec) -> str:
+    if spec.goal not in {goal.value for goal in Goal}:
+        return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
+    if spec.mode not in ("restart", "live", "service"):
+        return f"The mode '{spec.mode}' is not known; accepted is restart, live or service."
+    if spec.mode == "service" and (spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"):
+        return "A service runs one process on each node under the builtin launcher and says what nodes are worth to it: give --value FILE."
+    if spec.mode == "live" and spec.launcher != "builtin":
+        return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
+    if spec.launcher not in ("builtin", "torchrun"):
+        return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def _file_problem(spec: wire.JobSpec, files: bool) -> str:
+    words = (spec.script, spec.workdir, spec.python, *spec.args, *spec.env, *spec.env.values(), spec.setup or "")
+    if any("\0" in word for word in words):
+        return "A path, an argument or a variable of the job contains a NUL character, which no process can be given."
+    if any(not name or "=" in name for name in spec.env):
+        return "A variable of the job's environment has no name, or one with '=' in it."
+    if not os.path.isabs(spec.script) or (files and not os.path.isfile(spec.script)):
+        return f"The daemon's host sees no file {spec.script}; put the script on a file system that the nodes share."
+    if files and not os.path.isdir(spec.workdir):
+        return f"The daemon's host sees no directory {spec.workdir}; name a working directory that the nodes share."
+    return ""
+
+
+def _curve_problem(spec: wire.JobSpec) -> str:
+    if spec.curve is not None:
+        if too_long := next((k for k in spec.curve if len(k) > 10), None):
+            return f"The scaling curve names '{too_long[:40]}' nodes; {MOST_NODES} is the most."
+        try:
+            curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items())
+        except (CurveError, ValueError) as e:
+            return str(e)
+        if curve.largest > MOST_NODES:
+            return f"The scaling curve names {curve.largest} nodes; {MOST_NODES} is the most."
+        highest = max(rate for _, rate in curve.points)
+        if highest * max(1.0, spec.weight) > MOST_RATE:
+            return f"The scaling curve goes up to {highest:g} samples/s at a weight of {spec.weight:g}; {MOST_RATE:g} is the most."
+    if spec.profile_sizes is not None:
+        if len(spec.profile_sizes) > MOST_SIZES:
+            return f"The job names {len(spec.profile_sizes)} sizes to profile at; {MOST_SIZES} is the most."
+        if outside := [k for k in spec.profile_sizes if not spec.min_nodes <= k <= spec.max_nodes]:
+            return f"{outside[0]} is not a size to profile at: the job asks for {spec.min_nodes}:{spec.max_nodes} nodes."
+        try:
+            new_plan(spec.min_nodes, spec.max_nodes, MeasuredCurve(), chosen=spec.profile_sizes)
+        except ValueError as e:
+            return str(e)
+    return ""

@@ -1,0 +1,206 @@
+"""Requests that no client of ours sends: each costs its sender an error, or is moved within bounds, and the daemon goes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from malletrain.client import ClientError
+from malletrain.daemon.admission import MOST_NODES, MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
+from malletrain.wire import JobSpec
+from tests.malletrain.daemon.forged import Imagined, RunningDaemon
+
+INF, BIG = math.inf, 2**64 - 1
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"), patch)
+        made.job_of_ann = made.submit("ann")
+        made.call(lambda: made.daemon.logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
+        yield made
+        made.stop()
+
+
+@pytest.mark.parametrize(
+    ("op", "params"),
+    [
+        ("events", {"since": INF}),
+        ("events", {"since": math.nan}),
+        ("events", {"since": "0"}),
+        ("events", {"since": [1]}),
+        ("events", {"limit": INF}),
+        ("events", {"wait_s": math.nan}),
+        ("events", {"job": ["j1"]}),
+        ("events", {"job": "x" * 1_000_000}),
+        ("logs", {"limit": INF}),
+        ("logs", {"limit": True}),
+        ("logs", {"stream": b"rank0"}),
+        ("logs", {"cursor": "1" * 400}),
+        ("jobs", {"ended": INF}),
+        ("job", {"job": None}),
+        ("job", {"job": {"id": 1}}),
+        ("members", {"job": 1.5}),
+        ("cancel", {"jobs": ["x" * 4_000_000]}),
+        ("cancel", {"jobs": ["x"] * 2000}),
+        ("cancel", {"jobs": "j1"}),
+        ("cancel", {}),
+        ("submit", {}),
+        ("submit", {"spec": {"name": 1}}),
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_parameters_that_make_no_sense_are_refused(running, op, params):
+    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    with running.client("ann") as client, pytest.raises(ClientError) as refused:
+        client.call(op, given)
+    assert refused.value.code == "usage"
+    assert len(str(refused.value)) < 500
+    assert running.alive()
+
+
+@pytest.mark.parametrize(
+    ("op", "params"),
+    [
+        ("events", {"since": BIG}),
+        ("events", {"since": -(2**63)}),
+        ("events", {"since": 1e300}),
+        ("events", {"limit": -1}),
+        ("events", {"limit": BIG}),
+        ("events", {"wait_s": -1e300}),
+        ("jobs", {"ended": -5}),
+        ("jobs", {"ended": BIG}),
+        ("logs", {"limit": BIG}),
+        ("logs", {"cursor": f"1:{2**63 - 1}:n0"}),
+        ("logs", {"cursor": "1:99999999999999999999:n0"}),
+        ("logs", {"cursor": "٣:٣:n0"}),
+        ("logs", {"cursor": "tail:-5"}),
+        ("logs", {"cursor": "tail:99999999999999999999"}),
+        ("logs", {"stream": "../../keys/server"}),
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_numbers_out_of_bounds_are_moved_within(running, op, params):
+    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    with running.client("ann") as client:
+        assert client.call(op, given) is not None
+    assert running.alive()
+
+
+def test_a_place_beyond_the_end_of_a_log_reads_nothing(running):
+    with running.client("ann") as client:
+        assert client.logs(running.job_of_ann, cursor="1:999999999999999:n0").text == ""
+        assert client.logs(running.job_of_ann).text == "hello\n"
+
+
+SPEC = JobSpec("job", "ann", "/x.py", "/", "python", goal="throughput")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_nodes": 10**7}, "100000 is the most"),
+        ({"max_nodes": 10**12}, "100000 is the most"),
+        ({"min_nodes": 2**63, "max_nodes": BIG}, "100000 is the most"),
+        ({"nproc_per_node": 2**63}, "processes a node"),
+        ({"weight": 1e308}, "weight"),
+        ({"weight": 1e-300}, "weight"),
+        ({"weight": INF}, "weight"),
+        ({"weight": math.nan}, "weight"),
+        ({"curve": {"1": 1e308}}, "1e\\+15 is the most"),
+        ({"curve": {"1": 1e12}, "weight": 1e4}, "1e\\+15 is the most"),
+        ({"curve": {"1": INF}}, "finite"),
+        ({"curve": {"1": 1.0, str(10**12): 2.0}}, "is the most"),
+        ({"curve": {"1": 1.0, "100001": 2.0}}, "is the most"),
+        ({"curve": {"9" * 5000: 1.0}}, "is the most"),
+        ({"curve": {}}, "no points"),
+        ({"profile_sizes": (1, 2**63)}, "not a size to profile"),
+        ({"profile_sizes": (0,)}, "not a size to profile"),
+        ({"profile_sizes": tuple(range(1, 102)), "max_nodes": 200}, "100 is the most"),
+        ({"args": ("x" * MOST_SPEC_BYTES,)}, "put long lists into a file"),
+        ({"env": {"A": "x" * MOST_SPEC_BYTES}}, "put long lists into a file"),
+        ({"name": "x" * 201}, "1 to 200"),
+        ({"script": "/\0x"}, "NUL"),
+        ({"workdir": "/\0"}, "NUL"),
+        ({"args": ("a\0b",)}, "NUL"),
+        ({"env": {"A": "\0"}}, "NUL"),
+        ({"env": {"A=B": "1"}}, "no name, or one with '='"),
+        ({"env": {"": "1"}}, "no name, or one with '='"),
+        ({"profile_key": "k" * 201}, "200 characters"),
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_a_job_beyond_all_bounds_is_refused(running, changes, words):
+    with running.client("ann") as client, pytest.raises(ClientError, match=words) as refused:
+        client.submit(JobSpec(**{**{f: getattr(SPEC, f) for f in SPEC.__struct_fields__}, **changes}))
+    assert refused.value.code == "usage"
+    assert len(str(refused.value)) < 500
+    assert running.alive()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_nodes": MOST_NODES},
+        {"max_nodes": MOST_NODES, "profile": True, "profile_sizes": (1, MOST_NODES)},
+        {"curve": {"1": 1e15}},
+        {"curve": {"1": 1e9, str(MOST_NODES): 1e9}, "weight": 1e6, "max_nodes": MOST_NODES},
+        {"weight": 1e-6},
+        {"env": {"A": "ü" * 50_000}},
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_a_job_just_within_the_bounds_is_taken_and_planned(running, changes):
+    job = running.submit("ann", **changes)
+    with running.client("bob") as client:
+        assert client.job(job).job.state == "queued"
+    with running.client("ann") as client:
+        assert client.cancel([job])[0]["ok"]
+
+
+def test_the_same_bounds_hold_where_files_are_looked_at(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    spec = JobSpec("job", "ann", str(script), str(tmp_path), "python", goal="throughput", max_nodes=4, profile_sizes=(4, 2, 1))
+    assert problem_of(spec) == ""
+
+
+def test_parameters_by_name():
+    assert whole({"n": 3.9}, "n", 0, 0, 10) == 3
+    assert whole({"n": 10**400}, "n", 0, 0, 10) == 10
+    assert whole({}, "n", 7, 0, 10) == 7
+    assert number({"n": -2.5}, "n", 0.0, -1.0, 1.0) == -1.0
+    assert text({}, "t", "x") == "x"
+    for call in (lambda: text({}, "t"), lambda: text({"t": "x" * 301}, "t"), lambda: number({"n": None}, "n", 0, 0, 1)):
+        with pytest.raises(Refused) as refused:
+            call()
+        assert refused.value.code == "usage"
+
+
+def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_ends_the_daemon(tmp_path, monkeypatch):
+    from malletrain.store import StoreError
+
+    running = RunningDaemon(tmp_path, Imagined(), monkeypatch)
+    job = running.submit("ann")
+
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(running.daemon.api.logs, "read", broken)
+    with running.client("ann") as client:
+        with pytest.raises(ClientError) as failed:
+            client.logs(job)
+        assert failed.value.code == "internal"
+        assert running.alive()
+
+        def full(*args, **kwargs):
+            raise StoreError("The disk is full.")
+
+        monkeypatch.setattr(running.daemon.core.store, "update_job", full)
+        with pytest.raises(ClientError) as failed:
+            client.cancel([job])
+        assert failed.value.code == "internal"
+    running._thread.join(20)
+    assert isinstance(running.error, StoreError)

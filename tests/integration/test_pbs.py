@@ -121,7 +121,8 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
     listed = tmp_path / "users"
     listed.write_text(f"ann {ann.public}\nbob {bob.public}\n")
     lines = 'submit_as = ["env", "FAKE_PBS_USER={owner}"]'
-    with pbs_site(tmp_path, hosts=4, daemon=f'users = "{listed}"\noperators = ["ann"]', lines=lines) as site:
+    site_file = tmp_path / "site.json"
+    with pbs_site(tmp_path, hosts=4, daemon=f'users = "{listed}"\noperators = ["ann"]\nannounce = "{site_file}"', lines=lines) as site:
         script = site.script("steady.py", STEADY)
 
         def submit(pair, name):
@@ -155,3 +156,6 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
         (site.work / "stop").touch()
         assert site.until_state(first.id, "completed", "failed").state == "completed"
         site.until(lambda: not site.pbs.leases(), "every lease is given back")
+        info = read_daemon_info(site_file, site=True)
+    assert not (site.state / INFO).exists()
+    assert read_daemon_info(site_file, site=True) == info, "clients of the site are not told to start a daemon of their own"

@@ -16,13 +16,13 @@ from malletrain.daemon.agents import Agent
 from malletrain.daemon.books import JobRun
 from malletrain.daemon.core import Core
 from malletrain.daemon.logsink import LogSink
-from malletrain.events import Believed, NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
+from malletrain.daemon.reports import Reports
+from malletrain.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
 from malletrain.rounds import Stage
 from malletrain.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
 
-SAVE_EVERY_S = 2.0
 GIVEN_BACK, RECALLED = "given back", "recalled"
 """The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's job needs it more."""
 RECALL_SENTENCE = "Jobs of another user have more use for the node."
@@ -33,7 +33,7 @@ class Inbox:
 
     def __init__(self, core: Core, logs: LogSink, boot: str, horizon: Callable[[str], tuple[float | None, str | None]]) -> None:
         self.core = core
-        self.logs = logs
+        self.reports = Reports(core, logs)
         self.boot = boot
         self.horizon = horizon
         self.adopting: dict[str, dict[str, wire.Assignment]] | None = {}
@@ -42,10 +42,10 @@ class Inbox:
             wire.Phase: self._phase,
             wire.StoreUp: self._store_up,
             wire.Drained: self._drained,
-            wire.Progress: self._progress,
+            wire.Progress: self.reports.progress,
             wire.Mark: lambda agent, run, m: run.monitor.mark(m),
-            wire.Metric: self._metric,
-            wire.Notice: self._notice,
+            wire.Metric: self.reports.metric,
+            wire.Notice: self.reports.notice,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
@@ -67,7 +67,7 @@ class Inbox:
         elif isinstance(message, wire.Released):
             self._released(agent, message.job)
         elif isinstance(message, wire.LogChunk):
-            self._log_chunk(agent, message)
+            self.reports.log_chunk(agent, message)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, wire.Phase) else message.job
             run = core.runs.get(job)
@@ -260,34 +260,6 @@ class Inbox:
                 self.core.trail.record("drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node)
             self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
-    def _progress(self, agent: Agent, run: JobRun, message: wire.Progress) -> None:
-        before = run.monitor.total
-        run.monitor.progress(message)
-        self.core.metrics.samples(run.monitor.total - before)
-        self.core.keep_rescales(run)
-        if run.starting_until is not None and message.generation == run.rounds.generation and message.samples > 0:
-            self.core.first_sample(run)
-        self.core.progressed(run, message)
-        now = self.core.clock.now()
-        if now - run.saved_at > SAVE_EVERY_S:
-            with self.core.step():
-                self.core.books.checkpoint(run, now)
-
-    def _metric(self, agent: Agent, run: JobRun, message: wire.Metric) -> None:
-        with self.core.step():
-            self.core.books.save(run, metrics={**run.row.metrics, message.name: message.value})
-
-    def _notice(self, agent: Agent, run: JobRun, message: wire.Notice) -> None:
-        with self.core.step():
-            if message.sentence:
-                self.core.books.notice(run, message.sentence)
-            if message.kind == "snapshot" and message.data:
-                self.core.books.save(run, snapshot=message.data)
-            elif message.kind == "profile" and self.core.config.profiling.enabled:
-                learned = self.core.curves.described(run.row.id, run.spec, message.data)
-                if learned is not None:
-                    self.core.feed(Believed(run.row.id, learned))
-
     def _warn_of_silence(self, run: JobRun, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
         if run.spec.mode != "service" and run.rounds.stage is Stage.RUNNING and run.monitor.silent_for(now) > limit:
@@ -297,13 +269,3 @@ class Inbox:
             )
             with self.core.step():
                 self.core.books.notice(run, sentence)
-
-    def _log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
-        try:
-            end = self.logs.write(chunk.job, chunk.generation, chunk.stream, chunk.node, chunk.offset, chunk.data)
-        except OSError as e:
-            log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
-            return
-        self.core.transmit(agent.peer, wire.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end))
-
-

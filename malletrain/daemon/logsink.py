@@ -13,7 +13,7 @@ from pathlib import Path
 
 from malletrain.views import LogView
 
-_SAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -27,9 +27,9 @@ class LogSink:
 
     def write(self, job: str, generation: int, stream: str, node: str, offset: int, data: bytes) -> int:
         """Keep ``data`` at ``offset``; returns the offset up to which the file is whole. Raises OSError when the disk refuses."""
-        folder = self._root / _SAFE.sub("_", job)
+        folder = self._root / _safe(job)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"g{generation}-{_SAFE.sub('_', stream)}@{_SAFE.sub('_', node)}.log"
+        path = folder / f"g{generation}-{_safe(stream)}@{_safe(node)}.log"
         end = offset + len(data)
         if offset >= self._limit:
             return end
@@ -89,7 +89,7 @@ class LogSink:
         return tuple(sorted(names, key=lambda n: (not n.startswith("rank"), len(n), n)))
 
     def _all(self, job: str) -> Iterator[tuple[tuple[int, str], str, Path]]:
-        folder = self._root / _SAFE.sub("_", job)
+        folder = self._root / _safe(job)
         for path in folder.glob("g*.log") if folder.is_dir() else ():
             if match := _NAME.match(path.name):
                 yield (int(match[1]), match[3]), match[2], path
@@ -102,6 +102,11 @@ class LogSink:
                 return f"{generation}:{length - size}:{node}"
             size -= length
         return ""
+
+
+def _safe(name: str) -> str:
+    """A name that stays in its folder."""
+    return _UNSAFE.sub("_", name) if name.strip(".") else "_"
 
 
 def _parse(cursor: str) -> tuple[tuple[int, str], int]:

@@ -29,6 +29,9 @@ from malletrain.rounds import (
     SendRound,
 )
 
+LONGEST_REASON = 1000
+"""Characters of why a job broke: it quotes the job's last line, which may be of any length."""
+
 
 class RoundShell:
     """For all jobs of one daemon. ``feed`` takes events for the controller, ``service_formed`` a service whose members are all up."""
@@ -105,11 +108,12 @@ class RoundShell:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
+        sentence = action.sentence if len(action.sentence) <= LONGEST_REASON else action.sentence[: LONGEST_REASON - 1] + "…"
         self._books.save(run, failure=failure)
         self._trail.record(
-            "job-broke", action.sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]
+            "job-broke", sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]
         )
-        self._feed(JobBroke(run.row.id, action.sentence))
+        self._feed(JobBroke(run.row.id, sentence))
 
     def _assign(self, run: JobRun) -> wire.Assign:
         jobs = self._config.jobs

@@ -458,3 +458,20 @@ def test_specs_are_kept_byte_for_byte(store):
     spec = json.dumps({"z": 1, "a": [1.0, "é"]}, indent=3, ensure_ascii=False)
     job = store.add_job(JobRow(store.new_job_id(), "x", "ada", spec, "queued"))
     assert store.get_job(job.id).spec == spec
+
+
+def test_the_newest_jobs_come_in_order_of_submission_too(store):
+    for i in range(1, 6):
+        store.add_job(JobRow(store.new_job_id(), f"job{i}", "me", "{}", "running" if i == 3 else "completed"))
+    assert [j.id for j in store.list_jobs(newest=2)] == ["j4", "j5"]
+    assert [j.id for j in store.list_jobs(["completed"], newest=3)] == ["j2", "j4", "j5"]
+    assert store.list_jobs(newest=0) == []
+    assert len(store.list_jobs(newest=100)) == 5
+
+
+def test_rescales_are_counted_by_job(store):
+    for _ in range(2):
+        store.add_job(JobRow(store.new_job_id(), "job", "me", "{}", "running"))
+    for generation in (1, 2, 3):
+        store.put_rescale(RescaleRow("j2", generation, "up", 1, 2, 0.0))
+    assert store.rescale_counts() == {"j2": 3}

@@ -1,0 +1,34 @@
+"""What a daemon that starts tells the scavenger of the leases of its life before."""
+
+from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
+
+
+class Remembers(Imagined):
+    """``said``: what was told it, and whether it had been polled before that."""
+
+    def __init__(self, *nodes):
+        super().__init__(*nodes)
+        self.polled = False
+        self.said = []
+
+    def poll(self):
+        self.polled = True
+        return super().poll()
+
+    def know(self, leases):
+        self.said.append((dict(leases), self.polled))
+
+
+def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(tmp_path, monkeypatch):
+    machine = Remembers("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine, monkeypatch)
+    try:
+        for user in ("ann", "bob"):
+            daemon.submit(user)
+        until(lambda: machine.of("ann") and machine.of("bob"), "each has a lease")
+    finally:
+        daemon.stop()
+    machine.polled = False
+    owners = {lease: request.owner for lease, request in machine.requests.items() if lease in machine.leases}
+    RunningDaemon(tmp_path, machine, monkeypatch).stop()
+    assert machine.said == [({}, False), (owners, False)]

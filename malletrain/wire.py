@@ -381,6 +381,11 @@ def decode(frames: Sequence[bytes]) -> Any:
     try:
         return _decoder.decode(payload)
     except msgspec.ValidationError as e:
-        raise WireError(f"The message does not fit the protocol: {e}.") from None
+        raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"The message body is not valid msgpack: {e}.") from None
+        raise WireError(f"The message body is not valid msgpack: {_short(e)}.") from None
+
+
+def _short(error: Exception) -> str:
+    """What was wrong; it may quote the message, which may be long."""
+    return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

@@ -113,3 +113,16 @@ FORGED = [
 def test_what_no_honest_process_sends_is_refused(kind, fields):
     with pytest.raises(wire.WireError, match="does not fit the protocol"):
         wire.decode([wire.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})])
+
+
+@pytest.mark.parametrize("message", [{"type": "heartbeat", "boot": "b", "x" * 10**6: 1}, {"type": "x" * 10**6}], ids=["field", "type"])
+def test_what_was_wrong_is_said_in_few_words(message):
+    with pytest.raises(wire.WireError) as refused:
+        wire.decode([wire.PROTOCOL, msgspec.msgpack.encode(message)])
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("data", [2**64, object(), "\udc80", "x" * wire.MAX_MESSAGE_BYTES], ids=["large", "object", "surrogate", "long"])
+def test_what_cannot_be_sent_is_said_so(data):
+    with pytest.raises(wire.WireError):
+        wire.encode(wire.Reply("1", True, data))

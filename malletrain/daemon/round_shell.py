@@ -110,9 +110,7 @@ class RoundShell:
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
         sentence = action.sentence if len(action.sentence) <= LONGEST_REASON else action.sentence[: LONGEST_REASON - 1] + "…"
         self._books.save(run, failure=failure)
-        self._trail.record(
-            "job-broke", sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures]
-        )
+        self._trail.record("job-broke", sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures])
         self._feed(JobBroke(run.row.id, sentence))
 
     def _assign(self, run: JobRun) -> wire.Assign:

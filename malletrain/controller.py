@@ -62,7 +62,7 @@ __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
 
 class Controller:
-    """The state machine. Every method but :meth:`handle` and :meth:`hold` only reads."""
+    """The state machine. Every public method but :meth:`handle` and :meth:`hold` only reads."""
 
     def __init__(self, settings: ControllerSettings | None = None, planner: Planner = make_plan) -> None:
         self.settings = settings or ControllerSettings()
@@ -138,6 +138,10 @@ class Controller:
         times = [max(at, self._held_until) for at in due]
         times += self._line.wakeups()
         return min(times) if times and min(times) < math.inf else None
+
+    def held_off(self, owner: str, now: float) -> bool:
+        """Whether no leases are taken as ``owner`` for a while, because they came to nothing."""
+        return self._gaps.held_off(owner, now)
 
     # --- nodes ---
 

@@ -238,7 +238,10 @@ class Api:
         job = self.core.controller.jobs.get(row.id)
         if job is None or job.state.ended or job.nodes:
             return ""
-        nodes = len(self.core.controller.nodes)
+        owner = job.submitted.owner
+        if self.core.controller.held_off(owner, self.core.clock.now()):
+            return f"leases as {owner} come to nothing ('malletrain events' says why); tried again later"
+        nodes = sum(node.owner == owner for node in self.core.controller.nodes.values())
         if nodes < job.submitted.min_nodes:
             return f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
         return "others are served first"

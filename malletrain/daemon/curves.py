@@ -149,8 +149,9 @@ class Curves:
             with open(spec.script, "rb") as file:
                 script = file.read(LARGEST_SCRIPT)
         except OSError:  # the daemon's user may not read what the job's owner may
-            script = str(Path(spec.script)).encode("utf-8", "surrogateescape")
-        return profile_key(script, spec.args, node_class, spec.nproc_per_node, user_key=spec.profile_key or None)
+            script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
+        user_key = f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None  # others may choose the same name for something else
+        return profile_key(script, spec.args, node_class, spec.nproc_per_node, user_key=user_key)
 
 
 def _positive(value: object) -> float | None:

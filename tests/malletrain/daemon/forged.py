@@ -55,7 +55,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Imagined:
-    """A main scheduler whose leases run as soon as they are asked for."""
+    """A main scheduler whose leases run as soon as they are asked for; those of the user ``refuses`` never do."""
 
     name = "imagined"
 
@@ -63,6 +63,7 @@ class Imagined:
         self.nodes = nodes
         self.requests: dict[str, Any] = {}
         self.leases: dict[str, Lease] = {}
+        self.refuses = ""
 
     def poll(self) -> Snapshot:
         held = {lease.node for lease in self.leases.values()}
@@ -72,8 +73,9 @@ class Imagined:
     def take(self, requests: Any) -> list[Lease]:
         for r in requests:
             self.requests[r.id] = r
-            self.leases[r.id] = Lease(r.id, r.id, LeaseState.RUNNING, r.node)
-        return [self.leases[r.id] for r in requests]
+            if r.owner != self.refuses:
+                self.leases[r.id] = Lease(r.id, r.id, LeaseState.RUNNING, r.node)
+        return [self.leases.get(r.id) or Lease(r.id, "", LeaseState.ENDED, r.node, "invalid account") for r in requests]
 
     def give_back(self, leases: Any) -> None:
         for lease in leases:

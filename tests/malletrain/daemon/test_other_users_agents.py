@@ -143,3 +143,14 @@ def test_jobs_of_others_wait_while_the_daemon_serves_its_own_user_only(start, ag
     own.hello()
     assert own.hear(wire.Assign).job == mine
     assert daemon.job(anns).state == "queued"
+
+
+def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
+    machine = Imagined("n0", "n1")
+    machine.refuses = "bob"
+    daemon = start(machine)
+    bobs = daemon.submit("bob")
+    until(lambda: "leases as bob come to nothing" in daemon.job(bobs).reason, "Bob's job says why it waits")
+    assert "invalid account" in {e.sentence.rpartition(": ")[2].rstrip(".") for e in daemon.events() if e.kind == "lease-ended"}
+    daemon.submit("ann", max_nodes=2)
+    lease_of(machine, "ann", 2)

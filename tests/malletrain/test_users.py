@@ -27,6 +27,7 @@ def test_a_list(tmp_path):
         (f"../ada {BOB}", "line 2"),
         (f"bob {ADA}", "the key of bob is that of ada already"),
     ],
+    ids=["no key", "the other way round", "a short key", "more words", "a path for a name", "two users of one key"],
 )
 def test_a_wrong_line_is_told(line, words):
     with pytest.raises(UsersError, match=words):

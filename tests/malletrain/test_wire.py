@@ -80,7 +80,7 @@ FORGED = [
         ("notice", {"job": "j1", "rank": 0, "kind": "snapshot", "sentence": "", "data": data})
         for data in (
             {"a": b"bytes"},
-            {"a": datetime.datetime.now(datetime.timezone.utc)},
+            {"a": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)},
             {"a": {"nested": 1}},
             {"a": {(1, 2): 3}},
             {1: 2},

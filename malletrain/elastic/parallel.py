@@ -36,8 +36,12 @@ class Parallel(torch.nn.Module):
         self.__dict__["_ddp"] = None  # not a submodule: it holds ``module`` itself
 
     def rebuild(self, group: Group) -> None:
-        """For a new group. Nothing is exchanged: all ranks hold the same state by now."""
+        """For a new group. Nothing is exchanged: all ranks hold the same state by now.
+
+        Gradients are dropped. They are those of the last step, which the next one begins without; DDP would copy them into its new buckets.
+        """
         self.__dict__["_ddp"], self._group = None, None
+        self.module.zero_grad(set_to_none=True)
         if not group.several or not any(p.requires_grad for p in self.module.parameters()):
             return
         options = dict(self._options)

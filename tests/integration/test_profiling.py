@@ -108,7 +108,7 @@ def test_a_daemon_killed_during_a_profile_takes_it_up_again(profiled):
 
 def test_what_cannot_be_profiled_is_refused_and_what_is_not_wanted_not_done(profiled):
     script = profiled.script("shared.py", SHARED)
-    with pytest.raises(Exception, match="sizes to profile"):
+    with pytest.raises(Exception, match="size to profile"):
         profiled.submit(script, nodes=(1, 3), profile_sizes=(7,))
     job = profiled.submit(script, nodes=(1, 3), profile=False)
     profiled.until_samples(job, 500)

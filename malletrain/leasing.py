@@ -4,8 +4,7 @@ Decides which gaps may be asked for (long enough, not asked for already, not fou
 become where several users want them, and that a user whose leases come to nothing is held off. How many are of use is the controller's
 decision.
 
-What went wrong on a node went wrong for one owner: a user without an account, or whose script breaks on every node, costs the others
-nothing.
+What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up nowhere, costs the others nothing.
 """
 
 from __future__ import annotations

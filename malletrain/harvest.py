@@ -36,10 +36,15 @@ class Harvest:
         may_recall = len(c._line.owners) > 1 and now >= self._recall_at
         if not due and not offers and not may_recall:
             return []
-        everything = {**{name: c.nodes[name].info for name in c._usable}, **{name: info for name, (info, _) in coming.items()}, **offers}
+        # With one owner the pools are the classes, and nothing need be looked up node by node.
+        mine = c._usable if c._line.owners.keys() <= {""} else {name: c.nodes[name].info for name in c._usable}
+        everything = {**mine, **{name: info for name, (info, _) in coming.items()}, **offers}
         favoured = {*by_class(c._usable_by_pool), *(info.node_class for info, _ in coming.values())}
         imagined = c._planner(c._candidates(everything, now, imagined=True), everything, c.settings.planning, favoured)
-        used = Counter(pool(everything[n].node_class, c.jobs[job].submitted.owner) for job, nodes in imagined.nodes.items() for n in nodes)
+        used: Counter[str] = Counter()
+        for job, nodes in imagined.nodes.items():
+            if nodes:  # all of one class
+                used[pool(everything[nodes[0]].node_class, c.jobs[job].submitted.owner)] += len(nodes)
         spare = c._usable_by_pool - used
         wanted = used - c._usable_by_pool - Counter(pool(info.node_class, owner) for info, owner in coming.values())
         back = []

@@ -83,11 +83,10 @@ class Gaps:
 
     def open(self, held: Collection[str], owners: Collection[str], now: float) -> dict[str, NodeInfo]:
         """The gaps that may be asked for now as one of the owners; ``held`` are leased already."""
-        return {
-            name: info
-            for name, info in self._seen.items()
-            if name not in held and name not in self._asked and any(self._fit(name, owner, now) for owner in owners)
-        }
+        found = {name: info for name, info in self._seen.items() if name not in held and name not in self._asked}
+        if self._unfit_until:
+            found = {name: info for name, info in found.items() if any(self._fit(name, owner, now) for owner in owners)}
+        return found
 
     def _fit(self, node: str, owner: str, now: float) -> bool:
         return now >= self._unfit_until.get((node, owner), now)

@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 def test_a_job_trains_and_completes(embedded):
     script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(1, 2), env={"SECONDS": "1.5"})
+    job = embedded.submit(script, nodes=(2, 2), env={"SECONDS": "1.5"})
     done = embedded.until_state(job, "completed", "failed")
     assert done.state == "completed", embedded.show(job).failure
     assert done.metrics == {"accuracy": 0.5}

@@ -20,6 +20,8 @@ import msgspec
 
 PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_NODES = 100_000
+"""The most nodes that a job may ask for."""
 
 _FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from allocator.curves import CurveError, ScalingCurve
 from malletrain.keys import user_name
-from malletrain.wire import JobSpec
+from malletrain.wire import MAX_NODES, JobSpec
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
-MAX_NODES = 1_000_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

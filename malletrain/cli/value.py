@@ -13,7 +13,8 @@ import math
 import sys
 from pathlib import Path
 
-from malletrain.cli.jobspec import MAX_NODES, SpecError
+from malletrain.cli.jobspec import SpecError
+from malletrain.wire import MAX_NODES
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,8 +17,8 @@ from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from malletrain import wire
+from malletrain.wire import MAX_NODES
 
-MOST_NODES = 100_000
 MOST_PROCESSES = 4096
 """Of one job on one node."""
 MOST_SIZES = 100
@@ -78,8 +78,8 @@ def _size_problem(spec: wire.JobSpec) -> str:
         return "A job needs a name of 1 to 200 printable characters."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
         return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
-    if spec.max_nodes > MOST_NODES:
-        return f"The job asks for {spec.max_nodes} nodes; {MOST_NODES} is the most."
+    if spec.max_nodes > MAX_NODES:
+        return f"The job asks for {spec.max_nodes} nodes; {MAX_NODES} is the most."
     if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
         return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to {MOST_PROCESSES}, or 0 for one on each GPU."
     if not WEIGHTS[0] <= spec.weight <= WEIGHTS[1]:
@@ -119,13 +119,13 @@ def _file_problem(spec: wire.JobSpec, files: bool) -> str:
 def _curve_problem(spec: wire.JobSpec) -> str:
     if spec.curve is not None:
         if too_long := next((k for k in spec.curve if len(k) > 10), None):
-            return f"The scaling curve names '{too_long[:40]}' nodes; {MOST_NODES} is the most."
+            return f"The scaling curve names '{too_long[:40]}' nodes; {MAX_NODES} is the most."
         try:
             curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items())
         except (CurveError, ValueError) as e:
             return str(e)
-        if curve.largest > MOST_NODES:
-            return f"The scaling curve names {curve.largest} nodes; {MOST_NODES} is the most."
+        if curve.largest > MAX_NODES:
+            return f"The scaling curve names {curve.largest} nodes; {MAX_NODES} is the most."
         highest = max(rate for _, rate in curve.points)
         if highest * max(1.0, spec.weight) > MOST_RATE:
             return f"The scaling curve goes up to {highest:g} samples/s at a weight of {spec.weight:g}; {MOST_RATE:g} is the most."

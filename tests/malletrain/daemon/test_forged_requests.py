@@ -7,8 +7,8 @@ import math
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.admission import MOST_NODES, MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
-from malletrain.wire import JobSpec
+from malletrain.daemon.admission import MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
+from malletrain.wire import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
 INF, BIG = math.inf, 2**64 - 1
@@ -143,10 +143,10 @@ def test_a_job_beyond_all_bounds_is_refused(running, changes, words):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_nodes": MOST_NODES},
-        {"max_nodes": MOST_NODES, "profile": True, "profile_sizes": (1, MOST_NODES)},
+        {"max_nodes": MAX_NODES},
+        {"max_nodes": MAX_NODES, "profile": True, "profile_sizes": (1, MAX_NODES)},
         {"curve": {"1": 1e15}},
-        {"curve": {"1": 1e9, str(MOST_NODES): 1e9}, "weight": 1e6, "max_nodes": MOST_NODES},
+        {"curve": {"1": 1e9, str(MAX_NODES): 1e9}, "weight": 1e6, "max_nodes": MAX_NODES},
         {"weight": 1e-6},
         {"env": {"A": "ü" * 50_000}},
     ],

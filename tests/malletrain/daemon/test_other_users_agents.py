@@ -43,6 +43,18 @@ def lease_of(machine, owner, count=1):
     return until(lambda: len(machine.of(owner)) >= count and machine.of(owner), f"{owner} has {count} leases")
 
 
+def recall_at_work(daemon, machine, agent):
+    """Ann's job runs on n0, which is then recalled; returns the job and its agent."""
+    job = daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    made = agent(daemon, lease)
+    made.hello()
+    made.work(job)
+    until(lambda: daemon.job(job).nodes, "the job runs")
+    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+    return job, made
+
+
 def test_jobs_go_to_their_owners_agents(start, agent):
     machine = Imagined("n0", "n1")
     daemon = start(machine)
@@ -91,13 +103,7 @@ def test_an_agent_is_on_the_node_of_its_lease_and_of_its_class(start, agent):
 def test_a_recalled_agent_that_says_hello_again_keeps_its_job_until_it_has_moved_off(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
-    job = daemon.submit("ann")
-    [lease] = lease_of(machine, "ann")
-    recalled = agent(daemon, lease)
-    recalled.hello()
-    recalled.work(job)
-    until(lambda: daemon.job(job).nodes, "the job runs")
-    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+    job, recalled = recall_at_work(daemon, machine, agent)
     drain = recalled.hear(wire.Drain)
     recalled.hello(assignment=wire.Assignment(job, "running", drain.generation))
     recalled.hear(wire.Welcome)
@@ -106,22 +112,16 @@ def test_a_recalled_agent_that_says_hello_again_keeps_its_job_until_it_has_moved
     recalled.say(wire.Released(job))
     assert recalled.hear(wire.Goodbye).reason
     assert RECALL_SENTENCE in {e.sentence for e in daemon.events()}
-    assert daemon.daemon.leases.active[lease].end_reason == "recalled"
+    assert daemon.daemon.leases.active[recalled.lease].end_reason == "recalled"
 
 
 def test_a_recall_outlives_the_daemon(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
-    job = daemon.submit("ann")
-    [lease] = lease_of(machine, "ann")
-    before = agent(daemon, lease)
-    before.hello()
-    before.work(job)
-    until(lambda: daemon.job(job).nodes, "the job runs")
-    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+    job, before = recall_at_work(daemon, machine, agent)
     generation = before.hear(wire.Drain).generation
     daemon = start(machine)
-    after = agent(daemon, lease)
+    after = agent(daemon, before.lease)
     after.hello(assignment=wire.Assignment(job, "running", generation))
     after.hear(wire.Welcome)
     after.hear(wire.Drain)

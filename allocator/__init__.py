@@ -1,4 +1,6 @@
-"""How many nodes each malleable job gets, and which: bids and nodes in, plan out. Pure functions over HiGHS."""
+"""How many nodes each malleable job gets, and which: bids and nodes in, plan out. Pure functions
+over HiGHS.
+"""
 
 from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs

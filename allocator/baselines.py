@@ -1,6 +1,7 @@
 """The plain policies that MalleTrain is measured against: equal share and first come, first served.
 
-Decides sizes without looking at what they are worth, from the same bids and with the same answer as the MILP.
+Decides sizes without looking at what they are worth, from the same bids and with the same answer as
+the MILP.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from allocator.bids import Bid, check
 def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     """As equal sizes as the jobs' limits allow, ignoring curves.
 
-    Jobs are admitted in order while their smallest sizes fit, each on the class with most nodes a job so far. Then sizes grow, one
-    step at a time, always that of the job with the fewest nodes (the earlier one of equals).
+    Jobs are admitted in order while their smallest sizes fit, each on the class with most nodes a
+    job so far. Then sizes grow, one step at a time, always that of the job with the fewest nodes
+    (the earlier one of equals).
     """
     began = time.perf_counter()
     check(bids, capacity)
@@ -28,7 +30,11 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     ladder: dict[str, tuple[int, ...]] = {}
     crowd = dict.fromkeys(left, 0)
     for bid in bids:
-        homes = [name for name, options in bid.options.items() if name in left and len(options.sizes) and options.sizes[0] <= left[name]]
+        homes = [
+            name
+            for name, options in bid.options.items()
+            if name in left and len(options.sizes) and options.sizes[0] <= left[name]
+        ]
         if homes:
             home = max(homes, key=lambda name: capacity[name] / (crowd[name] + 1))
             steps = tuple(bid.options[home].sizes.tolist())
@@ -51,7 +57,9 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
 
 
 def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
-    """First come, first served: each job in turn gets its largest size that still fits, on the class where that is largest."""
+    """First come, first served: each job in turn gets its largest size that still fits, on the
+    class where that is largest.
+    """
     began = time.perf_counter()
     check(bids, capacity)
     sizes: dict[str, tuple[str, int]] = {}
@@ -70,6 +78,22 @@ def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
 
 def _answer(sizes: dict[str, tuple[str, int]], bids: Sequence[Bid], began: float) -> Allocation:
     objective, dropped = worth(sizes, bids)
-    bound = sum(max([bid.idle_value, *(float(o.values.max()) for o in bid.options.values() if len(o.values))]) for bid in bids)
+    bound = sum(
+        max(
+            [
+                bid.idle_value,
+                *(float(o.values.max()) for o in bid.options.values() if len(o.values)),
+            ]
+        )
+        for bid in bids
+    )
     bound = max(objective, bound)
-    return Allocation(sizes, objective, bound, relative_gap(objective, bound), "heuristic", time.perf_counter() - began, dropped)
+    return Allocation(
+        sizes,
+        objective,
+        bound,
+        relative_gap(objective, bound),
+        "heuristic",
+        time.perf_counter() - began,
+        dropped,
+    )

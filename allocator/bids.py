@@ -1,7 +1,7 @@
 """The bid: what every size of a job is worth, on each class of nodes it could use.
 
-Decides what a well-formed bid is. How the values come about is :mod:`allocator.objectives`; which size a job gets is
-:mod:`allocator.milp`.
+Decides what a well-formed bid is. How the values come about is :mod:`allocator.objectives`; which
+size a job gets is :mod:`allocator.milp`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ class Options:
     """The sizes a job accepts on one class of nodes and what each is worth.
 
     Args:
-        sizes: nodes, strictly increasing, 1 or more; any sequence of integers. May be empty (the job cannot use this class).
-        values: one finite number a size, in the objective's unit (for the bids of :mod:`allocator.objectives`: samples, or
-            single-node seconds). May be negative: such a size loses against running nothing.
+        sizes: nodes, strictly increasing, 1 or more; any sequence of integers. May be empty (the
+            job cannot use this class).
+        values: one finite number a size, in the objective's unit (for the bids of
+            :mod:`allocator.objectives`: samples, or single-node seconds). May be negative: such a
+            size loses against running nothing.
 
     Both are kept as read-only arrays.
 
     Raises:
-        BidError: on lengths that differ, sizes below 1 or not increasing, values that are NaN or infinite.
+        BidError: on lengths that differ, sizes below 1 or not increasing, values that are NaN or
+            infinite.
     """
 
     __slots__ = ("_hash", "sizes", "values")
@@ -43,11 +46,14 @@ class Options:
         self.sizes = _frozen_sizes(sizes)
         array = np.array(values, dtype=np.float64).reshape(-1)
         if len(array) != len(self.sizes):
-            raise BidError(f"There are {len(self.sizes)} sizes but {len(array)} values; give one value a size.")
+            raise BidError(
+                f"There are {len(self.sizes)} sizes but {len(array)} values; give one value a size."
+            )
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array))[0])
             raise BidError(
-                f"The value at {self.sizes[bad]} nodes is {array[bad]}; values must be finite numbers. Leave a size out to forbid it."
+                f"The value at {self.sizes[bad]} nodes is {array[bad]}; values must be finite "
+                "numbers. Leave a size out to forbid it."
             )
         array.flags.writeable = False
         self.values = array
@@ -68,7 +74,10 @@ class Options:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Options], tuple[Sizes, Values]]:
-        return (Options, (self.sizes, self.values))  # without the hash, which is of this process only
+        return (
+            Options,
+            (self.sizes, self.values),
+        )  # without the hash, which is of this process only
 
     def value(self, size: int) -> float | None:
         """The value of ``size``, or None where it is not offered."""
@@ -79,7 +88,12 @@ class Options:
 
 
 def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
-    if isinstance(sizes, np.ndarray) and sizes.dtype == np.int64 and sizes.ndim == 1 and not sizes.flags.writeable:
+    if (
+        isinstance(sizes, np.ndarray)
+        and sizes.dtype == np.int64
+        and sizes.ndim == 1
+        and not sizes.flags.writeable
+    ):
         array = sizes  # already ours: one array serves every job with the same limits
     else:
         given = np.asarray(sizes if len(sizes) else np.zeros(0, np.int64))
@@ -89,7 +103,10 @@ def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
         array.flags.writeable = False
     if len(array):
         if array[0] < 1:
-            raise BidError(f"Size {array[0]} is offered; sizes start at 1 (nothing is worth the bid's idle_value).")
+            raise BidError(
+                f"Size {array[0]} is offered; sizes start at 1 (nothing is worth the bid's "
+                "idle_value)."
+            )
         if len(array) > 1 and not (array[1:] > array[:-1]).all():
             raise BidError("Sizes must be strictly increasing; sort them and name each once.")
     return array
@@ -102,9 +119,11 @@ class Bid:
     Args:
         job: the job's name, unique among the bids solved together.
         options: node class -> sizes and values. The job runs on one class at a time.
-        idle_value: what it is worth that the job gets no node. ``-inf`` says that the job must run: as many such jobs as possible
-            are placed before anything else counts (see :func:`allocator.milp.solve`).
-        notes: sentences about how the values came about that somebody should be told, such as a curve read beyond its last point.
+        idle_value: what it is worth that the job gets no node. ``-inf`` says that the job must run:
+            as many such jobs as possible are placed before anything else counts (see
+            :func:`allocator.milp.solve`).
+        notes: sentences about how the values came about that somebody should be told, such as a
+            curve read beyond its last point.
 
     Raises:
         BidError: on an idle value that is NaN or +inf.
@@ -117,7 +136,10 @@ class Bid:
 
     def __post_init__(self) -> None:
         if not self.idle_value < np.inf:
-            raise BidError(f"The bid of job {self.job} values no nodes at {self.idle_value}; give a finite number, or -inf to insist.")
+            raise BidError(
+                f"The bid of job {self.job} values no nodes at {self.idle_value}; give a finite "
+                "number, or -inf to insist."
+            )
 
     @property
     def must_run(self) -> bool:
@@ -125,7 +147,9 @@ class Bid:
         return self.idle_value == -np.inf
 
     def value(self, node_class: str, size: int) -> float | None:
-        """The value of ``size`` nodes of ``node_class`` (0: the idle value), or None where the bid does not offer it."""
+        """The value of ``size`` nodes of ``node_class`` (0: the idle value), or None where the bid
+        does not offer it.
+        """
         if size == 0:
             return self.idle_value
         options = self.options.get(node_class)
@@ -141,8 +165,12 @@ def check(bids: Iterable[Bid], capacity: Mapping[str, int]) -> None:
     seen: set[str] = set()
     for bid in bids:
         if bid.job in seen:
-            raise BidError(f"Job {bid.job} bids twice; give one bid a job, with all its classes in it.")
+            raise BidError(
+                f"Job {bid.job} bids twice; give one bid a job, with all its classes in it."
+            )
         seen.add(bid.job)
     for name, nodes in capacity.items():
         if isinstance(nodes, bool) or not isinstance(nodes, (int, np.integer)) or nodes < 0:
-            raise BidError(f"Class {name} is said to have {nodes!r} nodes; give a whole number, 0 or more.")
+            raise BidError(
+                f"Class {name} is said to have {nodes!r} nodes; give a whole number, 0 or more."
+            )

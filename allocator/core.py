@@ -1,12 +1,14 @@
-"""The core: the few options that are still open once the prices have spoken, and two exact ways to decide them.
+"""The core: the few options that are still open once the prices have spoken, and two exact ways to
+decide them.
 
 Both ways look for the plan with the least **waste** (what it falls short of the price bound, see
-:mod:`allocator.prices`). Wastes are small differences, so solving for them instead of for values keeps full precision
-whatever the unit of the values is.
+:mod:`allocator.prices`). Wastes are small differences, so solving for them instead of for values
+keeps full precision whatever the unit of the values is.
 
-* :func:`by_counting` - a dynamic program over node counts, pruned at the waste of the best known plan. For one class of
-  nodes; fast while few states survive, and it gives up when they do not.
-* :func:`by_milp` - HiGHS, for any number of classes, with one integer variable an option: how many jobs of a group take it.
+* :func:`by_counting` - a dynamic program over node counts, pruned at the waste of the best known
+  plan. For one class of nodes; fast while few states survive, and it gives up when they do not.
+* :func:`by_milp` - HiGHS, for any number of classes, with one integer variable an option: how many
+  jobs of a group take it.
 
 Decides which rows stay open is :mod:`allocator.search`'s work.
 """
@@ -55,7 +57,8 @@ class Outcome:
 
     Args:
         plan: None when nothing below the ceiling was found.
-        complete: whether it is proven that no plan of the core wastes less (or, without a plan, less than the ceiling).
+        complete: whether it is proven that no plan of the core wastes less (or, without a plan,
+            less than the ceiling).
         floor: when not complete, a proven limit: every plan of the core wastes at least this.
     """
 
@@ -81,11 +84,14 @@ def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
     return Core(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
 
 
-def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: float, resource: int = 0) -> Outcome | None:
-    """The least wasteful plan of a core whose open rows use only ``resource``, if one wastes less than ``ceiling``.
+def by_counting(
+    table: Table, dual: Dual, core: Core, ceiling: float, work: float, resource: int = 0
+) -> Outcome | None:
+    """The least wasteful plan of a core whose open rows use only ``resource``, if one wastes less
+    than ``ceiling``.
 
-    States are the nodes used beyond the smallest open size of each job. A state is dropped when its losses reach the ceiling, or
-    when so few nodes could still be used that those left over would.
+    States are the nodes used beyond the smallest open size of each job. A state is dropped when its
+    losses reach the ceiling, or when so few nodes could still be used that those left over would.
 
     Returns:
         None when more than ``work`` state updates, or too much memory, would be needed.
@@ -102,7 +108,9 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
     stages = np.repeat(np.arange(len(core.count)), core.count)
     stages = stages[np.argsort(spans[stages], kind="stable")]
     ahead = np.concatenate([np.cumsum(spans[stages][::-1])[::-1], [0]])
-    reach = int(ceiling / price) if price > 0 and ceiling / price < room else room  # nodes that may stay unused
+    reach = (
+        int(ceiling / price) if price > 0 and ceiling / price < room else room
+    )  # nodes that may stay unused
     history: list[tuple[int, Floats, int]] = []
     offset, best = 0, np.array([sunk])
     spent, kept = 0.0, 0
@@ -122,7 +130,11 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
             shift = offset + int(sizes[row] - least[g]) - floor_at
             begin, end = max(0, shift), min(width, shift + len(best))
             if begin < end:
-                np.minimum(after[begin:end], best[begin - shift : end - shift] + loss[row], out=after[begin:end])
+                np.minimum(
+                    after[begin:end],
+                    best[begin - shift : end - shift] + loss[row],
+                    out=after[begin:end],
+                )
         alive = after < ceiling
         first = int(np.argmax(alive))
         if not alive[first]:
@@ -146,11 +158,21 @@ def by_counting(table: Table, dual: Dual, core: Core, ceiling: float, work: floa
     return Outcome(plan, True)
 
 
-def by_milp(table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_s: float, accept: float, start: Ints | None) -> Outcome:
+def by_milp(
+    table: Table,
+    dual: Dual,
+    core: Core,
+    ceiling: float,
+    *,
+    time_limit_s: float,
+    accept: float,
+    start: Ints | None,
+) -> Outcome:
     """The least wasteful plan of a core, in HiGHS, with the best one found when time is up.
 
-    Minimise ``(loss·n + prices·unused) / ceiling`` over members by row n and unused nodes, so that the waste of the best known
-    plan is 1 and HiGHS' tolerances (1e-9 of it) are far below anything that matters.
+    Minimise ``(loss·n + prices·unused) / ceiling`` over members by row n and unused nodes, so that
+    the waste of the best known plan is 1 and HiGHS' tolerances (1e-9 of it) are far below anything
+    that matters.
 
     Args:
         accept: stop when the waste is proven to be within this of the least.
@@ -161,7 +183,9 @@ def by_milp(table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_
     resource = table.resource[core.rows]
     counted = resource != IDLE
     entries = 1 + counted.astype(np.int64)
-    begins = np.concatenate([[0], np.cumsum(entries), np.cumsum(entries)[-1:] + np.arange(1, resources + 1)])
+    begins = np.concatenate(
+        [[0], np.cumsum(entries), np.cumsum(entries)[-1:] + np.arange(1, resources + 1)]
+    )
     total = int(begins[-1])
     index, coefficient = np.zeros(total, np.int64), np.ones(total)
     index[begins[:n]] = core.group
@@ -172,7 +196,9 @@ def by_milp(table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_
     model = Model(
         cost=-np.concatenate([dual.loss[core.rows], dual.prices]) / ceiling,
         lower=np.zeros(n + resources),
-        upper=np.concatenate([core.count[core.group].astype(np.float64), np.full(resources, np.inf)]),
+        upper=np.concatenate(
+            [core.count[core.group].astype(np.float64), np.full(resources, np.inf)]
+        ),
         integral=np.concatenate([np.ones(n, np.bool_), np.zeros(resources, np.bool_)]),
         starts=begins,
         rows=index,
@@ -182,9 +208,13 @@ def by_milp(table: Table, dual: Dual, core: Core, ceiling: float, *, time_limit_
     )
     guess = None
     if start is not None:
-        guess = np.concatenate([start[core.rows].astype(np.float64), table.capacity - table.use(start)])
+        guess = np.concatenate(
+            [start[core.rows].astype(np.float64), table.capacity - table.use(start)]
+        )
     try:
-        answer = maximise(model, time_limit_s=time_limit_s, absolute_gap=accept / ceiling, start=guess)
+        answer = maximise(
+            model, time_limit_s=time_limit_s, absolute_gap=accept / ceiling, start=guess
+        )
     except SolverError as error:  # costs the proof, not the plan
         log.warning("The allocation goes on without an optimality proof. %s", error)
         return Outcome(None, False)

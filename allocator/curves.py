@@ -1,7 +1,7 @@
 """Scaling curves: throughput of one job by scale, as the allocator sees them.
 
-Decides how a curve is checked and how it is read between and beyond its points. It does not measure (that is the JPA's work) and
-does not value (that is :mod:`allocator.objectives`).
+Decides how a curve is checked and how it is read between and beyond its points. It does not measure
+(that is the JPA's work) and does not value (that is :mod:`allocator.objectives`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class ScalingCurve:
     """Throughput by scale, piecewise linear between measured points.
 
     Args:
-        points: ``((nodes, samples per second), ...)``, strictly increasing in nodes, at least one point. Throughputs are finite
-            and not negative; ``nodes >= 1``. A scale of 0 nodes always has throughput 0.
+        points: ``((nodes, samples per second), ...)``, strictly increasing in nodes, at least one
+            point. Throughputs are finite and not negative; ``nodes >= 1``. A scale of 0 nodes
+            always has throughput 0.
 
-    Below the first point the curve runs linearly to (0, 0). Beyond the last point nothing is known: :meth:`at` holds the last value
-    (a job is never credited with speed nobody measured) and :meth:`covers` says so.
+    Below the first point the curve runs linearly to (0, 0). Beyond the last point nothing is known:
+    :meth:`at` holds the last value (a job is never credited with speed nobody measured) and
+    :meth:`covers` says so.
 
     Raises:
         CurveError: on an empty, unsorted, negative or non-finite curve.
@@ -40,17 +42,23 @@ class ScalingCurve:
 
     def __post_init__(self) -> None:
         if not self.points:
-            raise CurveError("The scaling curve has no points; give at least one 'nodes: samples/s' pair.")
+            raise CurveError(
+                "The scaling curve has no points; give at least one 'nodes: samples/s' pair."
+            )
         for nodes, rate in self.points:
             if nodes < 1:
                 raise CurveError(f"The scaling curve names {nodes} nodes; sizes start at 1.")
             if not math.isfinite(rate) or rate < 0:
                 raise CurveError(
-                    f"The scaling curve has throughput {rate} at {nodes} nodes; it must be a finite number of samples/s, 0 or more."
+                    f"The scaling curve has throughput {rate} at {nodes} nodes; it must be a "
+                    "finite number of samples/s, 0 or more."
                 )
         for (a, _), (b, _) in pairwise(self.points):
             if b <= a:
-                raise CurveError(f"The scaling curve lists {b} nodes after {a}; sort it by nodes and name each size once.")
+                raise CurveError(
+                    f"The scaling curve lists {b} nodes after {a}; sort it by nodes and name "
+                    "each size once."
+                )
 
     @cached_property
     def _hash(self) -> int:

@@ -1,6 +1,8 @@
-"""HiGHS, fed with arrays: one place that builds a model, runs it under a time limit and reads the answer.
+"""HiGHS, fed with arrays: one place that builds a model, runs it under a time limit and reads the
+answer.
 
-Decides how a MILP is handed to the solver and what its answer means. What the model says is decided by its callers.
+Decides how a MILP is handed to the solver and what its answer means. What the model says is decided
+by its callers.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class InfeasibleError(SolverError):
 
 @dataclass(frozen=True)
 class Model:
-    """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns (starts, rows, coefficients)."""
+    """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns
+    (starts, rows, coefficients).
+    """
 
     cost: Floats
     lower: Floats
@@ -40,9 +44,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Answer:
-    """``x`` is None when nothing feasible was found in time. ``bound`` is proven: no feasible x is worth more.
+    """``x`` is None when nothing feasible was found in time. ``bound`` is proven: no feasible x is
+    worth more.
 
-    ``duals``: of the rows, for a model without integers (value gained by one more unit of the row's limit).
+    ``duals``: of the rows, for a model without integers (value gained by one more unit of the row's
+    limit).
     """
 
     x: Floats | None
@@ -52,7 +58,14 @@ class Answer:
     duals: Floats | None = None
 
 
-def maximise(model: Model, *, time_limit_s: float, gap: float = 0.0, absolute_gap: float = 0.0, start: Floats | None = None) -> Answer:
+def maximise(
+    model: Model,
+    *,
+    time_limit_s: float,
+    gap: float = 0.0,
+    absolute_gap: float = 0.0,
+    start: Floats | None = None,
+) -> Answer:
     """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
 
     Raises:
@@ -99,10 +112,18 @@ def maximise(model: Model, *, time_limit_s: float, gap: float = 0.0, absolute_ga
     highs.run()
     status = highs.getModelStatus()
     stopped = status in (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
-    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-        raise InfeasibleError("HiGHS finds that the model has no solution; this is a fault of its caller.")
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    ):
+        raise InfeasibleError(
+            "HiGHS finds that the model has no solution; this is a fault of its caller."
+        )
     if status != highspy.HighsModelStatus.kOptimal and not stopped:
-        raise SolverError(f"HiGHS ended with status {highs.modelStatusToString(status)}; this is a fault of the allocator.")
+        raise SolverError(
+            f"HiGHS ended with status {highs.modelStatusToString(status)}; this is a fault of "
+            "the allocator."
+        )
     info = highs.getInfo()
     feasible = info.primal_solution_status == 2  # kSolutionStatusFeasible
     solution = highs.getSolution()
@@ -113,4 +134,10 @@ def maximise(model: Model, *, time_limit_s: float, gap: float = 0.0, absolute_ga
     else:
         bound = float(info.objective_function_value) if not stopped else math.inf
     duals = np.array(solution.row_dual, dtype=np.float64) if not integers and not stopped else None
-    return Answer(x, float(info.objective_function_value) if feasible else -math.inf, bound, not stopped, duals)
+    return Answer(
+        x,
+        float(info.objective_function_value) if feasible else -math.inf,
+        bound,
+        not stopped,
+        duals,
+    )

@@ -1,6 +1,7 @@
 """Greedy moves of single jobs: make a plan feasible, and fill what it leaves unused.
 
-Decides nothing for good: these plans are where the exact search begins, and the answer when there is no time for it.
+Decides nothing for good: these plans are where the exact search begins, and the answer when there
+is no time for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from allocator.table import IDLE, Floats, Ints, Table
 
 
 class _Mover:
-    """A plan being changed, and of each group the row in use whose members are moved next: that with the largest ``key``."""
+    """A plan being changed, and of each group the row in use whose members are moved next: that
+    with the largest ``key``.
+    """
 
     def __init__(self, table: Table, dual: Dual, plan: Ints, rows: Ints) -> None:
         self.table, self.plan, self.rows = table, plan.copy(), rows
@@ -36,9 +39,13 @@ class _Mover:
         self.source[self.table.group[taken]] = taken
 
     def changes(self) -> tuple[Ints, Floats, Ints]:
-        """Per row: where a member would come from, the value gained, and the units more of the row's own resource."""
+        """Per row: where a member would come from, the value gained, and the units more of the
+        row's own resource.
+        """
         origin = self.source[self.group]
-        more = self.size - np.where(self.table.resource[origin] == self.resource, self.table.size[origin], 0)
+        more = self.size - np.where(
+            self.table.resource[origin] == self.resource, self.table.size[origin], 0
+        )
         return origin, self.value - self.table.value[origin], more
 
     def move(self, at: int, number: int) -> None:
@@ -55,7 +62,8 @@ class _Mover:
 
 
 def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
-    """``plan`` improved while there is room, by moves to one of ``rows`` that gain most for the price of the nodes they take.
+    """``plan`` improved while there is room, by moves to one of ``rows`` that gain most for the
+    price of the nodes they take.
 
     A move takes as many alike jobs along as fit.
     """
@@ -76,7 +84,8 @@ def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> 
 
 
 def repair(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
-    """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes they free.
+    """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes
+    they free.
 
     None when no move is left that would help; that takes must-run jobs.
     """
@@ -90,7 +99,9 @@ def repair(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) 
             mover.choose_by(np.where(table.resource == short, table.nodes, -1.0))
             crowded = short
         origin, gain, more = mover.changes()
-        freed = np.where(table.resource[origin] == short, table.size[origin], 0) - np.where(mover.resource == short, mover.size, 0)
+        freed = np.where(table.resource[origin] == short, table.size[origin], 0) - np.where(
+            mover.resource == short, mover.size, 0
+        )
         fits = (more <= np.append(mover.free, np.inf)[mover.resource]) | (mover.resource == short)
         useful = np.minimum(freed, -mover.free[short])
         price = np.where(fits & (freed > 0), np.maximum(-gain, 0.0) / np.maximum(useful, 1), np.inf)
@@ -99,6 +110,8 @@ def repair(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) 
             return None
         number = min(int(mover.plan[origin[best]]), int(np.ceil(-mover.free[short] / freed[best])))
         if mover.resource[best] not in (IDLE, short):
-            number = max(1, min(number, int(mover.free[mover.resource[best]] // max(1, more[best]))))
+            number = max(
+                1, min(number, int(mover.free[mover.resource[best]] // max(1, more[best])))
+            )
         mover.move(best, number)
     return None

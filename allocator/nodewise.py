@@ -1,20 +1,24 @@
-"""The node-by-node formulation of FreeTrain (BFTrainer), kept as a reference for tests and benchmarks.
+"""The node-by-node formulation of FreeTrain (BFTrainer), kept as a reference for tests and
+benchmarks.
 
-Decides nothing for the product: it finds the same optimum as :mod:`allocator.milp`, orders of magnitude slower, because it names
-nodes that are interchangeable. The model is that of arXiv 2106.12091, section 3, and of the published replayer: binary ``x[j,n]``
-(job j has node n), ``xor[j,n]`` (that changes), an either-or of growing and shrinking with a big M that forbids migration, flags
-for the cost of growing and shrinking, and throughput interpolated between the points of the curve (SOS2; HiGHS has no SOS2, so a
-binary per segment says which one is used).
+Decides nothing for the product: it finds the same optimum as :mod:`allocator.milp`, orders of
+magnitude slower, because it names nodes that are interchangeable. The model is that of arXiv
+2106.12091, section 3, and of the published replayer: binary ``x[j,n]`` (job j has node n),
+``xor[j,n]`` (that changes), an either-or of growing and shrinking with a big M that forbids
+migration, flags for the cost of growing and shrinking, and throughput interpolated between the
+points of the curve (SOS2; HiGHS has no SOS2, so a binary per segment says which one is used).
 
 Two forms are kept, see :data:`FORMS`. As published, three things go wrong:
 
-* the big M of the no-migration pair is nodes + 1. A change of k nodes needs ``2 k <= M`` there, so that no job can grow or shrink
-  by more than half the machine, and a job that holds more than half of it cannot even be stopped (where its limits ask for
-  that, the model has no solution);
-* costs are charged at the throughput before the change, so that starting from nothing costs nothing;
+* the big M of the no-migration pair is nodes + 1. A change of k nodes needs ``2 k <= M`` there, so
+  that no job can grow or shrink by more than half the machine, and a job that holds more than half
+  of it cannot even be stopped (where its limits ask for that, the model has no solution);
+* costs are charged at the throughput before the change, so that starting from nothing costs
+  nothing;
 * a plan found but not proven optimal when time is up is thrown away, and every job is stopped.
 
-The corrected form takes M = 2 · nodes + 1, charges starts as the bids of :mod:`allocator.objectives` do, and keeps the plan it has.
+The corrected form takes M = 2 · nodes + 1, charges starts as the bids of
+:mod:`allocator.objectives` do, and keeps the plan it has.
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ class _Builder:
         self.integral.append(binary)
         return len(self.cost) - 1
 
-    def row(self, terms: Sequence[tuple[int, float]], low: float = -np.inf, high: float = np.inf) -> None:
+    def row(
+        self, terms: Sequence[tuple[int, float]], low: float = -np.inf, high: float = np.inf
+    ) -> None:
         self.entries += [(variable, len(self.limits), x) for variable, x in terms]
         self.limits.append((low, high))
 
@@ -118,7 +124,8 @@ def solve(
 ) -> NodewisePlan:
     """Nodes by job that maximise ``T_fwd · throughput - rescale costs`` (samples), node by node.
 
-    The status is that of :class:`allocator.allocation.Allocation`, or ``infeasible`` (the published form only).
+    The status is that of :class:`allocator.allocation.Allocation`, or ``infeasible`` (the published
+    form only).
 
     Raises:
         BidError: when a job runs on a node that is not among ``nodes``, or two jobs on one.
@@ -130,12 +137,21 @@ def solve(
     for job in jobs:
         for name in job.current:
             if name not in index:
-                raise BidError(f"Job {job.name} runs on {name}, which is not among the nodes given.")
+                raise BidError(
+                    f"Job {job.name} runs on {name}, which is not among the nodes given."
+                )
             if holder.setdefault(name, job.name) != job.name:
-                raise BidError(f"Node {name} belongs to both {holder[name]} and {job.name}; a node runs one job.")
+                raise BidError(
+                    f"Node {name} belongs to both {holder[name]} and {job.name}; a node runs "
+                    "one job."
+                )
     if not jobs or not nodes:
-        return NodewisePlan(Allocation({}, 0.0, 0.0, 0.0, "optimal", time.perf_counter() - began), {})
-    scale = max(1.0, t_fwd_s * max(job.weight * max(rate for _, rate in job.curve.points) for job in jobs))
+        return NodewisePlan(
+            Allocation({}, 0.0, 0.0, 0.0, "optimal", time.perf_counter() - began), {}
+        )
+    scale = max(
+        1.0, t_fwd_s * max(job.weight * max(rate for _, rate in job.curve.points) for job in jobs)
+    )
     build = _Builder()
     x = [_add_job(build, job, index, t_fwd_s, cost, rules, scale) for job in jobs]
     for n in range(len(nodes)):
@@ -143,26 +159,40 @@ def solve(
     try:
         answer = maximise(build.model(), time_limit_s=time_limit_s)
     except InfeasibleError:
-        nothing = Allocation({}, -np.inf, -np.inf, np.inf, "infeasible", time.perf_counter() - began)
+        nothing = Allocation(
+            {}, -np.inf, -np.inf, np.inf, "infeasible", time.perf_counter() - began
+        )
         return NodewisePlan(nothing, {})
     chosen: dict[str, tuple[str, ...]] = {}
     if answer.x is not None and (answer.optimal or rules.keep_unproven):
         for job, mine in zip(jobs, x, strict=True):
             has = {name for name, n in index.items() if answer.x[mine[n]] > 0.5}
             kept = tuple(name for name in job.current if name in has)
-            chosen[job.name] = kept + tuple(name for name in nodes if name in has and name not in kept)
+            chosen[job.name] = kept + tuple(
+                name for name in nodes if name in has and name not in kept
+            )
     sizes = {name: ("default", len(has)) for name, has in chosen.items() if has}
     objective = answer.objective * scale if chosen else -np.inf
     bound = objective if answer.optimal else answer.bound * scale
     status = "optimal" if answer.optimal else "time_limit"
     gap = relative_gap(objective, bound) if chosen else np.inf
-    return NodewisePlan(Allocation(sizes, objective, bound, gap, status, time.perf_counter() - began), chosen)
+    return NodewisePlan(
+        Allocation(sizes, objective, bound, gap, status, time.perf_counter() - began), chosen
+    )
 
 
 def _add_job(
-    build: _Builder, job: NodewiseJob, index: dict[str, int], t_fwd_s: float, cost: RescaleCost, rules: _Rules, scale: float
+    build: _Builder,
+    job: NodewiseJob,
+    index: dict[str, int],
+    t_fwd_s: float,
+    cost: RescaleCost,
+    rules: _Rules,
+    scale: float,
 ) -> list[int]:
-    """Variables and rows of one job; returns its ``x`` by node. The model's unit is ``scale`` samples."""
+    """Variables and rows of one job; returns its ``x`` by node. The model's unit is ``scale``
+    samples.
+    """
     total, before = len(index), len(job.current)
     m = float(total + 1)
     rate_before = job.weight * job.curve.at(before) / scale
@@ -175,7 +205,8 @@ def _add_job(
     build.row([*size, (idle, float(job.min_nodes))], low=float(job.min_nodes))
     build.row([*size, (idle, float(job.max_nodes))], high=float(job.max_nodes))
 
-    # No migration: the nodes that change are as many as the size changes by (up) or minus that (down).
+    # No migration: the nodes that change are as many as the size changes by (up) or minus that
+    # (down).
     changed = [build.variable() for _ in range(total)]
     current = {index[name] for name in job.current}
     for n in range(total):
@@ -193,10 +224,16 @@ def _add_job(
 
     # Throughput between the points of the curve; 0 nodes are a point of their own.
     points = _points(job, total)
-    weights = [build.variable(seconds * job.weight * rate / scale, binary=False) for _, rate in points]
+    weights = [
+        build.variable(seconds * job.weight * rate / scale, binary=False) for _, rate in points
+    ]
     nothing = build.variable(binary=False)
     build.row([(w, 1.0) for w in (nothing, *weights)], low=1.0, high=1.0)
-    build.row([*size, *((w, -float(k)) for w, (k, _) in zip(weights, points, strict=True))], low=0.0, high=0.0)
+    build.row(
+        [*size, *((w, -float(k)) for w, (k, _) in zip(weights, points, strict=True))],
+        low=0.0,
+        high=0.0,
+    )
     segments = [build.variable() for _ in range(max(1, len(points) - 1))]
     build.row([*((s, 1.0) for s in segments), (idle, 1.0)], low=1.0, high=1.0)
     build.row([(nothing, 1.0), (idle, -1.0)], high=0.0)

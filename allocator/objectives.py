@@ -1,7 +1,8 @@
 """Objectives as bids: from a scaling curve and what a rescale costs to the value of every size.
 
-Decides what a size is worth over the forward-looking time (section 7 of the design; FreeTrain/BFTrainer, arXiv 2106.12091, section 3).
-It does not choose. A new objective is a new way to make bids; the solvers know only values.
+Decides what a size is worth over the forward-looking time (section 7 of the design;
+FreeTrain/BFTrainer, arXiv 2106.12091, section 3). It does not choose. A new objective is a new way
+to make bids; the solvers know only values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Goal(str, Enum):
     THROUGHPUT = "throughput"
     """Samples: a job that processes more of them per second is worth more."""
     EFFICIENCY = "efficiency"
-    """Single-node seconds: throughput over the job's own throughput on one node, so that light and heavy models count alike."""
+    """Single-node seconds: throughput over the job's own throughput on one node, so that light and
+    heavy models count alike.
+    """
 
 
 class Beyond(str, Enum):
@@ -42,8 +45,9 @@ class Beyond(str, Enum):
 class RescaleCost:
     """Seconds in which a job processes nothing, by kind of change.
 
-    ``up_s`` and ``down_s``: growing and shrinking, charged at the throughput the job had before; ``start_s``: starting from nothing (or
-    on another class of nodes), charged at the throughput it will have. Defaults are what Summit showed (up 17-19 s, down 11-13 s).
+    ``up_s`` and ``down_s``: growing and shrinking, charged at the throughput the job had before;
+    ``start_s``: starting from nothing (or on another class of nodes), charged at the throughput it
+    will have. Defaults are what Summit showed (up 17-19 s, down 11-13 s).
     """
 
     up_s: float = 18.0
@@ -109,23 +113,28 @@ def make_bid(
     """The bid of one job.
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
-    ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) · start_s`` for current = 0 or on another
-    class than ``current_class``, 0 for k = current (``O(current) · down_s`` when ``restarting``). Letting go of all nodes is a shrinkage
-    like any other: were it free, two like jobs would take turns at every plan where starting is free. Without nodes, none are worth 0.
+    ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) ·
+    start_s`` for current = 0 or on another class than ``current_class``, 0 for k = current
+    (``O(current) · down_s`` when ``restarting``). Letting go of all nodes is a shrinkage like any
+    other: were it free, two like jobs would take turns at every plan where starting is free.
+    Without nodes, none are worth 0.
 
     Args:
         curve: one curve for class ``current_class``, or one curve a class the job can use.
         current: nodes the job runs on now, 0 when it does not run.
         min_nodes, max_nodes: inclusive limits, the same for every class.
-        allowed: sizes the job accepts within the limits; None for all of them. See :func:`powers_of_two`, :func:`multiples`.
+        allowed: sizes the job accepts within the limits; None for all of them. See
+            :func:`powers_of_two`, :func:`multiples`.
         weight: factor on the job's value, 0 or more.
-        goal: THROUGHPUT values samples; EFFICIENCY divides the curve of each class by its throughput on one node, O(k)/O(1), so that
-            values are single-node seconds (where O(1) is 0, by the first throughput above 0 divided by its nodes).
+        goal: THROUGHPUT values samples; EFFICIENCY divides the curve of each class by its
+            throughput on one node, O(k)/O(1), so that values are single-node seconds (where O(1) is
+            0, by the first throughput above 0 divided by its nodes).
         t_fwd_s: forward-looking time, seconds.
         must_run: whether the job is to be placed before anything else counts.
-        restarting: whether its workers have to be restarted at whatever size (they broke, or a node of theirs is lost).
-        beyond: sizes beyond the last point of the curve: held at the last throughput (default), dropped or refused. Whatever happens,
-            the bid's notes say it.
+        restarting: whether its workers have to be restarted at whatever size (they broke, or a node
+            of theirs is lost).
+        beyond: sizes beyond the last point of the curve: held at the last throughput (default),
+            dropped or refused. Whatever happens, the bid's notes say it.
 
     Raises:
         BidError: on limits, weights, times or sizes that make no sense, with the job's name.
@@ -144,7 +153,10 @@ def make_bid(
     else:
         sizes = _allowed_sizes(min_nodes, max_nodes, only)
         if not len(sizes):
-            raise BidError(f"None of the sizes job {job} accepts lies within {min_nodes}:{max_nodes}; widen the limits or the sizes.")
+            raise BidError(
+                f"None of the sizes job {job} accepts lies within {min_nodes}:{max_nodes}; "
+                "widen the limits or the sizes."
+            )
     curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
     options: dict[str, Options] = {}
     notes: list[str] = []
@@ -174,17 +186,27 @@ def _options(
     cost: RescaleCost,
     restarting: bool,
 ) -> tuple[Options, float]:
-    """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as they were at the last plan."""
+    """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as
+    they were at the last plan.
+    """
     sizes = _every_size(low, high) if allowed is None else _allowed_sizes(low, high, allowed)
     rates, before = curve.rates(sizes), curve.at(current)
     if goal is Goal.EFFICIENCY:
         unit = _single_node_rate(curve)
         rates, before = rates / unit, before / unit
-    return Options(sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)), weight * before * cost.down_s
+    return Options(
+        sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)
+    ), weight * before * cost.down_s
 
 
 def _value(
-    sizes: Sizes, rates: Values, before: float, current: int, t_fwd_s: float, cost: RescaleCost, restarting: bool
+    sizes: Sizes,
+    rates: Values,
+    before: float,
+    current: int,
+    t_fwd_s: float,
+    cost: RescaleCost,
+    restarting: bool,
 ) -> Values:
     if current == 0:
         return (t_fwd_s - cost.start_s) * rates
@@ -199,7 +221,10 @@ def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: 
     what = f"the curve of job {job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
     if beyond is Beyond.ERROR:
-        raise BidError(f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or lower the job's maximum.")
+        raise BidError(
+            f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or "
+            "lower the job's maximum."
+        )
     if beyond is Beyond.DROP:
         notes.append(f"{what}; size {span} is not offered.")
         return curve.largest

@@ -1,14 +1,17 @@
 """Which nodes each job gets, once the sizes are decided.
 
-Decides identities only: a shrinking job keeps a subset of its nodes, a growing one keeps all and adds free ones; nobody
-migrates within a class. Where there is a choice, two wishes count, in this order:
+Decides identities only: a shrinking job keeps a subset of its nodes, a growing one keeps all and
+adds free ones; nobody migrates within a class. Where there is a choice, two wishes count, in this
+order:
 
-* nodes with similar horizons go to the same job. A job pays for a preemption once however many nodes it loses in it, so
-  nodes that end together should end in one job, and new jobs get the nodes that stay longest;
+* nodes with similar horizons go to the same job. A job pays for a preemption once however many
+  nodes it loses in it, so nodes that end together should end in one job, and new jobs get the nodes
+  that stay longest;
 * nodes of one topology group (a switch, a dragonfly group) go to the same job.
 
-Horizons are compared in steps of a factor (:data:`STEPS_PER_DOUBLING`), so that groups still count among nodes that are
-expected to stay about as long. Nodes without a horizon, or without a group, are simply alike.
+Horizons are compared in steps of a factor (:data:`STEPS_PER_DOUBLING`), so that groups still count
+among nodes that are expected to stay about as long. Nodes without a horizon, or without a group,
+are simply alike.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from dataclasses import dataclass
 STEPS_PER_DOUBLING = 2
 """How finely horizons are told apart."""
 _UNKNOWN = 1_000_000
-"""Step of a node whose horizon is unknown: nothing says that it ends, so it counts as staying longest."""
+"""Step of a node whose horizon is unknown: nothing says that it ends, so it counts as staying
+longest.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,26 +55,33 @@ def place(
 ) -> dict[str, tuple[str, ...]]:
     """Nodes by job, for the jobs of ``sizes`` with a size above 0.
 
-    The answer depends on nothing but the arguments (not on the order of the mappings). Kept nodes come first and keep their
-    order, so that ranks stay stable.
+    The answer depends on nothing but the arguments (not on the order of the mappings). Kept nodes
+    come first and keep their order, so that ranks stay stable.
 
     Args:
         sizes: job -> (node class, size).
-        current: job -> its nodes now, in rank order. Nodes that are gone, or of another class than the job's new one, are not
-            kept.
+        current: job -> its nodes now, in rank order. Nodes that are gone, or of another class than
+            the job's new one, are not kept.
         nodes: every node that can be used now.
 
     Raises:
-        PlacementError: when a class has fewer nodes than its jobs are given, or two jobs hold one node.
+        PlacementError: when a class has fewer nodes than its jobs are given, or two jobs hold one
+            node.
     """
     owner: dict[str, str] = {}
     kept: dict[str, list[str]] = {}
     for job in sorted(sizes):
         node_class, size = sizes[job]
-        mine = [name for name in current.get(job, ()) if name in nodes and nodes[name].node_class == node_class]
+        mine = [
+            name
+            for name in current.get(job, ())
+            if name in nodes and nodes[name].node_class == node_class
+        ]
         for name in mine:
             if owner.setdefault(name, job) != job:
-                raise PlacementError(f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job.")
+                raise PlacementError(
+                    f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
+                )
         kept[job] = mine
     for job, mine in kept.items():
         if len(mine) > sizes[job][1]:
@@ -82,7 +94,8 @@ def place(
         for name, info in nodes.items():
             if name not in owner and info.node_class in pools:
                 pools[info.node_class].add(name, info)
-    # Jobs with nodes have something to match; of the others the larger ones, which a preemption costs most, choose first.
+    # Jobs with nodes have something to match; of the others the larger ones, which a preemption
+    # costs most, choose first.
     growing.sort(key=lambda job: (not kept[job], -sizes[job][1], job))
     for job in growing:
         node_class, size = sizes[job]
@@ -90,7 +103,8 @@ def place(
         need = size - len(kept[job])
         if need > pool.free:
             raise PlacementError(
-                f"Job {job} is given {size} nodes of class {node_class}, but beside the {len(kept[job])} it keeps only "
+                f"Job {job} is given {size} nodes of class {node_class}, but beside the "
+                f"{len(kept[job])} it keeps only "
                 f"{pool.free} are free."
             )
         kept[job] = [*kept[job], *pool.take(need, [nodes[name] for name in kept[job]])]
@@ -105,10 +119,20 @@ def _step(info: NodeInfo) -> int:
 
 
 def _shrunk(mine: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
-    """The ``size`` nodes that stay longest; of equals, those in the groups where the job has most, then those of lower rank."""
+    """The ``size`` nodes that stay longest; of equals, those in the groups where the job has most,
+    then those of lower rank.
+    """
     crowd = Counter(nodes[name].group for name in mine)
     rank = {name: r for r, name in enumerate(mine)}
-    best = sorted(mine, key=lambda name: (-_step(nodes[name]), -crowd[nodes[name].group], str(nodes[name].group), rank[name]))
+    best = sorted(
+        mine,
+        key=lambda name: (
+            -_step(nodes[name]),
+            -crowd[nodes[name].group],
+            str(nodes[name].group),
+            rank[name],
+        ),
+    )
     return sorted(best[:size], key=rank.__getitem__)
 
 
@@ -126,7 +150,9 @@ class _Pool:
         self.free += 1
 
     def take(self, need: int, beside: list[NodeInfo]) -> list[str]:
-        """Take ``need`` nodes out for a job that has ``beside``: nearest in horizon to those (else the longest), grouped."""
+        """Take ``need`` nodes out for a job that has ``beside``: nearest in horizon to those (else
+        the longest), grouped.
+        """
         if not self._sorted:
             for groups in self._steps.values():
                 for names in groups.values():
@@ -160,8 +186,12 @@ class _Pool:
         return taken
 
 
-def _preference(group: str | None, free: int, want: int, home: Mapping[str | None, int]) -> tuple[int, int, int, str]:
-    """Groups the job is in already first (fullest first), then the smallest group that has enough, then the largest."""
+def _preference(
+    group: str | None, free: int, want: int, home: Mapping[str | None, int]
+) -> tuple[int, int, int, str]:
+    """Groups the job is in already first (fullest first), then the smallest group that has enough,
+    then the largest.
+    """
     if home.get(group):
         return (0, -home[group], 0, str(group))
     return (1, 0, free, str(group)) if free >= want else (2, 0, -free, str(group))

@@ -1,13 +1,15 @@
 """Lagrange prices of nodes: an upper bound on every plan, and what each option loses against it.
 
-With a price for one node of each class, every job can choose alone, and ``L(prices) = prices·capacity + sum over jobs of
-max(value - price·size)`` is an upper bound on the value of every plan (Lagrangian relaxation; for one class its minimum is
-the LP bound of the multiple-choice knapsack problem, Kellerer, Pferschy, Pisinger, *Knapsack Problems*, section 11.2).
-The difference between the bound and a plan is the sum of the **losses** of the options it uses,
-``loss = best of the job - (value - price·size) >= 0``, plus price times every unused node. So an option whose loss alone
-exceeds what the best known plan loses is in no better plan.
+With a price for one node of each class, every job can choose alone, and ``L(prices) =
+prices·capacity + sum over jobs of max(value - price·size)`` is an upper bound on the value of every
+plan (Lagrangian relaxation; for one class its minimum is the LP bound of the multiple-choice
+knapsack problem, Kellerer, Pferschy, Pisinger, *Knapsack Problems*, section 11.2). The difference
+between the bound and a plan is the sum of the **losses** of the options it uses, ``loss = best of
+the job - (value - price·size) >= 0``, plus price times every unused node. So an option whose loss
+alone exceeds what the best known plan loses is in no better plan.
 
-Decides prices; the bound and the losses hold for any prices of 0 or more, so rounding here can cost speed, never exactness.
+Decides prices; the bound and the losses hold for any prices of 0 or more, so rounding here can cost
+speed, never exactness.
 """
 
 from __future__ import annotations
@@ -37,9 +39,13 @@ class Dual:
     noise: float
 
     def waste(self, table: Table, plan: Ints) -> float:
-        """What ``plan`` falls short of the bound: its losses and the price of what it leaves unused."""
+        """What ``plan`` falls short of the bound: its losses and the price of what it leaves
+        unused.
+        """
         taken = np.flatnonzero(plan)
-        return float(plan[taken] @ self.loss[taken] + self.prices @ (table.capacity - table.use(plan)))
+        return float(
+            plan[taken] @ self.loss[taken] + self.prices @ (table.capacity - table.use(plan))
+        )
 
 
 def at(table: Table, prices: Floats) -> Dual:
@@ -48,11 +54,15 @@ def at(table: Table, prices: Floats) -> Dual:
     best = np.maximum.reduceat(reduced, table.starts)
     bound = float(table.count @ best + prices @ table.capacity)
     scale = float(table.count @ np.abs(best) + prices @ table.capacity)
-    return Dual(prices, bound, best[table.group] - reduced, 1e-13 * scale * max(1.0, np.sqrt(len(best))))
+    return Dual(
+        prices, bound, best[table.group] - reduced, 1e-13 * scale * max(1.0, np.sqrt(len(best)))
+    )
 
 
 def choices(table: Table, dual: Dual) -> Ints:
-    """The plan in which every job takes what loses nothing, the first such row; it may exceed the capacity."""
+    """The plan in which every job takes what loses nothing, the first such row; it may exceed the
+    capacity.
+    """
     hits = np.flatnonzero(dual.loss <= dual.noise)[::-1]
     chosen = np.empty(len(table.starts), np.int64)
     chosen[table.group[hits]] = hits
@@ -70,7 +80,9 @@ def minimise(table: Table, guess: Floats | None = None) -> Dual:
     """
     prices = np.zeros(len(table.capacity)) if guess is None else np.maximum(guess, 0.0)
     if len(prices) == 1:
-        view = View(table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0])
+        view = View(
+            table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0]
+        )
         return at(table, np.array([view.best_price(float(prices[0]))]))
     for c in range(len(prices)):
         prices[c] = _view(table, prices, c).best_price(float(prices[c]))
@@ -79,7 +91,9 @@ def minimise(table: Table, guess: Floats | None = None) -> Dual:
 
 @dataclass(frozen=True)
 class View:
-    """One resource, the other prices fixed: rows by group, ascending in size; what does not use the resource has size 0."""
+    """One resource, the other prices fixed: rows by group, ascending in size; what does not use the
+    resource has size 0.
+    """
 
     size: Floats
     value: Floats
@@ -90,11 +104,19 @@ class View:
 
     @cached_property
     def _scratch(self) -> tuple[Floats, Floats, Mask]:
-        """Room for a probe: a dozen probes of megabytes each would else spend their time asking for memory."""
-        return np.empty(len(self.size)), np.empty(len(self.size)), np.empty(len(self.size), np.bool_)
+        """Room for a probe: a dozen probes of megabytes each would else spend their time asking for
+        memory.
+        """
+        return (
+            np.empty(len(self.size)),
+            np.empty(len(self.size)),
+            np.empty(len(self.size), np.bool_),
+        )
 
     def probe(self, price: float) -> tuple[float, float, Ints]:
-        """The bound (without constants), the units used, and the chosen row of each group (smallest of equals)."""
+        """The bound (without constants), the units used, and the chosen row of each group (smallest
+        of equals).
+        """
         reduced, best_by_row, is_best = self._scratch
         np.multiply(self.size, -price, out=reduced)
         reduced += self.value
@@ -104,11 +126,19 @@ class View:
         hits = np.flatnonzero(is_best)[::-1]
         chosen = np.empty(len(self.starts), np.int64)
         chosen[self.group[hits]] = hits
-        return float(self.count @ best + price * self.limit), float(self.count @ self.size[chosen]), chosen
+        return (
+            float(self.count @ best + price * self.limit),
+            float(self.count @ self.size[chosen]),
+            chosen,
+        )
 
     def between(self, few: Ints, many: Ints) -> tuple[View, Ints, Ints]:
-        """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among them."""
-        keep = (self.size >= self.size[few][self.group]) & (self.size <= self.size[many][self.group])
+        """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among
+        them.
+        """
+        keep = (self.size >= self.size[few][self.group]) & (
+            self.size <= self.size[many][self.group]
+        )
         place = np.cumsum(keep) - 1
         group = self.group[keep]
         starts = np.searchsorted(group, np.arange(len(self.starts)))
@@ -121,12 +151,21 @@ class View:
         group = self.group[keep] // every
         starts = np.searchsorted(group, np.arange(-(-len(self.starts) // every)))
         count = self.count[::every]
-        return View(self.size[keep], self.value[keep], group, starts, count, self.limit * float(count.sum() / self.count.sum()))
+        return View(
+            self.size[keep],
+            self.value[keep],
+            group,
+            starts,
+            count,
+            self.limit * float(count.sum() / self.count.sum()),
+        )
 
     def best_price(self, guess: float) -> float:
-        """The price with the least bound: where two tangents meet on the curve, bisecting where that is slow.
+        """The price with the least bound: where two tangents meet on the curve, bisecting where
+        that is slow.
 
-        The bound is convex and piecewise linear in the price with slope ``limit - used``, so the search ends at a kink.
+        The bound is convex and piecewise linear in the price with slope ``limit - used``, so the
+        search ends at a kink.
         """
         if not len(self.size):
             return 0.0
@@ -155,7 +194,9 @@ class View:
         return high.price
 
     def _bracket(self, guess: float) -> tuple[_Probe, _Probe | None]:
-        """A price at which too many nodes are wanted, and one at which they suffice (None: there is no such pair)."""
+        """A price at which too many nodes are wanted, and one at which they suffice (None: there is
+        no such pair).
+        """
         price = guess if guess > 0 else 0.0
         probe = _Probe(price, *self.probe(price))
         step = 1.03
@@ -179,7 +220,10 @@ class View:
                 return low, probe
             price *= step
             step = min(step**4, 1e3)
-        return probe, None  # a sample of must-run jobs can be too large for its share of the limit at any price
+        return (
+            probe,
+            None,
+        )  # a sample of must-run jobs can be too large for its share of the limit at any price
 
 
 @dataclass(frozen=True)
@@ -197,7 +241,9 @@ class _Probe:
 
 
 def _view(table: Table, prices: Floats, c: int) -> View:
-    """The rows of resource ``c``, and for each group one row of size 0 worth the best of everything else."""
+    """The rows of resource ``c``, and for each group one row of size 0 worth the best of everything
+    else.
+    """
     reduced = table.value - table.charge(prices)
     mine = table.resource == c
     other = np.maximum.reduceat(np.where(mine, -np.inf, reduced), table.starts)

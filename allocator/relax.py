@@ -1,8 +1,9 @@
 """The LP relaxation over several classes, by column generation in HiGHS.
 
-Decides the prices where coordinate descent gets stuck: with several classes the bound is not smooth, and a price cannot always be improved
-alone. The LP is solved over a few rows; its duals are new prices; rows that are cheap at these prices join, until the LP over the few is
-worth as much as the bound, so that no other row could change it. One basic solution is kept: all but a few jobs have
+Decides the prices where coordinate descent gets stuck: with several classes the bound is not
+smooth, and a price cannot always be improved alone. The LP is solved over a few rows; its duals are
+new prices; rows that are cheap at these prices join, until the LP over the few is worth as much as
+the bound, so that no other row could change it. One basic solution is kept: all but a few jobs have
 a whole size in it.
 """
 
@@ -24,7 +25,8 @@ _CLOSE = 1e-9
 
 
 def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Dual, Ints | None]:
-    """Better prices, and the LP's solution in whole jobs, which may exceed the capacity a little (None when there was no time).
+    """Better prices, and the LP's solution in whole jobs, which may exceed the capacity a little
+    (None when there was no time).
 
     Args:
         seats: a feasible plan; its rows keep the LP feasible.
@@ -55,7 +57,9 @@ def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Du
 
 
 def _whole(table: Table, rows: Ints, share: Floats) -> Ints:
-    """Members by row from their shares: rounded down, the rest of each group where its largest remainder is."""
+    """Members by row from their shares: rounded down, the rest of each group where its largest
+    remainder is.
+    """
     plan = np.zeros(len(table.size), np.int64)
     whole = np.floor(share + 1e-6).astype(np.int64)
     plan[rows] = whole
@@ -66,8 +70,12 @@ def _whole(table: Table, rows: Ints, share: Floats) -> Ints:
     return plan
 
 
-def _lp(table: Table, dual: Dual, rows: Ints, time_limit_s: float) -> tuple[float, Floats, Floats] | None:
-    """(value, members by row, prices) of the LP over ``rows``. Solved in losses at the prices of ``dual``, scaled to about 1."""
+def _lp(
+    table: Table, dual: Dual, rows: Ints, time_limit_s: float
+) -> tuple[float, Floats, Floats] | None:
+    """(value, members by row, prices) of the LP over ``rows``. Solved in losses at the prices of
+    ``dual``, scaled to about 1.
+    """
     groups, resources, n = len(table.starts), len(table.capacity), len(rows)
     resource = table.resource[rows]
     counted = resource != IDLE

@@ -1,8 +1,9 @@
 """From a first plan to the best one: which options stay open, and when the best is proven.
 
-Decides, round by round, which rows of the table may still be part of a better plan (those whose loss is below the waste of the
-best known plan), and hands them to one of the solvers in :mod:`allocator.core`. While they are many, the cheapest few of
-them are solved first: the better plan this gives usually closes most of the others.
+Decides, round by round, which rows of the table may still be part of a better plan (those whose
+loss is below the waste of the best known plan), and hands them to one of the solvers in
+:mod:`allocator.core`. While they are many, the cheapest few of them are solved first: the better
+plan this gives usually closes most of the others.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _PATIENT_WORK = 4e8
 _LARGE_CORE = 3000
 _WORK_A_SECOND = 3e8
 _MOST_ROWS, _ROWS_A_SECOND = 10_000, 4_000
-"""Largest core given to HiGHS, whose presolve does not look at the clock often enough on larger ones, and how it shrinks with the time
-left."""
+"""Largest core given to HiGHS, whose presolve does not look at the clock often enough on larger
+ones, and how it shrinks with the time left.
+"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best plan, its waste, the least waste any plan can have (proven), how close is close enough, and what proved it."""
+    """The best plan, its waste, the least waste any plan can have (proven), how close is close
+    enough, and what proved it.
+    """
 
     plan: Ints
     waste: float
@@ -45,7 +49,9 @@ class Found:
 
 
 def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
-    """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible) where that fails; then filled up."""
+    """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible)
+    where that fails; then filled up.
+    """
     if table.fits(wish):
         return wish
     near = _near(table, dual, seats)
@@ -60,7 +66,9 @@ def narrow(table: Table, dual: Dual, plan: Ints) -> tuple[Table, Dual, Ints]:
 
 
 def _near(table: Table, dual: Dual, seats: Ints) -> Ints:
-    """A few rows of each group: those that lose least, the smallest of each class, and the seats."""
+    """A few rows of each group: those that lose least, the smallest of each class, and the
+    seats.
+    """
     number = min(len(table.size), 8 * len(table.starts))
     near = seats > 0
     near[np.argpartition(dual.loss, number - 1)[:number]] = True
@@ -70,26 +78,35 @@ def _near(table: Table, dual: Dual, seats: Ints) -> Ints:
 
 
 def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
-    """``plan`` with the jobs of each class in turn sized anew, together with the jobs that have nothing."""
+    """``plan`` with the jobs of each class in turn sized anew, together with the jobs that have
+    nothing.
+    """
     for c in range(len(table.capacity)):
         waste = dual.waste(table, plan)
         better = dual.loss < waste - dual.noise
         movable = np.zeros(len(table.starts), np.bool_)
         taken = np.flatnonzero(plan)
         movable[table.group[taken]] = True
-        movable[table.group[taken[(table.resource[taken] != c) & (table.resource[taken] != IDLE)]]] = False
+        movable[
+            table.group[taken[(table.resource[taken] != c) & (table.resource[taken] != IDLE)]]
+        ] = False
         mine = better & movable[table.group] & ((table.resource == c) | (table.resource == IDLE))
         if not mine.any():
             continue
         pool = _cheapest(table, dual, mine, _FIRST_POOL) & mine | (plan > 0)
-        outcome = cores.by_counting(table, dual, cores.open_rows(table, dual, pool), waste - dual.noise, _CHEAP_WORK, c)
+        outcome = cores.by_counting(
+            table, dual, cores.open_rows(table, dual, pool), waste - dual.noise, _CHEAP_WORK, c
+        )
         if outcome is not None and outcome.plan is not None and table.fits(outcome.plan):
             plan = outcome.plan
     return plan
 
 
-def improve(table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool) -> Found:
-    """The least wasteful plan, or the best one found by ``deadline`` (a value of :func:`time.perf_counter`).
+def improve(
+    table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool
+) -> Found:
+    """The least wasteful plan, or the best one found by ``deadline`` (a value of
+    :func:`time.perf_counter`).
 
     Args:
         gap: relative gap at which to stop.
@@ -108,7 +125,10 @@ def improve(table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float
             break
         better = dual.loss < waste - dual.noise
         if not filled:
-            plan, filled = fill(table, dual, plan, _least(np.flatnonzero(better), dual.loss, _FILL_ROWS)), True
+            plan, filled = (
+                fill(table, dual, plan, _least(np.flatnonzero(better), dual.loss, _FILL_ROWS)),
+                True,
+            )
             if several and counting:
                 plan = polish(table, dual, plan)
             waste = dual.waste(table, plan)
@@ -125,19 +145,28 @@ def improve(table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float
         shape, ceiling = (len(core.count), len(core.rows)), waste
         outcome = None
         if one_class:
-            work = min(_PATIENT_WORK if len(core.rows) > _LARGE_CORE else _CHEAP_WORK, _WORK_A_SECOND * left)
+            work = min(
+                _PATIENT_WORK if len(core.rows) > _LARGE_CORE else _CHEAP_WORK,
+                _WORK_A_SECOND * left,
+            )
             outcome = cores.by_counting(table, dual, core, waste - dual.noise, work)
             proof = "dp"
         if outcome is None:
             proof = "highs"
             share = left if exact else 0.3 * left
-            outcome = cores.by_milp(table, dual, core, waste, time_limit_s=share, accept=accept, start=plan)
+            outcome = cores.by_milp(
+                table, dual, core, waste, time_limit_s=share, accept=accept, start=plan
+            )
         if outcome.plan is not None:
             found = dual.waste(table, outcome.plan)
             if found < waste - dual.noise:
                 plan, waste = outcome.plan, found
-        coarse = proof == "highs" and waste < 1e-3 * ceiling  # HiGHS is exact to 1e-9 of the ceiling: ask again with a lower one
-        least = waste if outcome.complete and not coarse else min(outcome.floor, waste - 1e-9 * ceiling)
+        coarse = (
+            proof == "highs" and waste < 1e-3 * ceiling
+        )  # HiGHS is exact to 1e-9 of the ceiling: ask again with a lower one
+        least = (
+            waste if outcome.complete and not coarse else min(outcome.floor, waste - 1e-9 * ceiling)
+        )
         floor = max(floor, min(least, outside))
         if exact and not coarse:
             break
@@ -149,12 +178,15 @@ def improve(table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float
 
 def _least(rows: Ints, loss: Floats, number: int) -> Ints:
     """The ``number`` rows that lose least."""
-    return rows if len(rows) <= number else np.sort(rows[np.argpartition(loss[rows], number)[:number]])
+    return (
+        rows if len(rows) <= number else np.sort(rows[np.argpartition(loss[rows], number)[:number]])
+    )
 
 
 def _cheapest(table: Table, dual: Dual, better: Mask, number: int) -> Mask:
-    """The best row of each group, and about ``number`` others of ``better`` with small losses: half of them whatever their group,
-    half at most three a group."""
+    """The best row of each group, and about ``number`` others of ``better`` with small losses: half
+    of them whatever their group, half at most three a group.
+    """
     pool = better & (dual.loss <= dual.noise)
     rows = np.flatnonzero(better & ~pool)
     loss = dual.loss[rows]

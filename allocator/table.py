@@ -1,8 +1,9 @@
 """Bids as flat arrays: what the exact solver works on.
 
-Decides which jobs are the same to the solver: identical bids become one group with a count, which takes the
-symmetry out of the search (a sweep is hundreds of jobs with one curve). Options that can never be used are left
-out. Which of the others matter is decided in :mod:`allocator.prices` and :mod:`allocator.core`.
+Decides which jobs are the same to the solver: identical bids become one group with a count, which
+takes the symmetry out of the search (a sweep is hundreds of jobs with one curve). Options that can
+never be used are left out. Which of the others matter is decided in :mod:`allocator.prices` and
+:mod:`allocator.core`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Table:
     Args:
         members: for each group, the indices of its bids (all alike), ascending.
         count: members per group.
-        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE (``size`` 0).
-            Within a group, rows of one resource are ordered by size.
+        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE
+            (``size`` 0). Within a group, rows of one resource are ordered by size.
         starts: the first row of each group; each group has at least one row.
-        capacity: units of each resource: the nodes of each class in ``classes``, and one resource more where
-            must-run jobs have to be dropped: the right to be dropped.
+        capacity: units of each resource: the nodes of each class in ``classes``, and one resource
+            more where must-run jobs have to be dropped: the right to be dropped.
         classes: names of the node classes.
     """
 
@@ -70,7 +71,12 @@ class Table:
         group = self.group[mask]
         starts = np.searchsorted(group, np.arange(len(self.members)))
         return replace(
-            self, group=group, resource=self.resource[mask], size=self.size[mask], value=self.value[mask], starts=starts
+            self,
+            group=group,
+            resource=self.resource[mask],
+            size=self.size[mask],
+            value=self.value[mask],
+            starts=starts,
         )
 
     def use(self, plan: Ints) -> Floats:
@@ -78,7 +84,9 @@ class Table:
         taken = np.flatnonzero(plan)
         taken = taken[self.resource[taken] != IDLE]
         amount = plan[taken] * self.size[taken]
-        return np.bincount(self.resource[taken], weights=amount, minlength=len(self.capacity)).astype(np.float64)
+        return np.bincount(
+            self.resource[taken], weights=amount, minlength=len(self.capacity)
+        ).astype(np.float64)
 
     def fits(self, plan: Ints) -> bool:
         """Whether ``plan`` places every member once and stays within the capacity."""
@@ -90,9 +98,10 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     """The table of ``bids``.
 
     Args:
-        drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row; otherwise dropping
-            one takes one unit of an additional resource and is worth 0. A must-run job none of whose sizes fits at
-            all is idle for nothing (and not counted in ``drops``).
+        drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row;
+            otherwise dropping one takes one unit of an additional resource and is worth 0. A
+            must-run job none of whose sizes fits at all is idle for nothing (and not counted in
+            ``drops``).
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
     index = {name: c for c, name in enumerate(classes)}
@@ -124,7 +133,11 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     for idle_value, usable_by in groups:
         first.append(rows)
         if idle_value > -np.inf or not usable_by:
-            add(IDLE, nothing, np.array([max(idle_value, 0.0) if idle_value == -np.inf else idle_value]))
+            add(
+                IDLE,
+                nothing,
+                np.array([max(idle_value, 0.0) if idle_value == -np.inf else idle_value]),
+            )
         elif drops:
             add(len(classes), one, np.zeros(1))
         for c, options in usable_by:
@@ -148,7 +161,9 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
 
 
 def undominated(table: Table, keep: Mask) -> Mask:
-    """``keep`` without the rows that another of its rows beats with no more nodes of the same class and no less value."""
+    """``keep`` without the rows that another of its rows beats with no more nodes of the same class
+    and no less value.
+    """
     rows = np.flatnonzero(keep)
     segment = table.group[rows] * (len(table.capacity) + 1) + table.resource[rows]
     best = table.value[rows]
@@ -167,14 +182,19 @@ def undominated(table: Table, keep: Mask) -> Mask:
 
 
 def idle(table: Table) -> Ints:
-    """The plan in which every job takes the first of its rows, which is to have nothing where that is allowed."""
+    """The plan in which every job takes the first of its rows, which is to have nothing where that
+    is allowed.
+    """
     plan = np.zeros(len(table.size), np.int64)
     plan[table.starts] = table.count.astype(np.int64)
     return plan
 
 
-def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]) -> Ints | None:
-    """Members by row that give each job its size in ``sizes``, or nothing where it has none or its bid does not offer it.
+def rows_for(
+    table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]
+) -> Ints | None:
+    """Members by row that give each job its size in ``sizes``, or nothing where it has none or its
+    bid does not offer it.
 
     Returns None when a must-run job would get nothing and has no row for that.
     """
@@ -182,13 +202,21 @@ def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, i
     index = {name: c for c, name in enumerate(table.classes)}
     for g, members in enumerate(table.members):
         first = int(table.starts[g])
-        none_row = first if table.resource[first] == IDLE or table.resource[first] == len(table.classes) else -1
+        none_row = (
+            first
+            if table.resource[first] == IDLE or table.resource[first] == len(table.classes)
+            else -1
+        )
         for member in members:
             row = none_row
             node_class, size = sizes.get(jobs[member], ("", 0))
             if size and node_class in index:
                 c, end = index[node_class], int(table.ends[g])
-                low = first + int(np.searchsorted(table.resource[first:end], c)) if len(table.classes) > 1 else first + (none_row >= 0)
+                low = (
+                    first + int(np.searchsorted(table.resource[first:end], c))
+                    if len(table.classes) > 1
+                    else first + (none_row >= 0)
+                )
                 if len(table.classes) > 1 and none_row >= 0:
                     low = first + 1 + int(np.searchsorted(table.resource[first + 1 : end], c))
                 high = low + int(np.searchsorted(table.resource[low:end], c, side="right"))
@@ -201,8 +229,12 @@ def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, i
     return plan
 
 
-def assign(table: Table, plan: Ints, jobs: Sequence[str], keep: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Sizes by job from members by row: alike jobs keep what ``keep`` gave them where the plan has room for it."""
+def assign(
+    table: Table, plan: Ints, jobs: Sequence[str], keep: Mapping[str, tuple[str, int]]
+) -> dict[str, tuple[str, int]]:
+    """Sizes by job from members by row: alike jobs keep what ``keep`` gave them where the plan has
+    room for it.
+    """
     sizes: dict[str, tuple[str, int]] = {}
     rows_of: dict[int, list[int]] = {}
     for row in np.flatnonzero(plan).tolist():
@@ -211,7 +243,9 @@ def assign(table: Table, plan: Ints, jobs: Sequence[str], keep: Mapping[str, tup
         seats: dict[tuple[str, int], int] = {}
         for row in rows:
             c = int(table.resource[row])
-            spot = (table.classes[c], int(table.size[row])) if 0 <= c < len(table.classes) else ("", 0)
+            spot = (
+                (table.classes[c], int(table.size[row])) if 0 <= c < len(table.classes) else ("", 0)
+            )
             seats[spot] = seats.get(spot, 0) + int(plan[row])
         waiting: list[str] = []
         for member in table.members[g]:

@@ -1,7 +1,9 @@
-"""Trainers: disjoint parts of one machine, each with its own objective and jobs, decided in parallel processes.
+"""Trainers: disjoint parts of one machine, each with its own objective and jobs, decided in
+parallel processes.
 
-Decides which nodes belong to which part, and that every part is solved at the same time. What a part's jobs are worth is in
-their bids; a trainer's objective is how its bids were made (:mod:`allocator.objectives`).
+Decides which nodes belong to which part, and that every part is solved at the same time. What a
+part's jobs are worth is in their bids; a trainer's objective is how its bids were made
+(:mod:`allocator.objectives`).
 """
 
 from __future__ import annotations
@@ -47,21 +49,29 @@ class Trainer:
         return total
 
 
-def partition(nodes: Mapping[str, NodeInfo], shares: Mapping[str, float]) -> dict[str, dict[str, NodeInfo]]:
+def partition(
+    nodes: Mapping[str, NodeInfo], shares: Mapping[str, float]
+) -> dict[str, dict[str, NodeInfo]]:
     """Split ``nodes`` into disjoint parts in proportion to ``shares``, each class by itself.
 
-    Whole nodes are shared out by largest remainders (so the parts of a class are exact to one node); topology groups are kept
-    together as far as the shares allow. The same arguments give the same parts, whatever the order of ``nodes``.
+    Whole nodes are shared out by largest remainders (so the parts of a class are exact to one
+    node); topology groups are kept together as far as the shares allow. The same arguments give the
+    same parts, whatever the order of ``nodes``.
 
     Raises:
-        TrainerError: when there are nodes but no share above 0, or a share is negative or no number.
+        TrainerError: when there are nodes but no share above 0, or a share is negative or no
+            number.
     """
     for name, share in shares.items():
         if not 0 <= share < float("inf"):
-            raise TrainerError(f"Trainer {name} is given a share of {share}; give a number, 0 or more.")
+            raise TrainerError(
+                f"Trainer {name} is given a share of {share}; give a number, 0 or more."
+            )
     total = sum(shares.values())
     if nodes and not total > 0:
-        raise TrainerError("No trainer has a share above 0, so the nodes belong to nobody; give at least one.")
+        raise TrainerError(
+            "No trainer has a share above 0, so the nodes belong to nobody; give at least one."
+        )
     parts: dict[str, dict[str, NodeInfo]] = {name: {} for name in shares}
     by_class: dict[str, list[str]] = {}
     for node in sorted(nodes, key=lambda n: (str(nodes[n].group), n)):
@@ -89,24 +99,33 @@ def check(trainers: Sequence[Trainer]) -> None:
     names: set[str] = set()
     for trainer in trainers:
         if trainer.name in names:
-            raise TrainerError(f"Two trainers are called {trainer.name}; give each a name of its own.")
+            raise TrainerError(
+                f"Two trainers are called {trainer.name}; give each a name of its own."
+            )
         names.add(trainer.name)
         for node in trainer.nodes:
             if owner.setdefault(node, trainer.name) != trainer.name:
-                raise TrainerError(f"Node {node} belongs to both {owner[node]} and {trainer.name}; parts must not overlap.")
+                raise TrainerError(
+                    f"Node {node} belongs to both {owner[node]} and {trainer.name}; parts must "
+                    "not overlap."
+                )
 
 
 class Trainers:
-    """Worker processes that solve trainers side by side; they are started once and live until :meth:`close`.
+    """Worker processes that solve trainers side by side; they are started once and live until
+    :meth:`close`.
 
     Args:
         processes: worker processes; None for one a processor.
         time_limit_s, gap: of each solve, see :func:`allocator.milp.solve`.
     """
 
-    def __init__(self, processes: int | None = None, *, time_limit_s: float = 2.0, gap: float = 0.0) -> None:
+    def __init__(
+        self, processes: int | None = None, *, time_limit_s: float = 2.0, gap: float = 0.0
+    ) -> None:
         self.time_limit_s, self.gap = time_limit_s, gap
-        # Workers are spawned, not forked: the daemon has threads, and a fork would copy their locks.
+        # Workers are spawned, not forked: the daemon has threads, and a fork would copy their
+        # locks.
         self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
 
     def solve(self, trainers: Sequence[Trainer]) -> dict[str, Allocation]:
@@ -118,7 +137,17 @@ class Trainers:
         """
         check(trainers)
         running = [
-            (t.name, self._pool.submit(solve, t.bids, t.capacity, time_limit_s=self.time_limit_s, gap=self.gap, warm=t.warm))
+            (
+                t.name,
+                self._pool.submit(
+                    solve,
+                    t.bids,
+                    t.capacity,
+                    time_limit_s=self.time_limit_s,
+                    gap=self.gap,
+                    warm=t.warm,
+                ),
+            )
             for t in trainers
         ]
         return {name: future.result() for name, future in running}
@@ -130,5 +159,10 @@ class Trainers:
     def __enter__(self) -> Trainers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
         self.close()

@@ -5,5 +5,7 @@ import sys
 
 
 def end_in_order() -> None:
-    """Have SIGTERM (``timeout``, a batch scheduler) end this process like an exception, so that what it started is stopped too."""
+    """Have SIGTERM (``timeout``, a batch scheduler) end this process like an exception, so that
+    what it started is stopped too.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

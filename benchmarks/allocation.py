@@ -1,18 +1,21 @@
 """How long one allocation takes, everything included, and whether it is the best one.
 
-    python -m benchmarks.allocation --nodes 10624 --jobs 500 --max-size 512 --repeats 200 [--curves FILE] [--json]
+    python -m benchmarks.allocation --nodes 10624 --jobs 500 --max-size 512 --repeats 200 [--curves
+    FILE] [--json]
 
-Each repeat is a random problem (see :mod:`benchmarks.instances`; the kinds take turns) and an event: jobs, their curves and
-the nodes they run on are given; bids are made, sizes solved for (gap 0), and nodes named. ``median_ms`` and ``worst_ms`` are wall
-time over the repeats, ``cpu_median_ms`` processor time (which other work on the machine hardly changes), ``gap`` the largest gap
-left. ``warm_median_ms``: the same for a second event, in which up to three jobs lose a node, solved from the first plan.
-``objective`` and ``oracle_objective`` are means over the first ``--oracle`` repeats, the latter of :mod:`allocator.dp`. With
-``--json``, one JSON object a row, a row a line.
+Each repeat is a random problem (see :mod:`benchmarks.instances`; the kinds take turns) and an
+event: jobs, their curves and the nodes they run on are given; bids are made, sizes solved for (gap
+0), and nodes named. ``median_ms`` and ``worst_ms`` are wall time over the repeats,
+``cpu_median_ms`` processor time (which other work on the machine hardly changes), ``gap`` the
+largest gap left. ``warm_median_ms``: the same for a second event, in which up to three jobs lose a
+node, solved from the first plan. ``objective`` and ``oracle_objective`` are means over the first
+``--oracle`` repeats, the latter of :mod:`allocator.dp`. With ``--json``, one JSON object a row, a
+row a line.
 
     python -m benchmarks.allocation --nodewise [--time-limit 60] [--json]
 
-compares with FreeTrain's model (:mod:`allocator.nodewise`, the corrected form) on growing machines until that no longer finishes within
-the limit.
+compares with FreeTrain's model (:mod:`allocator.nodewise`, the corrected form) on growing machines
+until that no longer finishes within the limit.
 """
 
 from __future__ import annotations
@@ -84,7 +87,14 @@ def measure(
     for seed in range(repeats):
         problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known, classes)
         began, began_cpu = time.perf_counter(), time.process_time()
-        found, plan, bids = event(problem, problem.current, problem.nodes, None, counting=counting, time_limit_s=time_limit_s)
+        found, plan, bids = event(
+            problem,
+            problem.current,
+            problem.nodes,
+            None,
+            counting=counting,
+            time_limit_s=time_limit_s,
+        )
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - began_cpu)
         gaps.append(found.gap)
@@ -99,7 +109,9 @@ def measure(
             del left[plan[str(job)][-1]]
         now = {job: tuple(n for n in plan.get(job, ()) if n in left) for job in problem.current}
         began, began_cpu = time.perf_counter(), time.process_time()
-        found, plan, bids = event(problem, now, left, found, counting=counting, time_limit_s=time_limit_s)
+        found, plan, bids = event(
+            problem, now, left, found, counting=counting, time_limit_s=time_limit_s
+        )
         warm_wall.append(time.perf_counter() - began)
         warm_cpu.append(time.process_time() - began_cpu)
         gaps.append(found.gap)
@@ -112,7 +124,9 @@ def measure(
         "gap": max(gaps),
         "objective": statistics.fmean(objectives) if objectives else None,
         "oracle_objective": statistics.fmean(oracles) if oracles else None,
-        "worst_difference": max((abs(a - b) / abs(b) for a, b in zip(objectives, oracles, strict=True)), default=None),
+        "worst_difference": max(
+            (abs(a - b) / abs(b) for a, b in zip(objectives, oracles, strict=True)), default=None
+        ),
         "oracle_checked": len(oracles),
         "cpu_median_ms": _ms(statistics.median(cpu)),
         "cpu_worst_ms": _ms(max(cpu)),
@@ -134,11 +148,16 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
     largest = min(64, nodes)
     problem = instance(seed, nodes, jobs, largest, "measured")
     began = time.perf_counter()
-    found, _, _ = event(problem, problem.current, problem.nodes, None, counting=True, time_limit_s=time_limit_s)
+    found, _, _ = event(
+        problem, problem.current, problem.nodes, None, counting=True, time_limit_s=time_limit_s
+    )
     ours = time.perf_counter() - began
     began = time.perf_counter()
     reference = nodewise(
-        [NodewiseJob(job, problem.curves[job]["default"], 1, largest, on) for job, on in problem.current.items()],
+        [
+            NodewiseJob(job, problem.curves[job]["default"], 1, largest, on)
+            for job, on in problem.current.items()
+        ],
         list(problem.nodes),
         time_limit_s=time_limit_s,
     ).allocation
@@ -168,26 +187,65 @@ def _show(row: dict[str, object], as_json: bool, columns: Sequence[str], first: 
     if first:
         print("  ".join(f"{name:>16}" for name in columns))
     cells = (row[name] for name in columns)
-    print("  ".join(f"{cell:>16.6g}" if isinstance(cell, float) else f"{cell!s:>16}" for cell in cells), flush=True)
+    print(
+        "  ".join(
+            f"{cell:>16.6g}" if isinstance(cell, float) else f"{cell!s:>16}" for cell in cells
+        ),
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=10624)
     parser.add_argument("--jobs", type=int, default=200)
-    parser.add_argument("--max-size", type=int, default=64, help="largest size of every job; the smallest is 1")
+    parser.add_argument(
+        "--max-size", type=int, default=64, help="largest size of every job; the smallest is 1"
+    )
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--curves", type=Path, help="draw curves from this CSV file (model, nodes, samples_per_s)")
-    parser.add_argument("--kind", choices=KINDS, action="append", help="only these kinds of jobs (default: all in turn)")
-    parser.add_argument("--classes", type=int, default=1, help="classes of nodes (the oracle knows only one)")
-    parser.add_argument("--oracle", type=int, default=20, help="repeats checked with the dynamic program")
-    parser.add_argument("--highs-only", action="store_true", help="every core to HiGHS, none to the counting program")
+    parser.add_argument(
+        "--curves", type=Path, help="draw curves from this CSV file (model, nodes, samples_per_s)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        action="append",
+        help="only these kinds of jobs (default: all in turn)",
+    )
+    parser.add_argument(
+        "--classes", type=int, default=1, help="classes of nodes (the oracle knows only one)"
+    )
+    parser.add_argument(
+        "--oracle", type=int, default=20, help="repeats checked with the dynamic program"
+    )
+    parser.add_argument(
+        "--highs-only",
+        action="store_true",
+        help="every core to HiGHS, none to the counting program",
+    )
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve may take")
-    parser.add_argument("--nodewise", action="store_true", help="compare with FreeTrain's node-by-node model instead")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument(
+        "--nodewise",
+        action="store_true",
+        help="compare with FreeTrain's node-by-node model instead",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line instead of a table"
+    )
     args = parser.parse_args()
     if args.nodewise:
-        columns = ("nodes", "jobs", "ours_ms", "nodewise_ms", "ratio", "nodewise_status", "objective", "nodewise_objective")
+        columns = (
+            "nodes",
+            "jobs",
+            "ours_ms",
+            "nodewise_ms",
+            "ratio",
+            "nodewise_status",
+            "objective",
+            "nodewise_objective",
+        )
         for rung, (nodes, jobs) in enumerate(LADDER):
             row = compare(nodes, jobs, seed=rung, time_limit_s=args.time_limit)
             _show(row, args.json, columns, rung == 0)
@@ -197,7 +255,10 @@ def main() -> None:
     known = read_curves(args.curves) if args.curves else []
     longest = max((curve.largest for curve in known), default=args.max_size)
     if longest < args.max_size:
-        print(f"The curves end at {longest} nodes; larger sizes are valued at their last throughput.", file=sys.stderr)
+        print(
+            f"The curves end at {longest} nodes; larger sizes are valued at their last throughput.",
+            file=sys.stderr,
+        )
     row = measure(
         args.nodes,
         args.jobs,
@@ -210,7 +271,17 @@ def main() -> None:
         counting=not args.highs_only,
         time_limit_s=args.time_limit,
     )
-    columns = ("nodes", "jobs", "max_size", "median_ms", "worst_ms", "gap", "objective", "oracle_objective", "warm_median_ms")
+    columns = (
+        "nodes",
+        "jobs",
+        "max_size",
+        "median_ms",
+        "worst_ms",
+        "gap",
+        "objective",
+        "oracle_objective",
+        "warm_median_ms",
+    )
     _show(row, args.json, columns, True)
 
 

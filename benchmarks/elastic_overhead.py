@@ -1,10 +1,13 @@
-"""What the wrapper of live mode costs an undisturbed run: the time of a step beside plain DistributedDataParallel.
+"""What the wrapper of live mode costs an undisturbed run: the time of a step beside plain
+DistributedDataParallel.
 
-    python -m benchmarks.elastic_overhead [--ranks 2] [--steps 600] [--width 512] [--layers 10] [--json]
+    python -m benchmarks.elastic_overhead [--ranks 2] [--steps 600] [--width 512] [--layers 10]
+    [--json]
 
-Both run the same model, optimizer and data in the same processes, a step of the one after a step of the other, so that what else the
-machine does hits both alike. Compared are the medians of wall time, whose spread is that of ten equal parts of the run, and the sums of
-processor time over all threads, which other work on the machine disturbs less.
+Both run the same model, optimizer and data in the same processes, a step of the one after a step of
+the other, so that what else the machine does hits both alike. Compared are the medians of wall
+time, whose spread is that of ten equal parts of the run, and the sums of processor time over all
+threads, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ WARM_UP = 20
 
 
 def _worker(rank: int, args: argparse.Namespace, port: int, results: str) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(args.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(args.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
     def network() -> torch.nn.Module:
-        return torch.nn.Sequential(*(torch.nn.Linear(args.width, args.width) for _ in range(args.layers)))
+        return torch.nn.Sequential(
+            *(torch.nn.Linear(args.width, args.width) for _ in range(args.layers))
+        )
 
     def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -71,7 +78,9 @@ def _worker(rank: int, args: argparse.Namespace, port: int, results: str) -> Non
 
 def main() -> None:
     """Run, print a line and with --json one object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--width", type=int, default=512)
@@ -87,7 +96,10 @@ def main() -> None:
         turns = json.load(file)
     live, ddp = (statistics.median(t[i] for t in turns) for i in (0, 1))
     parts = [turns[i::10] for i in range(10)]
-    ratios = [statistics.median(t[0] for t in part) / statistics.median(t[1] for t in part) - 1 for part in parts]
+    ratios = [
+        statistics.median(t[0] for t in part) / statistics.median(t[1] for t in part) - 1
+        for part in parts
+    ]
     row = {
         "ranks": args.ranks,
         "model_mb": round(args.layers * args.width * (args.width + 1) * 4 / 1e6, 1),
@@ -103,7 +115,8 @@ def main() -> None:
         print(json.dumps(row))
     else:
         print(
-            f"{row['model_mb']} MB on {args.ranks} ranks: live {row['live_ms']} ms, DDP {row['ddp_ms']} ms a step, overhead "
+            f"{row['model_mb']} MB on {args.ranks} ranks: live {row['live_ms']} ms, DDP "
+            f"{row['ddp_ms']} ms a step, overhead "
             f"{row['overhead']:+.1%} ({min(ratios):+.1%}…{max(ratios):+.1%}), "
             f"processor time {row['cpu_overhead']:+.1%}, load {row['load']:.1f}"
         )

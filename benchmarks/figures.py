@@ -1,19 +1,24 @@
 """The paper's Figures 3.6 to 3.10 (docs/evaluation.md), one command each.
 
-    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv [--out docs/images] [--json]
+    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves
+    scaling.csv [--out docs/images] [--json]
 
-* ``fig6``: solve time against the number of trainers that decide at once (:mod:`benchmarks.trainers`; no trace needed);
-* ``fig7``: MalleTrain, which profiles its jobs and pays for it, against FreeTrain, which believes what owners state, for hyperparameter
-  and architecture search; by what owners state (their true curve, another model's, a linear one, nothing); once with the same ten jobs
-  all the time (*long*) and once with jobs that end and make room for the next (*stream*);
+* ``fig6``: solve time against the number of trainers that decide at once
+  (:mod:`benchmarks.trainers`; no trace needed);
+* ``fig7``: MalleTrain, which profiles its jobs and pays for it, against FreeTrain, which believes
+  what owners state, for hyperparameter and architecture search; by what owners state (their true
+  curve, another model's, a linear one, nothing); once with the same ten jobs all the time (*long*)
+  and once with jobs that end and make room for the next (*stream*);
 * ``fig8``: samples over the forward-looking time, exact plans and equal shares;
 * ``fig9``: samples over the number of jobs at a time;
 * ``fig10``: samples over what a rescale costs, in restart and in live mode.
 
-Figures 8 to 10 have long jobs: where jobs end, policies are soon left with different jobs, and samples compare the jobs as much as the
-policies. Samples are divided by those of the same jobs on the same nodes in a world without costs (policy ``ideal``). Every point is the
-mean over ``--seeds`` draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from + --hours`` is simulated on
-``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object) and writes FIGURE.png.
+Figures 8 to 10 have long jobs: where jobs end, policies are soon left with different jobs, and
+samples compare the jobs as much as the policies. Samples are divided by those of the same jobs on
+the same nodes in a world without costs (policy ``ideal``). Every point is the mean over ``--seeds``
+draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from + --hours``
+is simulated on ``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object)
+and writes FIGURE.png.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workloads import Given, given, hpo, read_curves
-from scavenger.trace import Trace, read, read_names
+from scavenger.trace.trace import Trace, read, read_names
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 STREAM = 600
@@ -99,21 +104,45 @@ def play(world: World, point: Point) -> dict[str, Any]:
     if p.length == "long":
         jobs = [replace(job, samples=ENDLESS) for job in jobs]
     costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
-    settings = SimSettings(POLICIES[p.policy], costs, max_running=p.max_jobs, t_fwd_s=p.t_fwd, starvation_s=p.starvation, seed=p.seed)
+    settings = SimSettings(
+        POLICIES[p.policy],
+        costs,
+        max_running=p.max_jobs,
+        t_fwd_s=p.t_fwd,
+        starvation_s=p.starvation,
+        seed=p.seed,
+    )
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 
 
-# --- what is simulated -------------------------------------------------------------------------------------------------------------------
+# --- what is simulated ---
 
 
 def fig7() -> list[Point]:
-    """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without turns for starving jobs."""
+    """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without
+    turns for starving jobs.
+    """
     points = []
     for length in ("long", "stream"):
         for workload in ("hpo", "nas"):
-            base = Point("FreeTrain", f"{length} {workload}", workload=workload, length=length, policy="freetrain")
-            points += [replace(base, x=f"{base.x} {states}", states=states) for states in get_args(Given)]
-            base = replace(base, line="MalleTrain", x=f"{base.x} none", states="none", policy="profiled", starvation=float("inf"))
+            base = Point(
+                "FreeTrain",
+                f"{length} {workload}",
+                workload=workload,
+                length=length,
+                policy="freetrain",
+            )
+            points += [
+                replace(base, x=f"{base.x} {states}", states=states) for states in get_args(Given)
+            ]
+            base = replace(
+                base,
+                line="MalleTrain",
+                x=f"{base.x} none",
+                states="none",
+                policy="profiled",
+                starvation=float("inf"),
+            )
             points += [base, replace(base, line="MalleTrain, with turns", starvation=600.0)]
     return points
 
@@ -127,8 +156,16 @@ def fig8() -> list[Point]:
 
 def fig9() -> list[Point]:
     """Jobs at a time."""
-    lines = (("exact plans", "malletrain"), ("equal shares", "equal"), ("first come, first served", "fcfs"))
-    return [Point(line, f"{n}", policy=policy, max_jobs=n) for line, policy in lines for n in (1, 5, 10, 20, 50)]
+    lines = (
+        ("exact plans", "malletrain"),
+        ("equal shares", "equal"),
+        ("first come, first served", "fcfs"),
+    )
+    return [
+        Point(line, f"{n}", policy=policy, max_jobs=n)
+        for line, policy in lines
+        for n in (1, 5, 10, 20, 50)
+    ]
 
 
 def fig10() -> list[Point]:
@@ -150,15 +187,25 @@ FIGURES: dict[str, tuple[Callable[[], list[Point]], str]] = {
 
 def without_costs(point: Point) -> Point:
     """The same jobs on the same nodes in a world without costs."""
-    return Point("ideal", "", seed=point.seed, workload=point.workload, length=point.length, policy="ideal", max_jobs=point.max_jobs)
+    return Point(
+        "ideal",
+        "",
+        seed=point.seed,
+        workload=point.workload,
+        length=point.length,
+        policy="ideal",
+        max_jobs=point.max_jobs,
+    )
 
 
-# --- running, telling, drawing -----------------------------------------------------------------------------------------------------------
+# --- running, telling, drawing ---
 
 
 @dataclass(frozen=True)
 class Mean:
-    """One point of the figure over all seeds: samples as a fraction of those in a world without costs."""
+    """One point of the figure over all seeds: samples as a fraction of those in a world without
+    costs.
+    """
 
     line: str
     x: str
@@ -172,8 +219,13 @@ def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -
     work = [replace(p, seed=seed) for p in points for seed in range(seeds)]
     bounds = list(dict.fromkeys(map(without_costs, work)))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        every = list(pool.map(play, [world] * (len(work) + len(bounds)), [*work, *bounds], chunksize=1))
-    results, best = every[: len(work)], {p: r["samples"] for p, r in zip(bounds, every[len(work) :], strict=True)}
+        every = list(
+            pool.map(play, [world] * (len(work) + len(bounds)), [*work, *bounds], chunksize=1)
+        )
+    results, best = (
+        every[: len(work)],
+        {p: r["samples"] for p, r in zip(bounds, every[len(work) :], strict=True)},
+    )
     for p, r in zip(work, results, strict=True):
         r["of_ideal"] = r["samples"] / best[without_costs(p)]
     means = []
@@ -190,7 +242,9 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Gain:
-    """Samples of MalleTrain (``policy``: with turns or without) over FreeTrain's, seed by seed, less 1."""
+    """Samples of MalleTrain (``policy``: with turns or without) over FreeTrain's, seed by seed,
+    less 1.
+    """
 
     length: str
     workload: str
@@ -207,23 +261,39 @@ def gains(means: Sequence[Mean]) -> list[Gain]:
     found = []
     for mine in (m for m in means if m.line != "FreeTrain"):
         length, workload, _ = mine.x.split()
-        for theirs in (m for m in means if m.line == "FreeTrain" and m.x.startswith(f"{length} {workload} ")):
-            each = [a["samples"] / b["samples"] - 1.0 for a, b in zip(mine.runs, theirs.runs, strict=True)]
-            found.append(Gain(length, workload, theirs.x.split()[2], mine.line, *_mean(each), theirs, mine))
+        for theirs in (
+            m for m in means if m.line == "FreeTrain" and m.x.startswith(f"{length} {workload} ")
+        ):
+            each = [
+                a["samples"] / b["samples"] - 1.0
+                for a, b in zip(mine.runs, theirs.runs, strict=True)
+            ]
+            found.append(
+                Gain(length, workload, theirs.x.split()[2], mine.line, *_mean(each), theirs, mine)
+            )
     return found
 
 
 def tell(figure: str, means: Sequence[Mean]) -> list[str]:
     """The figure as a Markdown table."""
     if figure == "fig7":
-        lines = ["| jobs | owners state | FreeTrain | MalleTrain | | samples |", "|---|---|---|---|---|---|"]
+        lines = [
+            "| jobs | owners state | FreeTrain | MalleTrain | | samples |",
+            "|---|---|---|---|---|---|",
+        ]
         for g in gains(means):
             gain = f"{100 * g.mean:+.1f} % ± {100 * g.spread:.1f}"
             turns = "with turns" if "turns" in g.policy else ""
-            lines.append(f"| {g.length} {g.workload} | {g.states} | {_both(g.theirs)} | {_both(g.mine)} | {turns} | {gain} |")
+            lines.append(
+                f"| {g.length} {g.workload} | {g.states} | {_both(g.theirs)} | {_both(g.mine)} "
+                f"| {turns} | {gain} |"
+            )
         return lines
     names = list(dict.fromkeys(m.line for m in means))
-    lines = [f"| {FIGURES[figure][1]} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = [
+        f"| {FIGURES[figure][1]} | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
     for x in dict.fromkeys(m.x for m in means):
         cells = {m.line: f"{m.mean:.3f} ± {m.spread:.3f}" for m in means if m.x == x}
         lines.append(f"| {x} | " + " | ".join(cells.get(name, "") for name in names) + " |")
@@ -262,7 +332,9 @@ def draw(figure: str, means: Sequence[Mean], path: Path) -> None:
 def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
     """Bars by what owners state, a panel for each length of jobs."""
     lengths = list(dict.fromkeys(g.length for g in rows))
-    for axes, length in zip(picture.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True):
+    for axes, length in zip(
+        picture.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
+    ):
         for k, workload in enumerate(dict.fromkeys(g.workload for g in rows)):
             mine = [g for g in rows if g.length == length and g.workload == workload]
             at = [i + 0.4 * k - 0.2 for i in range(len(mine))]
@@ -274,7 +346,10 @@ def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
         axes.set_xticks(range(len(STATEMENTS)), STATEMENTS.values(), fontsize=8)
         axes.axhline(0.0, color="black", linewidth=0.8)
         axes.margins(y=0.1)
-        axes.set_title({"long": "ten jobs that go on", "stream": "jobs that end, ten at a time"}[length], fontsize=9)
+        axes.set_title(
+            {"long": "ten jobs that go on", "stream": "jobs that end, ten at a time"}[length],
+            fontsize=9,
+        )
         axes.set_xlabel("curve stated by owners", fontsize=9)
     picture.axes[0].set_ylabel("MalleTrain's samples over FreeTrain's, %", fontsize=9)
     picture.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
@@ -284,7 +359,13 @@ def fig6(args: argparse.Namespace) -> None:
     """Solve time against the number of trainers."""
     from matplotlib.figure import Figure
 
-    command = [sys.executable, "-m", "benchmarks.trainers", "--json", *(["--repeats", str(args.repeats)] if args.repeats else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.trainers",
+        "--json",
+        *(["--repeats", str(args.repeats)] if args.repeats else []),
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     rows = rows[0]["rows"] if len(rows) == 1 and "rows" in rows[0] else rows
@@ -296,8 +377,20 @@ def fig6(args: argparse.Namespace) -> None:
             print(f"| {r['trainers']} | {r['median_ms']:.1f} | {r['worst_ms']:.1f} |")
     picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
     axes = picture.subplots()
-    axes.plot([r["trainers"] for r in rows], [r["median_ms"] for r in rows], color=COLOURS[0], marker="o", label="median")
-    axes.plot([r["trainers"] for r in rows], [r["worst_ms"] for r in rows], color=COLOURS[1], marker="s", label="worst")
+    axes.plot(
+        [r["trainers"] for r in rows],
+        [r["median_ms"] for r in rows],
+        color=COLOURS[0],
+        marker="o",
+        label="median",
+    )
+    axes.plot(
+        [r["trainers"] for r in rows],
+        [r["worst_ms"] for r in rows],
+        color=COLOURS[1],
+        marker="s",
+        label="worst",
+    )
     axes.set_xscale("log", base=2)
     axes.set_xticks([r["trainers"] for r in rows], [str(r["trainers"]) for r in rows])
     axes.set_yscale("log")
@@ -319,11 +412,15 @@ def _finish(picture: Any, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figure", choices=["fig6", *FIGURES])
     parser.add_argument("--trace")
     parser.add_argument("--node-list")
-    parser.add_argument("--curves", help="scaling curves of the hyperparameter search; default: built-in models")
+    parser.add_argument(
+        "--curves", help="scaling curves of the hyperparameter search; default: built-in models"
+    )
     parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--from", dest="begin_h", type=float, default=60.0, metavar="H")
     parser.add_argument("--hours", type=float, default=24.0)
@@ -343,12 +440,22 @@ def main() -> None:
     began = time.perf_counter()
     means = measure(world, points(), args.seeds, args.processes)
     if args.json:
-        rows = [{"line": m.line, "x": m.x, "mean": m.mean, "spread": m.spread, "runs": m.runs} for m in means]
-        print(json.dumps({"figure": args.figure, "world": asdict(world), "seeds": args.seeds, "rows": rows}))
+        rows = [
+            {"line": m.line, "x": m.x, "mean": m.mean, "spread": m.spread, "runs": m.runs}
+            for m in means
+        ]
+        print(
+            json.dumps(
+                {"figure": args.figure, "world": asdict(world), "seeds": args.seeds, "rows": rows}
+            )
+        )
     else:
         print("\n".join(tell(args.figure, means)))
     draw(args.figure, means, args.out / f"{args.figure}.png")
-    print(f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    print(
+        f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""The cache of jobscripts/infinicache beside Redis on this machine: latency, a straggler, several clients, the codec.
+"""The cache of jobscripts/infinicache beside Redis on this machine: latency, a straggler, several
+clients, the codec.
 
-    python -m benchmarks.infinicache [--part latency,straggler,clients,codec] [--nodes 12] [--quick] [--json]
+    python -m benchmarks.infinicache [--part latency,straggler,clients,codec] [--nodes 12] [--quick]
+    [--json]
 
-Every cache node is a process, as are the Redis servers (one; and as many as cache nodes, keys shared out over them by hash in the client).
-All are reached over plain sockets on the loopback. Contenders take turns, one operation each, so that they meet the same neighbours; with
-fewer than 100 operations the p99 is the longest. Redis keeps nothing on disk; its client is redis-py with the hiredis parser.
+Every cache node is a process, as are the Redis servers (one; and as many as cache nodes, keys
+shared out over them by hash in the client). All are reached over plain sockets on the loopback.
+Contenders take turns, one operation each, so that they meet the same neighbours; with fewer than
+100 operations the p99 is the longest. Redis keeps nothing on disk; its client is redis-py with the
+hiredis parser.
 """
 
 from __future__ import annotations
@@ -43,8 +47,9 @@ CODES = ((10, 0), (10, 1), (10, 2), (4, 2), (5, 1))
 SIZES_MB = {1: 100, 10: 100, 40: 25, 100: 10}
 """Size → operations of each contender."""
 LATE_SHARE, LATE_S = 0.005, 0.3
-"""The straggler: each node answers this share of the reads of chunks so much later. One in 20 objects of 10 chunks has a late one, and one
-in 1000 two."""
+"""The straggler: each node answers this share of the reads of chunks so much later. One in 20
+objects of 10 chunks has a late one, and one in 1000 two.
+"""
 STRAGGLER_CODES = ((10, 0), (10, 1), (10, 2))
 CLIENTS = (1, 2, 5, 10)
 REDIS_READ = 8 << 20
@@ -60,18 +65,25 @@ async def _node(capacity: int, late_share: float) -> None:
     node = CacheNode(capacity, KEY)
     rng = random.Random(os.getpid())
     if late_share:
-        node.server.delay_s = lambda op: LATE_S if op == "get" and rng.random() < late_share else 0.0
+        node.server.delay_s = lambda op: (
+            LATE_S if op == "get" and rng.random() < late_share else 0.0
+        )
     print(node.address, flush=True)
     members = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     node.view(members.split())
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)  # until the benchmark ends
+    await asyncio.get_running_loop().run_in_executor(
+        None, sys.stdin.readline
+    )  # until the benchmark ends
 
 
 @contextmanager
 def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
     """So many cache nodes; their addresses."""
     argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", str(late_share)]
-    processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    processes = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
     try:
         addresses = [p.stdout.readline().strip() for p in processes if p.stdout]
         for p in processes:
@@ -96,7 +108,17 @@ def redis_servers(count: int) -> Iterator[list[int]]:
             with socket.socket() as s:
                 s.bind(("127.0.0.1", 0))
                 ports.append(s.getsockname()[1])
-            argv = ["redis-server", "--port", str(ports[-1]), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+            argv = [
+                "redis-server",
+                "--port",
+                str(ports[-1]),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]
             processes.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
         for port in ports:
             deadline = time.monotonic() + 20
@@ -124,7 +146,10 @@ class RedisClient:
         self._servers = [redis.Redis(port=port, socket_read_size=REDIS_READ) for port in ports]
 
     def _server(self, key: str) -> Any:
-        return self._servers[int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big") % len(self._servers)]
+        return self._servers[
+            int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
+            % len(self._servers)
+        ]
 
     def put(self, key: str, value: bytes) -> None:
         self._server(key).set(key, value)
@@ -190,9 +215,16 @@ def latency(nodes: int, quick: bool) -> list[dict[str, Any]]:
         for mb, rounds in SIZES_MB.items():
             took = compare(clients, mb * MB, max(3, rounds // 10) if quick else rounds)
             for name, operations in took.items():
-                row: dict[str, Any] = {"size_mb": mb, "contender": name, "operations": len(operations["get"])}
+                row: dict[str, Any] = {
+                    "size_mb": mb,
+                    "contender": name,
+                    "operations": len(operations["get"]),
+                }
                 for operation, seconds in operations.items():
-                    row |= {f"{operation}_p50_ms": 1e3 * quantile(seconds, 0.5), f"{operation}_p99_ms": 1e3 * quantile(seconds, 0.99)}
+                    row |= {
+                        f"{operation}_p50_ms": 1e3 * quantile(seconds, 0.5),
+                        f"{operation}_p99_ms": 1e3 * quantile(seconds, 0.99),
+                    }
                 rows.append(row)
         for client in clients.values():
             client.close()
@@ -206,7 +238,13 @@ def straggler(nodes: int, quick: bool) -> list[dict[str, Any]]:
         clients = {f"{d}+{p}": contender(f"{d}+{p}", addresses) for d, p in STRAGGLER_CODES}
         for name, operations in compare(clients, 10 * MB, 20 if quick else 200).items():
             seconds = operations["get"]
-            rows.append({"contender": name, "get_p50_ms": 1e3 * quantile(seconds, 0.5), "get_p99_ms": 1e3 * quantile(seconds, 0.99)})
+            rows.append(
+                {
+                    "contender": name,
+                    "get_p50_ms": 1e3 * quantile(seconds, 0.5),
+                    "get_p99_ms": 1e3 * quantile(seconds, 0.99),
+                }
+            )
         for client in clients.values():
             client.close()
     return rows
@@ -233,7 +271,10 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         contenders = {
             "1 Redis": ("redis", [str(p) for p in stack.enter_context(redis_servers(1))]),
-            f"{nodes} Redis": ("redis", [str(p) for p in stack.enter_context(redis_servers(nodes))]),
+            f"{nodes} Redis": (
+                "redis",
+                [str(p) for p in stack.enter_context(redis_servers(nodes))],
+            ),
             "10+1": ("10+1", stack.enter_context(cache_nodes(nodes))),
         }
         for kind, where in contenders.values():
@@ -243,8 +284,19 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
             client.close()
         for count in CLIENTS:
             for name, (kind, where) in contenders.items():
-                argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-client", kind, str(seconds), *where]
-                workers = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+                argv = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.infinicache",
+                    "--as-client",
+                    kind,
+                    str(seconds),
+                    *where,
+                ]
+                workers = [
+                    subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                    for _ in range(count)
+                ]
                 for w in workers:
                     assert w.stdout
                     w.stdout.readline()
@@ -254,12 +306,20 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
                     w.stdin.write("go\n")
                     w.stdin.flush()
                 done = sum(int(w.communicate()[0]) for w in workers)
-                rows.append({"clients": count, "contender": name, "mb_per_s": done * 10 / (time.perf_counter() - began)})
+                rows.append(
+                    {
+                        "clients": count,
+                        "contender": name,
+                        "mb_per_s": done * 10 / (time.perf_counter() - began),
+                    }
+                )
     return rows
 
 
 def codec(nodes: int, quick: bool) -> list[dict[str, Any]]:
-    """Encoding, and decoding with p data chunks lost, of 10 MB on one core: GB/s of the object (best of several, as code is measured)."""
+    """Encoding, and decoding with p data chunks lost, of 10 MB on one core: GB/s of the object
+    (best of several, as code is measured).
+    """
     data = random.Random(0).randbytes(10 * MB)
     rows = []
     for d, p in (*CODES[1:], (20, 4)):
@@ -277,9 +337,18 @@ def codec(nodes: int, quick: bool) -> list[dict[str, Any]]:
             return min(times)
 
         encoding = best(lambda code=code: encode(data, code))  # type: ignore[misc]
-        decoding = best(lambda have=have, made=made, code=code: rebuild(have, range(len(made)), made, code))  # type: ignore[misc]
+        decoding = best(
+            lambda have=have, made=made, code=code: rebuild(have, range(len(made)), made, code)
+        )  # type: ignore[misc]
         size = len(data) / 1e9
-        rows.append({"code": str(code), "encode": size / encoding, "decode": size / decoding, "both": size / (encoding + decoding)})
+        rows.append(
+            {
+                "code": str(code),
+                "encode": size / encoding,
+                "decode": size / decoding,
+                "both": size / (encoding + decoding),
+            }
+        )
     return rows
 
 
@@ -297,22 +366,33 @@ def verdicts(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     rows = {(r["size_mb"], r["contender"]): r for r in found.get("latency", [])}
     for mb in (10, 40, 100):
         if (mb, "10+1") in rows:
-            for q, code in itertools.product(("get_p50_ms", "get_p99_ms", "put_p50_ms", "put_p99_ms"), ("10+1", "10+2")):
+            for q, code in itertools.product(
+                ("get_p50_ms", "get_p99_ms", "put_p50_ms", "put_p99_ms"), ("10+1", "10+2")
+            ):
                 ours, theirs = rows[mb, code][q], rows[mb, "1 Redis"][q]
-                said.append(f"{'met' if ours < theirs else 'missed'}: {mb} MB {code} {q}: {ours:.1f} against {theirs:.1f}")
+                said.append(
+                    f"{'met' if ours < theirs else 'missed'}: {mb} MB {code} {q}: {ours:.1f} "
+                    f"against {theirs:.1f}"
+                )
     late = {r["contender"]: r["get_p99_ms"] for r in found.get("straggler", [])}
     if late:
         said.append(
-            f"{'met' if late['10+1'] < late['10+0'] else 'missed'}: straggler p99: {late['10+1']:.1f} against {late['10+0']:.1f} ms"
+            f"{'met' if late['10+1'] < late['10+0'] else 'missed'}: straggler p99: "
+            f"{late['10+1']:.1f} against {late['10+0']:.1f} ms"
         )
     for r in found.get("codec", []):
-        said.append(f"{'met' if r['both'] >= 1 else 'missed'}: {r['code']} encode+decode {r['both']:.2f} GB/s")
+        said.append(
+            f"{'met' if r['both'] >= 1 else 'missed'}: {r['code']} encode+decode "
+            f"{r['both']:.2f} GB/s"
+        )
     return said
 
 
 def main() -> None:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", default=",".join(PARTS))
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="few operations: to see that it runs")
@@ -330,13 +410,20 @@ def main() -> None:
         parser.error("redis-server is not installed (Debian: apt-get install redis-server)")
     before = os.getloadavg()
     found = {part: PARTS[part](options.nodes, options.quick) for part in options.part.split(",")}
-    about = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": [before[0], os.getloadavg()[0]]}
+    about = {
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": [before[0], os.getloadavg()[0]],
+    }
     if options.json:
         print(json.dumps({"about": about, **found, "targets": verdicts(found)}, indent=1))
         return
     console = Console(width=140)
     for part, rows in found.items():
-        shown = Table(title=f"{part} ({options.nodes} nodes, {os.cpu_count()} cores, load {before[0]:.1f} to {os.getloadavg()[0]:.1f})")
+        shown = Table(
+            title=f"{part} ({options.nodes} nodes, {os.cpu_count()} cores, load {before[0]:.1f} "
+            f"to {os.getloadavg()[0]:.1f})"
+        )
         for name in rows[0]:
             shown.add_column(name, justify="right")
         for row in rows:

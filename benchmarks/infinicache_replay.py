@@ -1,16 +1,21 @@
-"""The cache on real idle nodes: requests of a trace against a pool that follows the idle nodes of another one.
+"""The cache on real idle nodes: requests of a trace against a pool that follows the idle nodes of
+another one.
 
-    python -m benchmarks.infinicache_replay [--hours 24] [--nodes 32] [--memory-gb 8] [--requests docker,cloudphysics,web] [--json]
+    python -m benchmarks.infinicache_replay [--hours 24] [--nodes 32] [--memory-gb 8] [--requests
+    docker,cloudphysics,web] [--json]
 
-Placement, eviction, repair and drains are the product's own (infinicache.table); what is modelled is time: a joiner is there after 5 s,
-repair and drains take as long as the bytes they move, a lost or evicted object is put again by the next get (a miss). The nodes come and
-go as on Summit (../shared/data/summit_idle_week1.csv.gz, from its second day on); the pool takes idle nodes, the first that come, up to its
-limit. Preemption is with 30 s of notice, or without notice for one in ten or for all; and for comparison never. Requests: two real traces
-(../shared/data/cache_trace/), and a synthetic one like a registry of container images: log-uniform sizes over nine orders of magnitude with
-20 % above 10 MB, Zipf popularity.
+Placement, eviction, repair and drains are the product's own (infinicache.table); what is modelled
+is time: a joiner is there after 5 s, repair and drains take as long as the bytes they move, a lost
+or evicted object is put again by the next get (a miss). The nodes come and go as on Summit
+(../shared/data/summit_idle_week1.csv.gz, from its second day on); the pool takes idle nodes, the
+first that come, up to its limit. Preemption is with 30 s of notice, or without notice for one in
+ten or for all; and for comparison never. Requests: two real traces (../shared/data/cache_trace/),
+and a synthetic one like a registry of container images: log-uniform sizes over nine orders of
+magnitude with 20 % above 10 MB, Zipf popularity.
 
-The check of the availability model: at every loss without notice the hypergeometric formula says how many objects should be lost; the sum
-over the trace stands beside how many were. It takes the nodes that are lost for random ones, which those of a real machine are not.
+The check of the availability model: at every loss without notice the hypergeometric formula says
+how many objects should be lost; the sum over the trace stands beside how many were. It takes the
+nodes that are lost for random ones, which those of a real machine are not.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Shown
 
-from scavenger import trace as traces
+from scavenger.trace import trace as traces
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -49,14 +54,17 @@ JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
 MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
 """Repair of the pool (the product's default), and what one node can hand over."""
 PREEMPTION = ("never", "30 s of notice", "1 in 10 without", "all without", "random nodes, without")
-"""How nodes are taken. ``never``: the best that this memory could do. ``random nodes``: as many as in the trace at the same times, but
-others, as the hypergeometric model has it."""
+"""How nodes are taken. ``never``: the best that this memory could do. ``random nodes``: as many as
+in the trace at the same times, but others, as the hypergeometric model has it.
+"""
 SUDDEN = {"1 in 10 without": 0.1, "all without": 1.0, "random nodes, without": 1.0}
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request at ``time`` (seconds from the start): a put stores, a get reads and stores on a miss."""
+    """One request at ``time`` (seconds from the start): a put stores, a get reads and stores on a
+    miss.
+    """
 
     time: float
     put: bool
@@ -80,19 +88,29 @@ def cloudphysics(seconds: float) -> list[Request]:
 def web(seconds: float) -> list[Request]:
     """Web requests, which have an order but no times: spread evenly."""
     rows = list(_rows("web_requests_bu98"))
-    return [Request(i * seconds / len(rows), op == "PUT", key, int(size)) for i, (_, op, key, size) in enumerate(rows)]
+    return [
+        Request(i * seconds / len(rows), op == "PUT", key, int(size))
+        for i, (_, op, key, size) in enumerate(rows)
+    ]
 
 
 def docker(seconds: float, objects: int = 6000, per_s: float = 0.5) -> list[Request]:
-    """Layers of container images: sizes over nine orders of magnitude, 20 % above 10 MB; popularity as 1/rank."""
+    """Layers of container images: sizes over nine orders of magnitude, 20 % above 10 MB; popularity
+    as 1/rank.
+    """
     rng = random.Random(7)
-    sizes = [int(10 ** (rng.uniform(7, 9.3) if rng.random() < 0.2 else rng.uniform(0.3, 7))) for _ in range(objects)]
+    sizes = [
+        int(10 ** (rng.uniform(7, 9.3) if rng.random() < 0.2 else rng.uniform(0.3, 7)))
+        for _ in range(objects)
+    ]
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(objects)))
     order = rng.sample(range(objects), objects)
     count = int(seconds * per_s)
     times = sorted(rng.uniform(0, seconds) for _ in range(count))
     ranks = rng.choices(range(objects), cum_weights=weights, k=count)
-    return [Request(t, False, str(order[r]), sizes[order[r]]) for t, r in zip(times, ranks, strict=True)]
+    return [
+        Request(t, False, str(order[r]), sizes[order[r]]) for t, r in zip(times, ranks, strict=True)
+    ]
 
 
 REQUESTS = {"docker": docker, "cloudphysics": cloudphysics, "web": web}
@@ -114,7 +132,19 @@ class Replay:
         self.allowance = 0.0
         self.repairs: deque[str] = deque()
         self.counts: dict[str, float] = dict.fromkeys(
-            ("gets", "hits", "bytes", "hit_bytes", "refused", "repair_bytes", "drain_bytes", "expected", "losses", "notices"), 0.0
+            (
+                "gets",
+                "hits",
+                "bytes",
+                "hit_bytes",
+                "refused",
+                "repair_bytes",
+                "drain_bytes",
+                "expected",
+                "losses",
+                "notices",
+            ),
+            0.0,
         )
         self.capacity_s = self.used_s = 0.0
         self.changes: list[Change] = []
@@ -125,7 +155,9 @@ class Replay:
         self.capacity_s += dt * len(self.table.nodes) * self.memory
         self.used_s += dt * sum(n.reserved for n in self.table.nodes.values())
         self.now = now
-        self.allowance = min(self.allowance + dt * MOVE_BYTES_S, 60 * MOVE_BYTES_S) if self.repairs else 0.0
+        self.allowance = (
+            min(self.allowance + dt * MOVE_BYTES_S, 60 * MOVE_BYTES_S) if self.repairs else 0.0
+        )
         while self.repairs and self.allowance > 0:
             entry = self.table.objects.get(self.repairs.popleft())
             for move in self.table.repair(entry) if entry is not None else []:
@@ -150,7 +182,9 @@ class Replay:
             self.repairs = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
     def take(self, nodes: list[str]) -> None:
-        """These nodes are busy from now on; those with notice have handed over what the time allowed."""
+        """These nodes are busy from now on; those with notice have handed over what the time
+        allowed.
+        """
         if self.preemption == "never" and self.table.nodes:
             return
         mine = [n for n in nodes if n in self.table.nodes]
@@ -171,7 +205,9 @@ class Replay:
         if sudden:
             self.counts["losses"] += len(sudden)
             objects = [(len(set(e.at.values())), e.protection) for e in self.table.objects.values()]
-            self.counts["expected"] += expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
+            self.counts["expected"] += (
+                expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
+            )
             self.changes.append(Change(self.now, lost=tuple(sudden)))
         for node in sudden:
             degraded, _ = self.table.lose_node(node)
@@ -203,14 +239,26 @@ class Replay:
                 return
         self.table.remove(request.key)
         try:
-            made = self.table.begin(request.key, request.size, code_for(request.size), STRIPE_BYTES, self.table.newest + 1, [])
+            made = self.table.begin(
+                request.key,
+                request.size,
+                code_for(request.size),
+                STRIPE_BYTES,
+                self.table.newest + 1,
+                [],
+            )
             made.committed = True
         except (TooLarge, Unavailable):
             self.counts["refused"] += 1
 
 
 def run(
-    requests: list[Request], idle: traces.Trace, seconds: float, memory: int, limit: int, preemption: str
+    requests: list[Request],
+    idle: traces.Trace,
+    seconds: float,
+    memory: int,
+    limit: int,
+    preemption: str,
 ) -> tuple[Replay, dict[str, Any]]:
     """Replay; what came of it."""
     replay = Replay(memory, limit, preemption)
@@ -269,7 +317,9 @@ def run(
 
 def main() -> None:
     """Replay, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--nodes", type=int, default=32, help="the most the pool takes")
     parser.add_argument("--memory-gb", type=float, default=8.0, help="lent by each node")
@@ -280,10 +330,14 @@ def main() -> None:
     rows = []
     sure: list[Change] = []
     for name in options.requests.split(","):
-        seconds = min(options.hours * 3600, 7200.0) if name == "cloudphysics" else options.hours * 3600
+        seconds = (
+            min(options.hours * 3600, 7200.0) if name == "cloudphysics" else options.hours * 3600
+        )
         requests = REQUESTS[name](seconds)
         for preemption in PREEMPTION:
-            replay, found = run(requests, idle, seconds, int(options.memory_gb * 1e9), options.nodes, preemption)
+            replay, found = run(
+                requests, idle, seconds, int(options.memory_gb * 1e9), options.nodes, preemption
+            )
             rows.append({"requests": name, "preemption": preemption, **found})
             if preemption == "all without" and name != "cloudphysics":
                 sure = replay.changes
@@ -292,8 +346,14 @@ def main() -> None:
         rng = random.Random(3)
         share = error = math.nan
         if sure:
-            share, error = monte_carlo(sure, code.n, code.p, life_s=3600.0, repair_s=10.0, trials=2000, rng=rng)
-        once = {f"{r} gone": loss_probability(options.nodes, code.n, code.p, r) for r in (1, 2, 4, 8) if code.n <= options.nodes}
+            share, error = monte_carlo(
+                sure, code.n, code.p, life_s=3600.0, repair_s=10.0, trials=2000, rng=rng
+            )
+        once = {
+            f"{r} gone": loss_probability(options.nodes, code.n, code.p, r)
+            for r in (1, 2, 4, 8)
+            if code.n <= options.nodes
+        }
         model.append({"code": str(code), **once, "lost in 1 h": share, "+-": error})
     if options.json:
         print(json.dumps({"options": vars(options), "replay": rows, "model": model}, indent=1))

@@ -2,10 +2,11 @@
 
 Kinds of jobs (all seeded):
 
-* ``measured``: each job its own curve, known at powers of two, straight between: ``base · k / (1 + s (k - 1))`` with a
-  log-normal base, a serial part s of 0.01-3 % and 5 % noise at each point, so that most curves are not concave. What a
-  profiled job looks like;
-* ``rough``: the same, known with its noise at every size, one size in fifty not working at all (throughput 0);
+* ``measured``: each job its own curve, known at powers of two, straight between: ``base · k / (1 +
+  s (k - 1))`` with a log-normal base, a serial part s of 0.01-3 % and 5 % noise at each point, so
+  that most curves are not concave. What a profiled job looks like;
+* ``rough``: the same, known with its noise at every size, one size in fifty not working at all
+  (throughput 0);
 * ``same``: one curve for all jobs, which run at different sizes. A sweep under way;
 * ``sweep``: one curve for all jobs, none running. A sweep that has just been submitted;
 * ``file``: curves drawn at random from a CSV file with columns model, nodes, samples_per_s.
@@ -30,7 +31,9 @@ KINDS = ("measured", "rough", "same", "sweep")
 
 @dataclass(frozen=True)
 class Instance:
-    """Jobs with their curves (one a class of nodes) and the nodes they run on, and all nodes of the machine."""
+    """Jobs with their curves (one a class of nodes) and the nodes they run on, and all nodes of the
+    machine.
+    """
 
     curves: dict[str, dict[str, ScalingCurve]]
     current: dict[str, tuple[str, ...]]
@@ -63,20 +66,37 @@ def random_curve(rng: np.random.Generator, max_size: int, *, rough: bool) -> Sca
     powers = 1 << np.arange(max_size.bit_length())
     sizes = np.arange(1, max_size + 1) if rough else np.unique(np.append(powers, max_size))
     serial = 10.0 ** rng.uniform(-4.0, -1.5)
-    rates = np.exp(rng.normal(7.0, 1.0)) * sizes / (1.0 + serial * (sizes - 1)) * np.exp(rng.normal(0.0, 0.05, len(sizes)))
+    rates = (
+        np.exp(rng.normal(7.0, 1.0))
+        * sizes
+        / (1.0 + serial * (sizes - 1))
+        * np.exp(rng.normal(0.0, 0.05, len(sizes)))
+    )
     if rough:
         rates[rng.random(len(rates)) < 0.02] = 0.0
     return ScalingCurve(tuple(zip(sizes.tolist(), rates.tolist(), strict=True)))
 
 
-def instance(seed: int, nodes: int, jobs: int, max_size: int, kind: str, known: Sequence[ScalingCurve] = (), classes: int = 1) -> Instance:
+def instance(
+    seed: int,
+    nodes: int,
+    jobs: int,
+    max_size: int,
+    kind: str,
+    known: Sequence[ScalingCurve] = (),
+    classes: int = 1,
+) -> Instance:
     """One problem; the same arguments give the same problem.
 
-    With several classes, each has a part of the nodes, and a job's curve on each is its own times a random speed of 0.5-2.
+    With several classes, each has a part of the nodes, and a job's curve on each is its own times a
+    random speed of 0.5-2.
     """
     rng = np.random.default_rng(seed)
     names = [f"n{i:05}" for i in range(nodes)]
-    infos = {name: NodeInfo("default" if classes == 1 else f"class{i * classes // nodes}") for i, name in enumerate(names)}
+    infos = {
+        name: NodeInfo("default" if classes == 1 else f"class{i * classes // nodes}")
+        for i, name in enumerate(names)
+    }
     if kind == "file":
         curves = tuple(known[i] for i in rng.integers(0, len(known), jobs))
     elif kind in ("same", "sweep"):
@@ -86,9 +106,14 @@ def instance(seed: int, nodes: int, jobs: int, max_size: int, kind: str, known: 
     labels = [f"j{j:04}" for j in range(jobs)]
     by_class = {label: {"default": curve} for label, curve in zip(labels, curves, strict=True)}
     if classes > 1:
-        speeds = 2.0 ** rng.uniform(-1.0, 1.0, (jobs if kind not in ("same", "sweep") else 1, classes))
+        speeds = 2.0 ** rng.uniform(
+            -1.0, 1.0, (jobs if kind not in ("same", "sweep") else 1, classes)
+        )
         for j, label in enumerate(labels):
-            by_class[label] = {f"class{c}": _faster(curves[j], float(s)) for c, s in enumerate(speeds[j % len(speeds)])}
+            by_class[label] = {
+                f"class{c}": _faster(curves[j], float(s))
+                for c, s in enumerate(speeds[j % len(speeds)])
+            }
     current: dict[str, tuple[str, ...]] = {}
     at = 0
     for j in range(jobs):

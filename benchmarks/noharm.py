@@ -1,16 +1,20 @@
-"""No harm on a real Slurm: the same main workload with and without MalleTrain, and what MalleTrain harvests beside it.
+"""No harm on a real Slurm: the same main workload with and without MalleTrain, and what MalleTrain
+harvests beside it.
 
     python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85] [--json]
 
-A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh). The main workload is drawn at random:
-jobs of 1 node to half the machine, 20 s to 5 min, with time limits of one to four times what they need. Reported are the start delays
-of the main jobs (submission to first command) in both runs, and the share of idle node-seconds in gaps longer than a minute in which a
-malleable job worked.
+A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh).
+The main workload is drawn at random: jobs of 1 node to half the machine, 20 s to 5 min, with time
+limits of one to four times what they need. Reported are the start delays of the main jobs
+(submission to first command) in both runs, and the share of idle node-seconds in gaps longer than a
+minute in which a malleable job worked.
 
-What is real: slurmctld, backfill and preemption, the daemon, its leases and agents, plans, rounds, progress reports. What is not: the
-malleable jobs are stubs (benchmarks/stub_launcher.py) that report and compute nothing, because 64 times torch do not fit on a small
-machine; a real job pays its start and its rescales on top (benchmarks/rescale.py). The replay begins when stubs work on all nodes. Delays
-have a floor of some 0.1 s, the start of a job in Slurm. A repeat takes twice the minutes and about five more.
+What is real: slurmctld, backfill and preemption, the daemon, its leases and agents, plans, rounds,
+progress reports. What is not: the malleable jobs are stubs (benchmarks/stub_launcher.py) that
+report and compute nothing, because 64 times torch do not fit on a small machine; a real job pays
+its start and its rescales on top (benchmarks/rescale.py). The replay begins when stubs work on all
+nodes. Delays have a floor of some 0.1 s, the start of a job in Slurm. A repeat takes twice the
+minutes and about five more.
 """
 
 from __future__ import annotations
@@ -29,12 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import end_in_order
-from malletrain import wire
 from malletrain.client import Client
-from malletrain.config import DATABASE_NAME
+from malletrain.config.model import DATABASE_NAME
 from malletrain.demo.intervals import Intervals, both, length, normal, without
-from malletrain.store import Store
-from scavenger.hostlist import expand
+from malletrain.protocol import messages
+from malletrain.store.store import Store
+from scavenger.slurm.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing
 
 LONG_GAP_S = 60.0
@@ -88,7 +92,14 @@ def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob
     while asked < load * nodes * 60 * minutes:
         size = max(1, min(nodes // 2, round(2 ** rng.uniform(0, (nodes // 2).bit_length() - 1))))
         seconds = min(300.0, max(20.0, rng.lognormvariate(4.2, 0.7)))
-        jobs.append(MainJob(rng.uniform(0, 60 * minutes), size, seconds, max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60))))
+        jobs.append(
+            MainJob(
+                rng.uniform(0, 60 * minutes),
+                size,
+                seconds,
+                max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60)),
+            )
+        )
         asked += size * seconds
     return sorted(jobs, key=lambda job: job.arrival)
 
@@ -112,13 +123,21 @@ def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) 
         time.sleep(max(0.0, begin + job.arrival - time.time()))
         submitted.append(time.time())
         slurm.submit(
-            f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{out}/{number}; sleep {job.seconds:.1f}; date +%s.%N >>{out}/{number}",
-            f"--nodes={job.nodes}", "--exclusive", f"--time={job.limit_min}", f"--job-name=main-{number}",
-        )  # fmt: skip
+            f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{out}/{number}; sleep "
+            f"{job.seconds:.1f}; date +%s.%N >>{out}/{number}",
+            f"--nodes={job.nodes}",
+            "--exclusive",
+            f"--time={job.limit_min}",
+            f"--job-name=main-{number}",
+        )
     end = begin + 60 * minutes
     time.sleep(max(0.0, end - time.time()))
     started = [out / str(number) for number in range(len(jobs))]
-    slurm.until(lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in started), "all main jobs have started", 3600.0)
+    slurm.until(
+        lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in started),
+        "all main jobs have started",
+        3600.0,
+    )
     delays, used = [], {node: [] for node in slurm.nodes}
     for number, path in enumerate(started):
         start, where, *stop = path.read_text().split()
@@ -133,7 +152,10 @@ def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) 
 def gaps_of(run: Run, longer_than_s: float) -> dict[str, Intervals]:
     """Per node the times without a main job, those longer than so many seconds."""
     whole = ((run.begin, run.end),)
-    return {node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s) for node, used in run.used.items()}
+    return {
+        node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s)
+        for node, used in run.used.items()
+    }
 
 
 def spans_of(folder: Path) -> dict[str, Intervals]:
@@ -142,7 +164,9 @@ def spans_of(folder: Path) -> dict[str, Intervals]:
     for path in folder.iterdir():
         text = path.read_text()
         if text:
-            found.setdefault(path.name.split(".")[0], []).append((float(text), path.stat().st_mtime))
+            found.setdefault(path.name.split(".")[0], []).append(
+                (float(text), path.stat().st_mtime)
+            )
     return {node: normal(pieces) for node, pieces in found.items()}
 
 
@@ -154,7 +178,9 @@ def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: flo
 
 @dataclass(frozen=True)
 class Harvest:
-    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when one was held."""
+    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when
+    one was held.
+    """
 
     worked: dict[str, Intervals]
     wanted: dict[str, Intervals]
@@ -173,15 +199,33 @@ def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
             if lease.started is not None:
                 held.setdefault(lease.node, []).append((lease.started, lease.ended or now))
     return Harvest(
-        spans_of(root / "spans"), {n: normal(p) for n, p in wanted.items()}, {n: normal(p) for n, p in held.items()}, counts
-    )  # fmt: skip
+        spans_of(root / "spans"),
+        {n: normal(p) for n, p in wanted.items()},
+        {n: normal(p) for n, p in held.items()},
+        counts,
+    )
 
 
 def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
-    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a lease, before the first one of a gap,
-    between two, and after the last; ``starting``: a lease was asked for and had no agent yet. With an agent, without work: ``waiting`` for
-    its first work, ``rescaling`` between two pieces, ``leaving`` after the last."""
-    sums = dict.fromkeys(("offered", "worked", "before", "between", "after", "starting", "waiting", "rescaling", "leaving"), 0.0)
+    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a
+    lease, before the first one of a gap, between two, and after the last; ``starting``: a lease was
+    asked for and had no agent yet. With an agent, without work: ``waiting`` for its first work,
+    ``rescaling`` between two pieces, ``leaving`` after the last.
+    """
+    sums = dict.fromkeys(
+        (
+            "offered",
+            "worked",
+            "before",
+            "between",
+            "after",
+            "starting",
+            "waiting",
+            "rescaling",
+            "leaving",
+        ),
+        0.0,
+    )
     for node, pieces_of_node in gaps.items():
         for gap in pieces_of_node:
             worked = both((gap,), harvest.worked.get(node, ()))
@@ -192,7 +236,13 @@ def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
             for lease in held:
                 pieces = both((lease,), worked)
                 for begin, end in without((lease,), pieces):
-                    kind = "waiting" if not pieces or end <= pieces[0][0] else "leaving" if begin >= pieces[-1][1] else "rescaling"
+                    kind = (
+                        "waiting"
+                        if not pieces or end <= pieces[0][0]
+                        else "leaving"
+                        if begin >= pieces[-1][1]
+                        else "rescaling"
+                    )
                     sums[kind] += end - begin
             sums["starting"] += length(without(without(wanted, held), worked))
             for begin, end in without(without((gap,), wanted), worked):
@@ -201,7 +251,9 @@ def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
     return sums
 
 
-def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> tuple[Run, Harvest]:
+def with_malletrain(
+    root: Path, nodes: int, jobs: list[MainJob], minutes: float
+) -> tuple[Run, Harvest]:
     """The same beside MalleTrain with three jobs that take whatever there is."""
     spans, state = root / "spans", root / "state"
     spans.mkdir()
@@ -219,16 +271,26 @@ def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float)
             daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
         try:
             slurm.until(lambda: _status(state) is not None, "the daemon answers", 60.0)
-            curve = {str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes} | {str(nodes): 16.0 * nodes**0.95}
+            curve = {
+                str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
+            } | {str(nodes): 16.0 * nodes**0.95}
             with Client.of(state) as client:
                 for name in ("one", "two", "three"):
                     client.submit(
-                        wire.JobSpec(
-                            name, "", str(root / "job.py"), str(root), str(stub), env={"BENCH_SPANS": str(spans)}, max_nodes=nodes,
+                        messages.JobSpec(
+                            name,
+                            "",
+                            str(root / "job.py"),
+                            str(root),
+                            str(stub),
+                            env={"BENCH_SPANS": str(spans)},
+                            max_nodes=nodes,
                             curve=curve,
                         )
-                    )  # fmt: skip
-            slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine", 300.0)
+                    )
+            slurm.until(
+                lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine", 300.0
+            )
             slurm.until(lambda: _working(spans) == nodes, "and works on all of it", 120.0)
             run = replay(slurm, jobs, root / "out", minutes)
             with Client.of(state) as client:
@@ -245,9 +307,15 @@ def with_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float)
 
 
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
-    scheduler = "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
+    scheduler = "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,sched_min_interval=0,batch_sched_delay=0"  # noqa: E501
     return SlurmCluster(
-        root / "slurm", nodes, scheduler=scheduler, grace=int(GRACE_S), kill_wait=int(KILL_WAIT_S), min_job_age=60, message_timeout=30
+        root / "slurm",
+        nodes,
+        scheduler=scheduler,
+        grace=int(GRACE_S),
+        kill_wait=int(KILL_WAIT_S),
+        min_job_age=60,
+        message_timeout=30,
     )
 
 
@@ -262,22 +330,35 @@ def _status(state: Path) -> int | None:
 
 def _working(spans: Path) -> int:
     """Nodes on which a stub has just worked."""
-    return len({path.name.split(".")[0] for path in spans.iterdir() if time.time() - path.stat().st_mtime < 3.0})
+    return len(
+        {
+            path.name.split(".")[0]
+            for path in spans.iterdir()
+            if time.time() - path.stat().st_mtime < 3.0
+        }
+    )
 
 
 def summary(values: list[float]) -> dict[str, float]:
     """Median, 90th percentile, largest, mean."""
     ordered = sorted(values)
     return {
-        "median_s": statistics.median(ordered), "p90_s": ordered[int(0.9 * (len(ordered) - 1))], "max_s": ordered[-1],
+        "median_s": statistics.median(ordered),
+        "p90_s": ordered[int(0.9 * (len(ordered) - 1))],
+        "max_s": ordered[-1],
         "mean_s": statistics.fmean(ordered),
-    }  # fmt: skip
+    }
 
 
 def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, object]:
     """One repeat: the same jobs twice."""
     jobs = workload(nodes, minutes, load, seed)
-    rows: dict[str, object] = {"nodes": nodes, "minutes": minutes, "seed": seed, "main_jobs": len(jobs)}
+    rows: dict[str, object] = {
+        "nodes": nodes,
+        "minutes": minutes,
+        "seed": seed,
+        "main_jobs": len(jobs),
+    }
     root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))
     root.chmod(0o755)
     try:
@@ -293,21 +374,39 @@ def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, obj
     added = [b - a for a, b in zip(control.delays, beside.delays, strict=True)]
     prompt = [b - a for a, b in zip(control.delays, beside.delays, strict=True) if a < 2.0]
     return {
-        **rows, **harvest.counts, "delay_without": summary(control.delays), "delay_with": summary(beside.delays), "added": summary(added),
-        "added_to_prompt_starts": summary(prompt) if prompt else None, "prompt_starts": len(prompt),
-        "idle_node_s": idle, "idle_share": idle / (nodes * 60 * minutes), "long_gap_node_s": offered, "harvested_node_s": harvested,
-        "harvested_share": harvested / offered if offered else None, "account_node_s": sums,
-    }  # fmt: skip
+        **rows,
+        **harvest.counts,
+        "delay_without": summary(control.delays),
+        "delay_with": summary(beside.delays),
+        "added": summary(added),
+        "added_to_prompt_starts": summary(prompt) if prompt else None,
+        "prompt_starts": len(prompt),
+        "idle_node_s": idle,
+        "idle_share": idle / (nodes * 60 * minutes),
+        "long_gap_node_s": offered,
+        "harvested_node_s": harvested,
+        "harvested_share": harvested / offered if offered else None,
+        "account_node_s": sums,
+    }
 
 
 def main() -> int:
     """Print a table, or JSON with --json."""
     end_in_order()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=8.0, help="how long main jobs arrive in each run")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="how long main jobs arrive in each run"
+    )
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--load", type=float, default=0.85, help="share of the node-seconds that the main jobs ask for")
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=0.85,
+        help="share of the node-seconds that the main jobs ask for",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -320,29 +419,61 @@ def main() -> int:
         if not given.json:
             show(rows[-1])
     if given.json:
-        print(json.dumps({"cpus": os.cpu_count(), "grace_s": GRACE_S, "kill_wait_s": KILL_WAIT_S, "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "cpus": os.cpu_count(),
+                    "grace_s": GRACE_S,
+                    "kill_wait_s": KILL_WAIT_S,
+                    "rows": rows,
+                },
+                indent=1,
+            )
+        )
     return 0
 
 
 def show(row: dict[str, object]) -> None:
     """One repeat as a table."""
-    print(f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}: {row['main_jobs']} main jobs, "
-          f"{row['preemptions']} preemptions, {row['rescales']} rescales")  # fmt: skip
+    print(
+        f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}: "
+        f"{row['main_jobs']} main jobs, "
+        f"{row['preemptions']} preemptions, {row['rescales']} rescales"
+    )
     print(f"{'start delay, s':34} {'median':>8} {'p90':>8} {'max':>8} {'mean':>8}")
-    names = {"delay_without": "without MalleTrain", "delay_with": "with MalleTrain", "added": "added, job by job",
-             "added_to_prompt_starts": f"added where it was < 2 s ({row['prompt_starts']} jobs)"}  # fmt: skip
+    names = {
+        "delay_without": "without MalleTrain",
+        "delay_with": "with MalleTrain",
+        "added": "added, job by job",
+        "added_to_prompt_starts": f"added where it was < 2 s ({row['prompt_starts']} jobs)",
+    }
     for key, name in names.items():
         if s := row[key]:
-            print(f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} {s['mean_s']:8.2f}")  # type: ignore[index]
+            print(
+                f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} "
+                f"{s['mean_s']:8.2f}"
+            )  # type: ignore[index]
     share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
-    print(f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}, "
-          f"of which harvested {row['harvested_node_s']:,.0f} = {share}")  # fmt: skip
+    print(
+        f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s "
+        f"{row['long_gap_node_s']:,.0f}, "
+        f"of which harvested {row['harvested_node_s']:,.0f} = {share}"
+    )
     sums = row["account_node_s"]
     lost = {
-        "no lease yet": "before", "none between two": "between", "none at the end": "after", "lease starting": "starting",
-        "waiting for work": "waiting", "rescaling": "rescaling", "leaving": "leaving",
-    }  # fmt: skip
-    print("not harvested: " + ", ".join(f"{name} {sums[key] / sums['offered']:.1%}" for name, key in lost.items()), flush=True)  # type: ignore[index]
+        "no lease yet": "before",
+        "none between two": "between",
+        "none at the end": "after",
+        "lease starting": "starting",
+        "waiting for work": "waiting",
+        "rescaling": "rescaling",
+        "leaving": "leaving",
+    }
+    print(
+        "not harvested: "
+        + ", ".join(f"{name} {sums[key] / sums['offered']:.1%}" for name, key in lost.items()),
+        flush=True,
+    )  # type: ignore[index]
 
 
 if __name__ == "__main__":

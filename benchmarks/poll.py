@@ -1,6 +1,8 @@
-"""What one poll of a batch scheduler costs MalleTrain, in wall time and in CPU time (for a machine that is busy otherwise).
+"""What one poll of a batch scheduler costs MalleTrain, in wall time and in CPU time (for a machine
+that is busy otherwise).
 
-The part that is the same for :mod:`benchmarks.slurm_poll` and :mod:`benchmarks.pbs_poll`, which make up the scheduler's answers.
+The part that is the same for :mod:`benchmarks.slurm_poll` and :mod:`benchmarks.pbs_poll`, which
+make up the scheduler's answers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scavenger.batch import BatchScavenger
+from scavenger.batch.scavenger import BatchScavenger
 
 NOW = 1_800_000_000.0
 REPEATS = 15
@@ -30,9 +32,12 @@ def milliseconds(action: Callable[[], object]) -> tuple[float, float]:
     return 1000 * statistics.median(wall), 1000 * statistics.median(cpu)
 
 
-def measure(scavenger: BatchScavenger[Any, Any], site: object, reads: Mapping[str, Callable[[], object]]) -> Row:
-    """Milliseconds of each of ``reads``, of a whole poll, and of explaining every node. ``site``: what is configured, which is not asked
-    for."""
+def measure(
+    scavenger: BatchScavenger[Any, Any], site: object, reads: Mapping[str, Callable[[], object]]
+) -> Row:
+    """Milliseconds of each of ``reads``, of a whole poll, and of explaining every node. ``site``:
+    what is configured, which is not asked for.
+    """
     scavenger.site = site
     scavenger._site_at = NOW
     snapshot = scavenger.poll()
@@ -42,17 +47,29 @@ def measure(scavenger: BatchScavenger[Any, Any], site: object, reads: Mapping[st
 
 
 def main(about: str, measure_one: Callable[[int, int], Row]) -> None:
-    """Print a table, or JSON with --json. ``measure_one``: of so many nodes, and so many waiting jobs and as many running ones."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print a table, or JSON with --json. ``measure_one``: of so many nodes, and so many waiting
+    jobs and as many running ones.
+    """
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="*", default=[1000, 4600, 10_000])
-    parser.add_argument("--jobs", type=int, default=5000, help="waiting jobs, and as many running ones")
+    parser.add_argument(
+        "--jobs", type=int, default=5000, help="waiting jobs, and as many running ones"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = [{"nodes": nodes, "jobs": 2 * given.jobs, **measure_one(nodes, given.jobs)} for nodes in given.nodes]
+    rows = [
+        {"nodes": nodes, "jobs": 2 * given.jobs, **measure_one(nodes, given.jobs)}
+        for nodes in given.nodes
+    ]
     if given.json:
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'nodes':>7} {'jobs':>7} {'MB':>6}" + "".join(f"{name + ' wall/cpu ms':>26}" for name in rows[0]["ms"]))
+    print(
+        f"{'nodes':>7} {'jobs':>7} {'MB':>6}"
+        + "".join(f"{name + ' wall/cpu ms':>26}" for name in rows[0]["ms"])
+    )
     for row in rows:
         times = "".join(f"{wall:19.1f}/{cpu:6.1f}" for wall, cpu in row["ms"].values())
         print(f"{row['nodes']:7d} {row['jobs']:7d} {row['mb']:6.1f}{times}")

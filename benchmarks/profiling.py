@@ -1,10 +1,12 @@
-"""What it costs to learn a scaling curve, and what the curve is worth: the inverse order against its alternatives.
+"""What it costs to learn a scaling curve, and what the curve is worth: the inverse order against
+its alternatives.
 
     python -m benchmarks.profiling --curves dnn_scaling_summit.csv --seeds 10 --json profiling.json
 
-Each job trains on a virtual clock while it is profiled: a rescale up takes 17-19 s, down 11-13 s, in which nothing is processed; a size is
-measured by the product's own meter from noisy step times. Jobs are analytic laws on 1..6 and 1..16 nodes and, with ``--curves FILE``
-(columns model, nodes, samples_per_s), measured models on 1..(largest) nodes, read linearly between the sizes of the table.
+Each job trains on a virtual clock while it is profiled: a rescale up takes 17-19 s, down 11-13 s,
+in which nothing is processed; a size is measured by the product's own meter from noisy step times.
+Jobs are analytic laws on 1..6 and 1..16 nodes and, with ``--curves FILE`` (columns model, nodes,
+samples_per_s), measured models on 1..(largest) nodes, read linearly between the sizes of the table.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ class Truth:
 class Profile:
     """What one profile cost. Errors are the largest relative error over all sizes 1..largest.
 
-    ``lost_share``: samples a run of ten minutes does not process because of the profile and the way back to the largest size, as a share of
-    those of an unprofiled run at the largest size. ``within_*``: until the error first was within 5 %, None for never.
+    ``lost_share``: samples a run of ten minutes does not process because of the profile and the way
+    back to the largest size, as a share of those of an unprofiled run at the largest size.
+    ``within_*``: until the error first was within 5 %, None for never.
     """
 
     visits: int
@@ -65,7 +68,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class Setting:
-    """``noise``: relative scatter of a step's duration. ``up_s``, ``down_s``: from-to seconds of a rescale."""
+    """``noise``: relative scatter of a step's duration. ``up_s``, ``down_s``: from-to seconds of a
+    rescale.
+    """
 
     noise: float = 0.05
     up_s: tuple[float, float] = (17.0, 19.0)
@@ -73,7 +78,9 @@ class Setting:
 
 
 def analytic(largest: int) -> list[Truth]:
-    """Laws on 1..largest nodes: both ways of scaling, a plateau, a peak, and a step that no smooth law knows."""
+    """Laws on 1..largest nodes: both ways of scaling, a plateau, a peak, and a step that no smooth
+    law knows.
+    """
     knee, peak, switch = round(0.6 * largest), round(0.7 * largest), largest // 2
     laws: dict[str, Law] = {
         "linear": lambda k: 100.0 * k,
@@ -97,13 +104,20 @@ def measured(path: Path) -> list[Truth]:
             for row in csv.DictReader(file):
                 table[row["model"]][int(row["nodes"])] = float(row["samples_per_s"])
     except (OSError, KeyError, ValueError) as error:
-        raise SystemExit(f"The curves in {path} cannot be read ({error!r}); it needs columns model, nodes and samples_per_s.") from error
+        raise SystemExit(
+            f"The curves in {path} cannot be read ({error!r}); it needs columns model, nodes "
+            "and samples_per_s."
+        ) from error
     curves = {name: ScalingCurve.of(points) for name, points in table.items()}
-    return [Truth(name, f"{path.stem}, 1-{c.largest}", c.largest, c.at) for name, c in curves.items()]
+    return [
+        Truth(name, f"{path.stem}, 1-{c.largest}", c.largest, c.at) for name, c in curves.items()
+    ]
 
 
 def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setting) -> Profile:
-    """Profile one job: it starts from nothing, is moved as the method says, and is measured at every stop."""
+    """Profile one job: it starts from nothing, is moved as the method says, and is measured at
+    every stop.
+    """
     now = samples = node_seconds = 0.0
     size, ups, downs, visits = 0, 0, 0, 0
     within: tuple[float, float] | None = None
@@ -113,7 +127,9 @@ def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setti
         ups, downs, visits = ups + up, downs + (not up), visits + 1
         cost = rng.uniform(*(setting.up_s if up else setting.down_s))
         now, node_seconds, size = now + cost, node_seconds + cost * wanted, wanted
-        meter, seconds, done = measure(truth.law(size) * math.exp(rng.gauss(0, VISIT_STD)), size, rng, setting.noise)
+        meter, seconds, done = measure(
+            truth.law(size) * math.exp(rng.gauss(0, VISIT_STD)), size, rng, setting.noise
+        )
         now, node_seconds, samples = now + seconds, node_seconds + seconds * size, samples + done
         method.learn(meter.measurement(seconds))
         error = max(abs(method.believes(k) / truth.law(k) - 1) for k in range(1, truth.largest + 1))
@@ -124,11 +140,25 @@ def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setti
     profiled = samples + best * max(0.0, RUN_S - now - back)
     unprofiled = best * max(RUN_S - start, 1.0)
     lost = 1 - profiled / unprofiled
-    return Profile(visits, ups, downs, now, node_seconds, lost, error, within[0] if within else None, within[1] if within else None)
+    return Profile(
+        visits,
+        ups,
+        downs,
+        now,
+        node_seconds,
+        lost,
+        error,
+        within[0] if within else None,
+        within[1] if within else None,
+    )
 
 
-def measure(rate: float, nodes: int, rng: random.Random, noise: float) -> tuple[ThroughputMeter, float, float]:
-    """Let the job run at one size until the meter is content; returns it, the seconds and the samples processed."""
+def measure(
+    rate: float, nodes: int, rng: random.Random, noise: float
+) -> tuple[ThroughputMeter, float, float]:
+    """Let the job run at one size until the meter is content; returns it, the seconds and the
+    samples processed.
+    """
     meter = ThroughputMeter(nodes, 0.0, MeasureConfig())
     now = samples = wave = 0.0
     outcome = Outcome.MEASURING
@@ -142,7 +172,9 @@ def measure(rate: float, nodes: int, rng: random.Random, noise: float) -> tuple[
 
 
 def regret(jobs: Sequence[Truth], beliefs: Sequence[Method], nodes: int) -> float:
-    """Share of the best possible equivalent single-node throughput lost by allocating ``nodes`` nodes from the believed curves."""
+    """Share of the best possible equivalent single-node throughput lost by allocating ``nodes``
+    nodes from the believed curves.
+    """
 
     def allocate(curves: Sequence[ScalingCurve]) -> list[int]:
         free = RescaleCost(0, 0, 0)
@@ -163,9 +195,15 @@ def regret(jobs: Sequence[Truth], beliefs: Sequence[Method], nodes: int) -> floa
     return 1 - worth(allocate(believed)) / worth(allocate([curve_of(job, job.law) for job in jobs]))
 
 
-def compare(jobs: Sequence[Truth], methods: Sequence[str], seeds: int, setting: Setting) -> dict[str, dict[str, list[float | None]]]:
-    """Every figure of every method over all jobs and seeds (regret: over seeds and two sizes of machine). All jobs are of one family."""
-    results: dict[str, dict[str, list[float | None]]] = {name: defaultdict(list) for name in methods}
+def compare(
+    jobs: Sequence[Truth], methods: Sequence[str], seeds: int, setting: Setting
+) -> dict[str, dict[str, list[float | None]]]:
+    """Every figure of every method over all jobs and seeds (regret: over seeds and two sizes of
+    machine). All jobs are of one family.
+    """
+    results: dict[str, dict[str, list[float | None]]] = {
+        name: defaultdict(list) for name in methods
+    }
     largest = max(job.largest for job in jobs)
     for name in methods:
         for seed in range(seeds):
@@ -183,7 +221,9 @@ def compare(jobs: Sequence[Truth], methods: Sequence[str], seeds: int, setting: 
 
 
 def summary(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean, median, 10th and 90th percentile; never (None) sorts last and makes a percentile None. ``reached``: share not None."""
+    """Mean, median, 10th and 90th percentile; never (None) sorts last and makes a percentile None.
+    ``reached``: share not None.
+    """
     ordered = sorted(math.inf if v is None else v for v in values)
     known = [v for v in ordered if math.isfinite(v)]
 
@@ -226,9 +266,21 @@ def table(summaries: dict[str, dict[str, dict[str, float | None]]]) -> str:
     rows = [["method", *(heading for heading, *_ in COLUMNS)]]
     for name, figures in summaries.items():
         cells = [figures[figure][statistic] for _, figure, statistic, _ in COLUMNS]
-        rows.append([name, *("never" if v is None else c[3].format(v) for v, c in zip(cells, COLUMNS, strict=True))])
+        rows.append(
+            [
+                name,
+                *(
+                    "never" if v is None else c[3].format(v)
+                    for v, c in zip(cells, COLUMNS, strict=True)
+                ),
+            ]
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)) for row in rows]
+    lines = [
+        row[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
@@ -237,24 +289,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--curves", type=Path, help="CSV with columns model, nodes, samples_per_s")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--noise", type=float, default=0.05, help="relative scatter of a step's duration (default 0.05)")
-    parser.add_argument("--up", type=float, nargs=2, default=(17.0, 19.0), metavar="S", help="seconds to scale up, from and to")
-    parser.add_argument("--down", type=float, nargs=2, default=(11.0, 13.0), metavar="S", help="seconds to scale down, from and to")
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=0.05,
+        help="relative scatter of a step's duration (default 0.05)",
+    )
+    parser.add_argument(
+        "--up",
+        type=float,
+        nargs=2,
+        default=(17.0, 19.0),
+        metavar="S",
+        help="seconds to scale up, from and to",
+    )
+    parser.add_argument(
+        "--down",
+        type=float,
+        nargs=2,
+        default=(11.0, 13.0),
+        metavar="S",
+        help="seconds to scale down, from and to",
+    )
     parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
     parser.add_argument("--json", type=Path, help="file for all figures")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.noise < 0:
         parser.error("--seeds must be 1 or more and --noise 0 or more.")
-    setting = Setting(options.noise, (options.up[0], options.up[1]), (options.down[0], options.down[1]))
+    setting = Setting(
+        options.noise, (options.up[0], options.up[1]), (options.down[0], options.down[1])
+    )
     jobs = analytic(6) + analytic(16) + (measured(options.curves) if options.curves else [])
     report: dict[str, object] = {"seeds": options.seeds, **asdict(setting)}
     families: dict[str, object] = {}
     for family in dict.fromkeys(job.family for job in jobs):
         members = [job for job in jobs if job.family == family]
         results = compare(members, options.methods, options.seeds, setting)
-        summaries = {name: {key: summary(values) for key, values in figures.items()} for name, figures in results.items()}
-        families[family] = {"jobs": [job.name for job in members], "summary": summaries, "raw": results}
-        sys.stdout.write(f"\n{family} nodes, {len(members)} jobs, {options.seeds} seeds\n{table(summaries)}\n")
+        summaries = {
+            name: {key: summary(values) for key, values in figures.items()}
+            for name, figures in results.items()
+        }
+        families[family] = {
+            "jobs": [job.name for job in members],
+            "summary": summaries,
+            "raw": results,
+        }
+        sys.stdout.write(
+            f"\n{family} nodes, {len(members)} jobs, {options.seeds} seeds\n{table(summaries)}\n"
+        )
         sys.stdout.flush()
     report["families"] = families
     if options.json:

@@ -1,20 +1,25 @@
-"""What a profile costs on the embedded cluster, and whether the allocation made from it is the right one.
+"""What a profile costs on the embedded cluster, and whether the allocation made from it is the
+right one.
 
     python -m benchmarks.profiling_embedded [--nodes 6] [--seconds 75] [--donor] [--json FILE]
 
-For each model job (its step sleeps ``serial + parallel / workers``, so that it scales as Amdahl's law says although all virtual nodes share
-one machine):
+For each model job (its step sleeps ``serial + parallel / workers``, so that it scales as Amdahl's
+law says although all virtual nodes share one machine):
 
-* a run with a profile and one without, as long as ``--seconds``: the samples that the first lacks, and what share that is of a run of ten
-  minutes, in which nothing more is lost (an extrapolation: only the beginning is run);
+* a run with a profile and one without, as long as ``--seconds``: the samples that the first lacks,
+  and what share that is of a run of ten minutes, in which nothing more is lost (an extrapolation:
+  only the beginning is run);
 * each size by itself, without a profile: the exhaustively measured curve, in two halves;
-* the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's curve and from the exhaustive one; and,
-  to see what the measurement itself leaves open, from the two halves of the exhaustive one. Plans that differ are printed.
+* the plans that the product makes for one and for two such jobs on 1..2n nodes, from the profile's
+  curve and from the exhaustive one; and, to see what the measurement itself leaves open, from the
+  two halves of the exhaustive one. Plans that differ are printed.
 
-With ``--donor`` instead: one job trains on all nodes when a second comes, once to be profiled (the first gives nodes to that), once not:
-what the first and both together process from then on for ``--seconds``.
+With ``--donor`` instead: one job trains on all nodes when a second comes, once to be profiled (the
+first gives nodes to that), once not: what the first and both together process from then on for
+``--seconds``.
 
-Needs nothing but this machine. Other load on it makes rescales slower and the loss larger; the load is printed.
+Needs nothing but this machine. Other load on it makes rescales slower and the loss larger; the load
+is printed.
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ from typing import Any
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from jpa import MeasuredCurve
-from malletrain.planning import Candidate, PlanningSettings, make_plan
-from malletrain.profiling import ProfilingSettings
-from malletrain.views import JobDetail
+from malletrain.core.planning import Candidate, PlanningSettings, make_plan
+from malletrain.core.profiling import ProfilingSettings
+from malletrain.protocol.views import JobDetail
 from tests.integration.embedded import Site, site
 
 RUN_S = 600.0
@@ -52,8 +57,10 @@ while not os.path.exists("stop"):
 
 @dataclass(frozen=True)
 class Difference:
-    """A plan for ``jobs`` jobs on ``machine`` nodes that differs: sizes by the profile and by the exhaustive curve, and the share of the
-    samples that the first lacks by the law that the model job follows."""
+    """A plan for ``jobs`` jobs on ``machine`` nodes that differs: sizes by the profile and by the
+    exhaustive curve, and the share of the samples that the first lacks by the law that the model
+    job follows.
+    """
 
     jobs: int
     machine: int
@@ -64,10 +71,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S seconds without a profile.
+    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S
+    seconds without a profile.
 
-    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the two halves of the exhaustive one;
-    ``same_law``: from the profile's curve and the law that the model job follows.
+    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the
+    two halves of the exhaustive one; ``same_law``: from the profile's curve and the law that the
+    model job follows.
     """
 
     model: str
@@ -138,10 +147,17 @@ def donor(nodes: int, seconds: float) -> dict[str, Any]:
             script = made.script("train.py", SCRIPT.format(batch=BATCH))
             first = made.submit(script, *words, nodes=(1, nodes), profile=False)
             _until_on(made, first, nodes)
-            before, second = made.job(first).samples, made.submit(script, *words, nodes=(1, nodes), profile=case == "profiled")
+            before, second = (
+                made.job(first).samples,
+                made.submit(script, *words, nodes=(1, nodes), profile=case == "profiled"),
+            )
             began = time.time()
             time.sleep(seconds)
-            found[case] = {"first": made.job(first).samples - before, "second": made.job(second).samples, "after_s": time.time() - began}
+            found[case] = {
+                "first": made.job(first).samples - before,
+                "second": made.job(second).samples,
+                "after_s": time.time() - began,
+            }
             found[case]["interruptions"] = len(made.events("job-interrupted", first))
             found[case]["profile_over"] = bool(made.events("profile-finished", second))
             (made.work / "stop").touch()
@@ -149,12 +165,17 @@ def donor(nodes: int, seconds: float) -> dict[str, Any]:
             made.until_state(second, "completed", "failed")
     with_profile, without = found["profiled"], found["not"]
     found["donor_loss"] = 1 - with_profile["first"] / without["first"]
-    found["loss"] = 1 - (with_profile["first"] + with_profile["second"]) / (without["first"] + without["second"])
+    found["loss"] = 1 - (with_profile["first"] + with_profile["second"]) / (
+        without["first"] + without["second"]
+    )
     return found
 
 
 def _until_on(made: Site, job: str, nodes: int) -> None:
-    made.until(lambda: len(made.job(job).nodes) == nodes and made.job(job).rate > 0, f"the job trains on {nodes} nodes")
+    made.until(
+        lambda: len(made.job(job).nodes) == nodes and made.job(job).rate > 0,
+        f"the job trains on {nodes} nodes",
+    )
 
 
 def _site(root: Path, nodes: int) -> Any:
@@ -162,7 +183,9 @@ def _site(root: Path, nodes: int) -> Any:
     return site(root, nodes=nodes, config=config, profiling='lease_patience = "20 s"')
 
 
-def _train(made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, profile: bool) -> tuple[JobDetail, float]:
+def _train(
+    made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, profile: bool
+) -> tuple[JobDetail, float]:
     """Train for ``seconds`` after the first sample; (details, samples)."""
     script = made.script("train.py", SCRIPT.format(batch=BATCH))
     job = made.submit(script, *words, nodes=(1, nodes), profile=profile)
@@ -176,8 +199,12 @@ def _train(made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, pr
     return detail, detail.job.samples
 
 
-def _rates(made: Site, words: tuple[str, ...], nodes: int, seconds: float = 5.0) -> tuple[float, float]:
-    """Samples/s on exactly ``nodes``, in two stretches of ``seconds`` from one second after the first sample on."""
+def _rates(
+    made: Site, words: tuple[str, ...], nodes: int, seconds: float = 5.0
+) -> tuple[float, float]:
+    """Samples/s on exactly ``nodes``, in two stretches of ``seconds`` from one second after the
+    first sample on.
+    """
     job = made.submit(made.work / "train.py", *words, nodes=(nodes, nodes), profile=False)
     made.until(lambda: made.job(job).samples > 0, "the job trains")
     time.sleep(1.0)
@@ -204,7 +231,9 @@ def _bids(measured: dict[int, float]) -> ScalingCurve:
     return curve.conservative(measured, ProfilingSettings().kappa)
 
 
-def _compare(one: ScalingCurve, other: ScalingCurve, law: ScalingCurve, nodes: int) -> tuple[int, list[Difference]]:
+def _compare(
+    one: ScalingCurve, other: ScalingCurve, law: ScalingCurve, nodes: int
+) -> tuple[int, list[Difference]]:
     """How many plans were made from each of two curves, and those that differ."""
     plans, differences = 0, []
     for jobs in (1, 2):
@@ -225,23 +254,36 @@ def _sizes(curve: ScalingCurve, jobs: int, machine: int, nodes: int) -> list[int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=75.0, help="length of each of the two runs, from the first sample on")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=75.0,
+        help="length of each of the two runs, from the first sample on",
+    )
     parser.add_argument("--model", choices=[*MODELS], action="append", help="default: all")
-    parser.add_argument("--donor", action="store_true", help="what the profile of a second job costs the first")
+    parser.add_argument(
+        "--donor", action="store_true", help="what the profile of a second job costs the first"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.donor:
         print(json.dumps(donor(options.nodes, options.seconds), indent=1))
         return
     outcomes = [run(options.nodes, options.seconds, model) for model in options.model or MODELS]
-    head = "model     visited            scale-ups  profile   lost samples  of ten minutes  worst error  same plans  twice exhaustive"
+    head = (
+        "model     visited            scale-ups  profile   lost samples  of ten minutes  "
+        "worst error  same plans  twice exhaustive"
+    )
     print(f"{head}  true plans  load")
     for o in outcomes:
         visited = ",".join(map(str, o.visited))
         print(
-            f"{o.model:9} {visited:18} {o.scale_ups:9}  {o.seconds:5.1f} s  {o.lost:13,.0f}  {o.share:13.1%}  {o.worst_error:11.1%}"
+            f"{o.model:9} {visited:18} {o.scale_ups:9}  {o.seconds:5.1f} s  {o.lost:13,.0f}  "
+            f"{o.share:13.1%}  {o.worst_error:11.1%}"
             f"  {o.same:>4} of {o.plans}  {o.same_again:>10} of {o.plans}"
             f"  {o.same_law:>4} of {o.plans}  {o.load:.1f}"
         )

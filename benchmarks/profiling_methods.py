@@ -1,7 +1,9 @@
-"""Ways to learn a scaling curve, for ``benchmarks.profiling``: which size is visited next, and what is believed afterwards.
+"""Ways to learn a scaling curve, for ``benchmarks.profiling``: which size is visited next, and what
+is believed afterwards.
 
-The product's way is ``inverse`` (and ``inverse, every rung``, which passes nothing over). The others are what one could do instead. All
-but the Gaussian processes keep what they measure in the product's own curve, so that they differ in the order and choice of sizes only.
+The product's way is ``inverse`` (and ``inverse, every rung``, which passes nothing over). The
+others are what one could do instead. All but the Gaussian processes keep what they measure in the
+product's own curve, so that they differ in the order and choice of sizes only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ MAX_STEPS = 8
 
 
 class Method(ABC):
-    """One profile of one job with sizes 1..largest: ``next`` names the size to visit (None: done), ``learn`` takes what was measured."""
+    """One profile of one job with sizes 1..largest: ``next`` names the size to visit (None: done),
+    ``learn`` takes what was measured.
+    """
 
     def __init__(self, largest: int, rng: random.Random) -> None:
         self.largest = largest
@@ -43,7 +47,9 @@ class Method(ABC):
 
 
 class Inverse(Method):
-    """The product: once up to the largest size, then down the ladder; sizes already pinned down are passed over."""
+    """The product: once up to the largest size, then down the ladder; sizes already pinned down are
+    passed over.
+    """
 
     config = PlanConfig(max_steps=MAX_STEPS)
 
@@ -103,7 +109,9 @@ class Random(Listed):
 
 
 class Gaussian(Method):
-    """A Gaussian process on ln(throughput per node) over log2(nodes), Matérn 5/2; the two ends first, then the highest ``score``."""
+    """A Gaussian process on ln(throughput per node) over log2(nodes), Matérn 5/2; the two ends
+    first, then the highest ``score``.
+    """
 
     def __init__(self, largest: int, rng: random.Random) -> None:
         super().__init__(largest, rng)
@@ -122,8 +130,12 @@ class Gaussian(Method):
         level = float(np.mean(self.y))
         scale = max(0.05, float(np.std(self.y)))
         self.level, self.scale = level, scale
-        kernel = 1.0 * Matern(length_scale=2.0, length_scale_bounds=(0.5, 20), nu=2.5) + WhiteKernel(1e-4, (1e-6, 1e-2))
-        model = GaussianProcessRegressor(kernel, alpha=np.array(self.noise) / scale**2, n_restarts_optimizer=1, random_state=0)
+        kernel = 1.0 * Matern(
+            length_scale=2.0, length_scale_bounds=(0.5, 20), nu=2.5
+        ) + WhiteKernel(1e-4, (1e-6, 1e-2))
+        model = GaussianProcessRegressor(
+            kernel, alpha=np.array(self.noise) / scale**2, n_restarts_optimizer=1, random_state=0
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.model = model.fit(np.array(self.x)[:, None], (np.array(self.y) - level) / scale)
@@ -131,11 +143,17 @@ class Gaussian(Method):
     def predict(self, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of ln(throughput per node)."""
         assert self.model is not None
-        mean, std = self.model.predict(np.log2(np.array(sizes, dtype=float))[:, None], return_std=True)
+        mean, std = self.model.predict(
+            np.log2(np.array(sizes, dtype=float))[:, None], return_std=True
+        )
         return mean * self.scale + self.level, std * self.scale
 
     def believes(self, nodes: int) -> float:
-        return nodes * math.exp(float(self.predict([nodes])[0][0])) if self.model is not None else float(nodes)
+        return (
+            nodes * math.exp(float(self.predict([nodes])[0][0]))
+            if self.model is not None
+            else float(nodes)
+        )
 
     def next(self) -> int | None:
         for end in (self.largest, 1):
@@ -154,7 +172,9 @@ class Gaussian(Method):
 
 
 class ExpectedImprovement(Gaussian):
-    """EI of the throughput (Jones, Schonlau and Welch 1998), as configuration tuners do; ends when it promises under 1 %."""
+    """EI of the throughput (Jones, Schonlau and Welch 1998), as configuration tuners do; ends when
+    it promises under 1 %.
+    """
 
     def score(self, sizes: Sequence[int]) -> np.ndarray:
         mean, std = self.predict(sizes)

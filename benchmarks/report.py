@@ -7,8 +7,9 @@ Cases, each in fresh processes:
 * ``agent absent``: the socket file is gone;
 * ``agent stuck``: the socket is there and its queue full;
 
-each in a tight loop (a datagram every 50 ms at most, the call a training loop sees), and ``every call sends``: the dearest call there is,
-which a loop of steps longer than 50 ms makes once per step. Also the cost of ``Snapshot.step()`` when nothing is due.
+each in a tight loop (a datagram every 50 ms at most, the call a training loop sees), and ``every
+call sends``: the dearest call there is, which a loop of steps longer than 50 ms makes once per
+step. Also the cost of ``Snapshot.step()`` when nothing is due.
 
     python -m benchmarks.report [--json] [--calls N] [--repeats N]
 """
@@ -40,7 +41,15 @@ while reader.recv(65536) != b"end":
     pass
 """
 
-CASES = ("no-op", "agent", "agent absent", "agent stuck", "agent, every call sends", "agent absent, every call sends", "snapshot.step()")
+CASES = (
+    "no-op",
+    "agent",
+    "agent absent",
+    "agent stuck",
+    "agent, every call sends",
+    "agent absent, every call sends",
+    "snapshot.step()",
+)
 
 
 def time_calls(call: Callable[[], None], calls: int) -> float:
@@ -59,7 +68,7 @@ def time_calls(call: Callable[[], None], calls: int) -> float:
 def measure(case: str, calls: int) -> dict[str, float]:
     """Runs in a process of its own: mean and worst cost of a call, microseconds."""
     import malletrain
-    from malletrain import progress
+    from malletrain.training import report
 
     call: Callable[[], None]
     if case == "snapshot.step()":
@@ -67,7 +76,7 @@ def measure(case: str, calls: int) -> dict[str, float]:
         call = snapshot.step
     else:
         if case.endswith("every call sends"):
-            progress.SEND_INTERVAL_S = 0.0
+            report.SEND_INTERVAL_S = 0.0
 
         def call() -> None:
             malletrain.report(128)
@@ -85,7 +94,7 @@ def measure(case: str, calls: int) -> dict[str, float]:
 @contextlib.contextmanager
 def surroundings(case: str) -> Iterator[dict[str, str]]:
     """The environment of a worker, with the agent's end of the socket as the case wants it."""
-    from malletrain.local_channel import FlagsWriter
+    from malletrain.protocol.worker_channel import FlagsWriter
 
     if case == "no-op":
         yield {}
@@ -122,14 +131,28 @@ def surroundings(case: str) -> Iterator[dict[str, str]]:
 
 def run(calls: int, repeats: int) -> list[dict[str, object]]:
     """One row per case; every repeat is a new process."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLETRAIN", "RANK"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLETRAIN", "RANK"))
+    }
     rows: list[dict[str, object]] = []
     for case in CASES:
         means, worst = [], []
         for _ in range(repeats):
             with surroundings(case) as env:
-                command = [sys.executable, "-m", "benchmarks.report", "--case", case, "--calls", str(calls)]
-                done = subprocess.run(command, env=clean | env, check=True, capture_output=True, text=True)
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.report",
+                    "--case",
+                    case,
+                    "--calls",
+                    str(calls),
+                ]
+                done = subprocess.run(
+                    command, env=clean | env, check=True, capture_output=True, text=True
+                )
             result = json.loads(done.stdout)
             means.append(result["mean_us"])
             worst.append(result["worst_us"])
@@ -147,8 +170,12 @@ def run(calls: int, repeats: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
@@ -173,10 +200,15 @@ def main() -> None:
             )
         )
         return
-    print(f"{args.repeats} processes per case, {args.calls} calls each; microseconds per call, target {TARGET_US:.0f}")
+    print(
+        f"{args.repeats} processes per case, {args.calls} calls each; microseconds per call, "
+        f"target {TARGET_US:.0f}"
+    )
     print(f"{'case':34}{'median':>9}{'min':>9}{'max':>9}{'worst single':>14}")
     for row in rows:
-        print(f"{row['case']:34}{row['median_us']:>9}{row['min_us']:>9}{row['max_us']:>9}{row['worst_single_call_us']:>14}")
+        print(
+            f"{row['case']:34}{row['median_us']:>9}{row['min_us']:>9}{row['max_us']:>9}{row['worst_single_call_us']:>14}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What a change of nodes costs a training: the pause between the last step before and the first step after.
+"""What a change of nodes costs a training: the pause between the last step before and the first
+step after.
 
-    python -m benchmarks.rescale [--mode live|restart|c10d|all] [--model-mb 10 400] [--nodes 6] [--repeats 3] [--json]
+    python -m benchmarks.rescale [--mode live|restart|c10d|all] [--model-mb 10 400] [--nodes 6]
+    [--repeats 3] [--json]
 
-Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause is the longest gap between two steps
-that rank 0 wrote down, the same way for every mode; it contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in
-live mode, what rank 0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-cold`` is restart mode without
-the warm interpreter (MALLETRAIN_PRELOAD=0). Every mode runs the same training (benchmarks/train_step.py, train_live.py).
+Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause
+is the longest gap between two steps that rank 0 wrote down, the same way for every mode; it
+contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in live mode, what rank
+0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-cold`` is
+restart mode without the warm interpreter (MALLETRAIN_PRELOAD=0). Every mode runs the same training
+(benchmarks/train_step.py, train_live.py).
 """
 
 from __future__ import annotations
@@ -49,7 +53,9 @@ class StepLog:
         if not self.path.exists():
             return []
         lines = [line.split() for line in self.path.read_text().splitlines()]
-        return [(float(t), int(s), int(w)) for t, s, w in (line for line in lines if len(line) == 3)]
+        return [
+            (float(t), int(s), int(w)) for t, s, w in (line for line in lines if len(line) == 3)
+        ]
 
     def settled(self, world: int, since: float) -> bool:
         """Whether the newest steps after ``since`` are all at this world size."""
@@ -57,7 +63,9 @@ class StepLog:
         return len(after) >= STEADY_STEPS and all(w == world for _, _, w in after[-STEADY_STEPS:])
 
     def went_on(self, steps: int, nodes: int, since: float) -> bool:
-        """Whether so many steps followed the first one at another size than ``nodes``, or the longest gap, after ``since``."""
+        """Whether so many steps followed the first one at another size than ``nodes``, or the
+        longest gap, after ``since``.
+        """
         after = [s for s in self.steps() if s[0] > since - 1.0]
         fewer = next((i for i, s in enumerate(after) if s[0] > since and s[2] != nodes), None)
         if fewer is not None:
@@ -67,7 +75,9 @@ class StepLog:
 
     def step_s(self) -> float:
         """The usual time between two steps, of the newest."""
-        return statistics.median(b[0] - a[0] for a, b in itertools.pairwise(self.steps()[-STEADY_STEPS:]))
+        return statistics.median(
+            b[0] - a[0] for a, b in itertools.pairwise(self.steps()[-STEADY_STEPS:])
+        )
 
     def pause(self, since: float) -> tuple[float, int]:
         """(longest gap between steps after ``since``, steps that had to be repeated)."""
@@ -79,7 +89,9 @@ class StepLog:
         return gap, max(0, repeated)
 
 
-def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> list[dict[str, object]]:
+def run(
+    mode: str, model_mb: float, nodes: int, repeats: int, say: Console
+) -> list[dict[str, object]]:
     """All events in one mode; one row an event."""
     pauses: dict[str, list[float]] = defaultdict(list)
     repeated: dict[str, list[int]] = defaultdict(list)
@@ -88,7 +100,14 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
     with tempfile.TemporaryDirectory(prefix="mt-rescale-") as folder:
         root = Path(folder)
         log = StepLog(root / "steps")
-        arguments = ["--mb", str(model_mb), "--steps-file", str(log.path), "--snapshot", str(root / "snapshot")]
+        arguments = [
+            "--mb",
+            str(model_mb),
+            "--steps-file",
+            str(log.path),
+            "--snapshot",
+            str(root / "snapshot"),
+        ]
         contender: Contender = CONTENDERS[mode](root, nodes, arguments)
 
         def event(name: str, change: Callable[[], None], over: Callable[[float], bool]) -> None:
@@ -108,7 +127,11 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
             until(lambda: log.settled(nodes, 0.0), f"{mode} trains on {nodes}")
             for _ in range(repeats):
                 for by in (k for k in (1, 2, 4) if k < nodes):
-                    event(f"shrink-{by}", partial(contender.shrink, by), partial(log.settled, nodes - by))
+                    event(
+                        f"shrink-{by}",
+                        partial(contender.shrink, by),
+                        partial(log.settled, nodes - by),
+                    )
                     event(f"grow-{by}", partial(contender.grow, by), partial(log.settled, nodes))
                 event("loss", contender.lose, partial(log.went_on, LOSS_STEPS, nodes))
                 began = time.time()
@@ -129,7 +152,10 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
             "repeats": len(values),
             "step_s": round(statistics.median(usual[name]), 3),
             "steps_repeated": max(repeated[name]),
-            "phases": {phase: round(statistics.median(seconds), 3) for phase, seconds in phases[name].items()},
+            "phases": {
+                phase: round(statistics.median(seconds), 3)
+                for phase, seconds in phases[name].items()
+            },
         }
         for name, values in pauses.items()
     ]
@@ -138,7 +164,9 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
 def main() -> None:
     """Run, print a table (stderr) and with --json one object (stdout)."""
     end_in_order()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mode", choices=[*CONTENDERS, "all"], default="all")
     parser.add_argument("--model-mb", type=float, nargs="+", default=[10.0])
     parser.add_argument("--nodes", type=int, default=6)
@@ -147,17 +175,37 @@ def main() -> None:
     args = parser.parse_args()
     say = Console(stderr=True)
     modes = list(CONTENDERS) if args.mode == "all" else [args.mode]
-    rows = [row for mb in args.model_mb for mode in modes for row in run(mode, mb, args.nodes, args.repeats, say)]
-    table = Table("mode", "event", "MB", "pause s", "min…max", "step s", "repeated steps", "phases s")
+    rows = [
+        row
+        for mb in args.model_mb
+        for mode in modes
+        for row in run(mode, mb, args.nodes, args.repeats, say)
+    ]
+    table = Table(
+        "mode", "event", "MB", "pause s", "min…max", "step s", "repeated steps", "phases s"
+    )
     for row in rows:
         shown = ", ".join(f"{k} {v:.3f}" for k, v in row["phases"].items())  # type: ignore[attr-defined]
         low, high = row["spread"]  # type: ignore[misc]
         pause, spread = f"{row['pause_s']:.2f}", f"{low:.2f}…{high:.2f}"
         mb, usual = f"{row['model_mb']:g}", f"{row['step_s']:.3f}"
-        table.add_row(str(row["mode"]), str(row["event"]), mb, pause, spread, usual, str(row["steps_repeated"]), shown)
+        table.add_row(
+            str(row["mode"]),
+            str(row["event"]),
+            mb,
+            pause,
+            spread,
+            usual,
+            str(row["steps_repeated"]),
+            shown,
+        )
     say.print(table)
     if args.json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": os.getloadavg()[0]}
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_before": os.getloadavg()[0],
+        }
         print(json.dumps({"machine": machine, "rows": rows}))
 
 

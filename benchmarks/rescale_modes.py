@@ -1,8 +1,10 @@
-"""The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose one without notice.
+"""The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose
+one without notice.
 
-``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would: another job that needs k nodes makes
-the training shrink by k, its end makes it grow. ``c10d``: plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the
-same machine; nodes leave by SIGTERM to their torchrun, and join by starting one.
+``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would:
+another job that needs k nodes makes the training shrink by k, its end makes it grow. ``c10d``:
+plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine; nodes
+leave by SIGTERM to their torchrun, and join by starting one.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from typing import ClassVar, Protocol
 
 import psutil
 
-from malletrain import wire
 from malletrain.client import Client
-from scavenger.local import start_cluster
+from malletrain.protocol import messages
+from scavenger.embedded.scavenger import start_cluster
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
@@ -86,8 +88,10 @@ class Restart:
         config = root / "site.toml"
         config.write_text(
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
-            f'[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = {nodes}\nautostart = false\n'
-            f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 s"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
+            '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
+            f"{nodes}\nautostart = false\n"
+            f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
+            's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
             "[profiling]\nenabled = false\n"
         )
         with (root / "daemon.log").open("ab") as log:
@@ -102,8 +106,17 @@ class Restart:
             return bool(client.status())
         return False
 
-    def _submit(self, name: str, script: Path, arguments: list[str], low: int, high: int, weight: float, mode: str) -> str:
-        spec = wire.JobSpec(
+    def _submit(
+        self,
+        name: str,
+        script: Path,
+        arguments: list[str],
+        low: int,
+        high: int,
+        weight: float,
+        mode: str,
+    ) -> str:
+        spec = messages.JobSpec(
             *(name, "", str(script), str(self.root), sys.executable, tuple(arguments)),
             min_nodes=low,
             max_nodes=high,
@@ -116,10 +129,14 @@ class Restart:
             return client.submit(spec).id
 
     def start(self) -> None:
-        self.job = self._submit("training", self.script, self.arguments, 1, self.nodes, 1.0, self.mode)
+        self.job = self._submit(
+            "training", self.script, self.arguments, 1, self.nodes, 1.0, self.mode
+        )
 
     def shrink(self, by: int) -> None:
-        self.blockers.append(self._submit("blocker", self.root / "blocker.py", [], by, by, 1e6, "restart"))
+        self.blockers.append(
+            self._submit("blocker", self.root / "blocker.py", [], by, by, 1e6, "restart")
+        )
 
     def grow(self, by: int) -> None:
         with Client.of(self.state) as client:
@@ -130,7 +147,10 @@ class Restart:
         with Client.of(self.state) as client:
             node = client.job(self.job).job.nodes[-1]
         for agent in psutil.Process(self.cluster.pid).children():
-            if agent.environ().get("MALLETRAIN_NODE") == node and "malletrain.agent" in agent.cmdline():
+            if (
+                agent.environ().get("MALLETRAIN_NODE") == node
+                and "malletrain.agent" in agent.cmdline()
+            ):
                 agent.kill()
 
     def recover(self) -> None:
@@ -178,11 +198,23 @@ class C10d:
 
     def _one(self) -> None:
         argv = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{self.nodes}", "--nproc-per-node=1"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=bench", "--max-restarts=1000"),
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                f"--nnodes=1:{self.nodes}",
+                "--nproc-per-node=1",
+            ),
+            *(
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=127.0.0.1:{self.port}",
+                "--rdzv-id=bench",
+                "--max-restarts=1000",
+            ),
             *(str(SCRIPT), *self.arguments),
         ]
-        # Without this a joiner of a later round waits 60 s for a store that is gone and fails (pytorch issue 135712).
+        # Without this a joiner of a later round waits 60 s for a store that is gone and fails
+        # (pytorch issue 135712).
         env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         with (self.root / "torchrun.log").open("ab") as log:
             self.running.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
@@ -208,7 +240,10 @@ class C10d:
 
     def lose(self) -> None:
         torchrun = self.running.pop()
-        tree = [psutil.Process(torchrun.pid), *psutil.Process(torchrun.pid).children(recursive=True)]
+        tree = [
+            psutil.Process(torchrun.pid),
+            *psutil.Process(torchrun.pid).children(recursive=True),
+        ]
         for process in tree:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -224,7 +259,11 @@ class C10d:
 
     def stop(self) -> None:
         for torchrun in self.running:
-            tree = psutil.Process(torchrun.pid).children(recursive=True) if torchrun.poll() is None else []
+            tree = (
+                psutil.Process(torchrun.pid).children(recursive=True)
+                if torchrun.poll() is None
+                else []
+            )
             torchrun.kill()
             torchrun.wait()
             for process in tree:

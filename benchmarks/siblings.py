@@ -1,10 +1,11 @@
-"""How well the training time of one model predicts that of another from their numbers of parameters: the trust put into a sibling's curve.
+"""How well the training time of one model predicts that of another from their numbers of
+parameters: the trust put into a sibling's curve.
 
     python -m benchmarks.siblings nasbench101_sample30k.csv.gz [--json FILE]
 
-The table needs columns trainable_parameters and training_time_s_108ep (NAS-Bench-101). Pairs of cells are drawn at random; the error of
-``time · (parameters ratio)^exponent`` is reported by how many octaves of parameters the two are apart. The prior of ``jpa.reuse`` rests
-on it.
+The table needs columns trainable_parameters and training_time_s_108ep (NAS-Bench-101). Pairs of
+cells are drawn at random; the error of ``time · (parameters ratio)^exponent`` is reported by how
+many octaves of parameters the two are apart. The prior of ``jpa.reuse`` rests on it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,24 @@ EXPONENTS = (0.0, 0.42, 0.5, 1.0)
 
 
 def read(path: Path) -> list[tuple[float, float]]:
-    """(log2 parameters, ln seconds) by cell. Raises SystemExit with a sentence when the table cannot be read."""
+    """(log2 parameters, ln seconds) by cell. Raises SystemExit with a sentence when the table
+    cannot be read.
+    """
     try:
         with gzip.open(path, "rt", newline="") as file:
-            rows = [(float(r["trainable_parameters"]), float(r["training_time_s_108ep"])) for r in csv.DictReader(file)]
+            rows = [
+                (float(r["trainable_parameters"]), float(r["training_time_s_108ep"]))
+                for r in csv.DictReader(file)
+            ]
     except (OSError, KeyError, ValueError) as error:
         needs = "it needs columns trainable_parameters and training_time_s_108ep"
         raise SystemExit(f"The table {path} cannot be read ({error!r}); {needs}.") from error
     return [(math.log2(p), math.log(t)) for p, t in rows if p > 0 and t > 0]
 
 
-def errors(cells: Sequence[tuple[float, float]], pairs: int, seed: int) -> dict[str, dict[str, float]]:
+def errors(
+    cells: Sequence[tuple[float, float]], pairs: int, seed: int
+) -> dict[str, dict[str, float]]:
     """Root mean square error of ln time by exponent and distance."""
     rng = random.Random(seed)
     sums: dict[tuple[float, tuple[float, float]], tuple[float, int]] = {}
@@ -49,7 +57,9 @@ def errors(cells: Sequence[tuple[float, float]], pairs: int, seed: int) -> dict[
             sums[exponent, band] = (total + off * off, count + 1)
     return {
         str(exponent): {
-            f"{low}-{high}": math.sqrt(sums[exponent, (low, high)][0] / sums[exponent, (low, high)][1])
+            f"{low}-{high}": math.sqrt(
+                sums[exponent, (low, high)][0] / sums[exponent, (low, high)][1]
+            )
             for low, high in OCTAVES
             if (exponent, (low, high)) in sums
         }
@@ -67,14 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     cells = read(options.table)
     mean_p, mean_t = (sum(c[i] for c in cells) / len(cells) for i in (0, 1))
-    slope = sum((p - mean_p) * (t - mean_t) for p, t in cells) / sum((p - mean_p) ** 2 for p, _ in cells) / math.log(2)
+    slope = (
+        sum((p - mean_p) * (t - mean_t) for p, t in cells)
+        / sum((p - mean_p) ** 2 for p, _ in cells)
+        / math.log(2)
+    )
     by_exponent = errors(cells, options.pairs, options.seed)
-    sys.stdout.write(f"{len(cells)} cells; time goes with parameters^{slope:.2f}. Root mean square error of ln time by octaves apart:\n")
+    sys.stdout.write(
+        f"{len(cells)} cells; time goes with parameters^{slope:.2f}. Root mean square error of "
+        "ln time by octaves apart:\n"
+    )
     sys.stdout.write("exponent" + "".join(f"{f'{low}-{high}':>10}" for low, high in OCTAVES) + "\n")
     for exponent, row in by_exponent.items():
-        sys.stdout.write(f"{exponent:>8}" + "".join(f"{value:>10.3f}" for value in row.values()) + "\n")
+        sys.stdout.write(
+            f"{exponent:>8}" + "".join(f"{value:>10.3f}" for value in row.values()) + "\n"
+        )
     if options.json:
-        options.json.write_text(json.dumps({"cells": len(cells), "slope": slope, "rms": by_exponent}, indent=1))
+        options.json.write_text(
+            json.dumps({"cells": len(cells), "slope": slope, "rms": by_exponent}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""How fast the simulator is on the full machine, and whether it agrees with an independent replay of the same week.
+"""How fast the simulator is on the full machine, and whether it agrees with an independent replay
+of the same week.
 
-    python -m benchmarks.simulation --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv [--json]
+    python -m benchmarks.simulation --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv
+    [--json]
 
 Rows, each in a process of its own:
 
-* ``speed``: all nodes, the whole trace, 1,000 jobs drawn from all curves, 20 at a time, each with work for longer than the trace leaves
-  it, under ``real`` and under ``freetrain`` costs. Targets: 60 s of wall time on two cores, 2 GiB of memory;
-* ``agreement``: 1,024 nodes, ten jobs at a time of the curve ``shufflenet``, T_fwd 120 s, up 18 s, down 12 s, FreeTrain's costs, for
-  three draws of the nodes. The published ratios to the upper bound are 0.979 (exact plans) and 0.879 (equal shares).
+* ``speed``: all nodes, the whole trace, 1,000 jobs drawn from all curves, 20 at a time, each with
+  work for longer than the trace leaves it, under ``real`` and under ``freetrain`` costs. Targets:
+  60 s of wall time on two cores, 2 GiB of memory;
+* ``agreement``: 1,024 nodes, ten jobs at a time of the curve ``shufflenet``, T_fwd 120 s, up 18 s,
+  down 12 s, FreeTrain's costs, for three draws of the nodes. The published ratios to the upper
+  bound are 0.979 (exact plans) and 0.879 (equal shares).
 """
 
 from __future__ import annotations
@@ -25,17 +29,21 @@ PUBLISHED = {"freetrain": 0.979, "malletrain": 0.979, "equal": 0.879}
 TARGET_WALL_S, TARGET_GIB = 60.0, 2.0
 
 
-def row(kind: str, policy: str, semantics: str, seed: int, files: dict[str, str], hours: float | None) -> dict[str, Any]:
+def row(
+    kind: str, policy: str, semantics: str, seed: int, files: dict[str, str], hours: float | None
+) -> dict[str, Any]:
     """One simulation, as a row of the table."""
     from malletrain.sim.costs import CostModel
     from malletrain.sim.engine import simulate
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
     from malletrain.sim.workloads import hpo, read_curves
-    from scavenger.trace import read, read_names
+    from scavenger.trace.trace import read, read_names
 
     began = time.perf_counter()
-    trace = read(files["trace"], names=read_names(files["node_list"]) if files["node_list"] else None)
+    trace = read(
+        files["trace"], names=read_names(files["node_list"]) if files["node_list"] else None
+    )
     curves = read_curves(files["curves"])
     costs = CostModel("freetrain" if semantics == "freetrain" else "real", up_s=18.0, down_s=12.0)
     if kind == "agreement":
@@ -64,17 +72,25 @@ def row(kind: str, policy: str, semantics: str, seed: int, files: dict[str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", required=True)
     parser.add_argument("--node-list")
     parser.add_argument("--curves", required=True)
     parser.add_argument("--hours", type=float, help="only the first hours of the trace")
     parser.add_argument("--seeds", type=int, default=3, help="draws of the nodes for the agreement")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
     args = parser.parse_args()
     files = {"trace": args.trace, "node_list": args.node_list, "curves": args.curves}
     cases = [("speed", "malletrain", "real", 0), ("speed", "malletrain", "freetrain", 0)]
-    cases += [("agreement", policy, "freetrain", seed) for seed in range(args.seeds) for policy in PUBLISHED]
+    cases += [
+        ("agreement", policy, "freetrain", seed)
+        for seed in range(args.seeds)
+        for policy in PUBLISHED
+    ]
     rows = []
     for case in cases:
         # A new process each: peak memory is of this case alone.
@@ -83,10 +99,23 @@ def main() -> None:
         if not args.json:
             if len(rows) == 1:
                 print("  ".join(f"{name:>17}" for name in rows[0]))
-            print("  ".join(f"{value if value is not None else '-'!s:>17}" for value in rows[-1].values()), flush=True)
+            print(
+                "  ".join(
+                    f"{value if value is not None else '-'!s:>17}" for value in rows[-1].values()
+                ),
+                flush=True,
+            )
     if args.json:
-        about = {"benchmark": "simulation", "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
-        print(json.dumps({**about, "target_wall_s": TARGET_WALL_S, "target_gib": TARGET_GIB, "rows": rows}))
+        about = {
+            "benchmark": "simulation",
+            "cpus": os.cpu_count(),
+            "load": round(os.getloadavg()[0], 2),
+        }
+        print(
+            json.dumps(
+                {**about, "target_wall_s": TARGET_WALL_S, "target_gib": TARGET_GIB, "rows": rows}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What one poll of Slurm costs MalleTrain: reading the answers, and finding the gaps, for machines of up to 10,000 nodes.
+"""What one poll of Slurm costs MalleTrain: reading the answers, and finding the gaps, for machines
+of up to 10,000 nodes.
 
     python -m benchmarks.slurm_poll [--nodes 10000] [--jobs 5000] [--json]
 
-The answers are made up in the form in which Slurm prints them: three partitions, a thousand groups of nodes of different states, waiting
-jobs with planned nodes, one lease in ten nodes. Not measured is what the commands themselves take (a slurmctld of that size is needed).
+The answers are made up in the form in which Slurm prints them: three partitions, a thousand groups
+of nodes of different states, waiting jobs with planned nodes, one lease in ten nodes. Not measured
+is what the commands themselves take (a slurmctld of that size is needed).
 """
 
 from __future__ import annotations
@@ -12,15 +14,22 @@ import random
 
 from benchmarks import poll
 from benchmarks.poll import NOW, Row
-from scavenger.batch_settings import BatchSettings
-from scavenger.gap_memory import GapMemory
-from scavenger.hostlist import expand, fold
-from scavenger.lease_script import PLACE
-from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger
-from scavenger.slurm_job import LeaseOptions
-from scavenger.slurm_parse import JobTable, NodeTable, Reservation, read_jobs, read_nodes, read_reservations
-from scavenger.slurm_site import Partition, SlurmSite
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.lease_script import PLACE
+from scavenger.batch.rules import GapRules
+from scavenger.batch.settings import BatchSettings
+from scavenger.slurm.hostlist import expand, fold
+from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.parse import (
+    JobTable,
+    NodeTable,
+    Reservation,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+)
+from scavenger.slurm.scavenger import SlurmScavenger
+from scavenger.slurm.site import Partition, SlurmSite
 
 MARK = "0123456789ab"
 
@@ -34,7 +43,16 @@ class Recorded:
         rng = random.Random(seed)
         names = [f"nid{i:05d}" for i in range(1, nodes + 1)]
         pieces: dict[str, list[str]] = {}
-        states = ("idle", "allocated", "mixed", "planned", "drained", "down*", "completing", "idle*")
+        states = (
+            "idle",
+            "allocated",
+            "mixed",
+            "planned",
+            "drained",
+            "down*",
+            "completing",
+            "idle*",
+        )
         position = 0
         groups = 0
         while position < nodes:
@@ -53,36 +71,64 @@ class Recorded:
             first = rng.randrange(nodes)
             planned = fold(names[first : first + rng.randint(1, 100)]) if number < 200 else "(null)"
             start = f"{NOW + 60 * number:.0f}"
-            lines.append(f"{MARK}|PENDING|{number}|user{number % 97}|batch|9|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}")
+            lines.append(
+                f"{MARK}|PENDING|{number}|user{number % 97}|batch|9|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}"  # noqa: E501
+            )
         times = f"{NOW:.0f}|{NOW:.0f}|{NOW + 9e4:.0f}"
         for number in range(nodes // 10):
-            lines.append(f"{MARK}|RUNNING|{10**6 + number}|me|low|1|{times}|{names[10 * number]}|||None|malletrain-t-l{number}")
-        lines += [f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|batch|4|{times}|nid1|||None|other" for n in range(jobs)]
+            lines.append(
+                f"{MARK}|RUNNING|{10**6 + number}|me|low|1|{times}|{names[10 * number]}|||None|malletrain-t-l{number}"  # noqa: E501
+            )
+        lines += [
+            f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|batch|4|{times}|nid1|||None|other"
+            for n in range(jobs)
+        ]
         self.squeue = "\n".join(lines) + "\n"
         self.reservations = "".join(
-            f"ReservationName=r{i} StartTime={NOW + 9e4:.0f} EndTime={NOW + 9.9e4:.0f} Nodes={fold(names[i * 10 : i * 10 + 50])} Flags=\n"
+            f"ReservationName=r{i} StartTime={NOW + 9e4:.0f} EndTime={NOW + 9.9e4:.0f} "
+            f"Nodes={fold(names[i * 10 : i * 10 + 50])} Flags=\n"
             for i in range(20)
         )
 
     def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
-        """As scavenger.slurm_source.Source."""
-        return read_nodes(self.sinfo, MARK), read_jobs(self.squeue, MARK, prefix), read_reservations(self.reservations)
+        """As scavenger.slurm.source.Source."""
+        return (
+            read_nodes(self.sinfo, MARK),
+            read_jobs(self.squeue, MARK, prefix),
+            read_reservations(self.reservations),
+        )
 
 
 def measure(nodes: int, jobs: int) -> Row:
-    """Reading the answers (as at a first poll, and with the lists of nodes known), and what follows."""
+    """Reading the answers (as at a first poll, and with the lists of nodes known), and what
+    follows.
+    """
     source = Recorded(nodes, jobs)
-    settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", LeaseOptions(), GapRules(use_planned=True), user="me", idle_for_s=0.0)
+    settings = BatchSettings(
+        "t",
+        f"#!/bin/sh\n{PLACE}\n",
+        LeaseOptions(),
+        GapRules(use_planned=True),
+        user="me",
+        idle_for_s=0.0,
+    )
     scavenger = SlurmScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     low = Partition("low", True, 1, "", 30.0, None)
-    site = SlurmSite((23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low})
+    site = SlurmSite(
+        (23, 11), "partition_prio", "REQUEUE", True, 30.0, 30.0, partitions={"low": low}
+    )
 
     def first() -> None:
         expand.cache_clear()
         source.read(settings.prefix)
 
-    found = poll.measure(scavenger, site, {"read, first": first, "read": lambda: source.read(settings.prefix)})
-    return {"mb": (len(source.squeue) + len(source.sinfo) + len(source.reservations)) / 1e6, **found}
+    found = poll.measure(
+        scavenger, site, {"read, first": first, "read": lambda: source.read(settings.prefix)}
+    )
+    return {
+        "mb": (len(source.squeue) + len(source.sinfo) + len(source.reservations)) / 1e6,
+        **found,
+    }
 
 
 if __name__ == "__main__":

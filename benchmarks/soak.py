@@ -1,11 +1,13 @@
-"""Many random changes of a live job's nodes on the embedded cluster: does it hang, lose the job, a sample, or let states drift apart?
+"""Many random changes of a live job's nodes on the embedded cluster: does it hang, lose the job, a
+sample, or let states drift apart?
 
     python -m benchmarks.soak [--changes 500] [--nodes 4] [--seed 0] [--minutes 20] [--json]
 
-At random moments: a job of higher value takes nodes (an orderly shrink) or ends (an orderly growth), a node is preempted with notice,
-agents and workers are killed (SIGKILL), one or several at once, all but one, and again while the job still rescales. Struck nodes come
-back as new gaps by themselves, so the job grows without being asked. A change is a round in which the job trained. What every worker wrote
-down after every step is examined at the end (benchmarks/soak_account.py).
+At random moments: a job of higher value takes nodes (an orderly shrink) or ends (an orderly
+growth), a node is preempted with notice, agents and workers are killed (SIGKILL), one or several at
+once, all but one, and again while the job still rescales. Struck nodes come back as new gaps by
+themselves, so the job grows without being asked. A change is a round in which the job trained. What
+every worker wrote down after every step is examined at the end (benchmarks/soak_account.py).
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ import psutil
 from benchmarks import end_in_order
 from benchmarks.rescale_modes import Live
 from benchmarks.soak_account import examine, records
-from malletrain import wire
 from malletrain.client import Client
+from malletrain.protocol import messages
 
 SCRIPT = Path(__file__).with_name("train_soak.py")
 HANG_S = 60.0
-"""Seconds without a step that count as a hang. When all nodes are killed at once, their processes start anew, imports and all."""
+"""Seconds without a step that count as a hang. When all nodes are killed at once, their processes
+start anew, imports and all.
+"""
 START_S = 180.0
 """The same for the first step, when everything is cold."""
 SERVICE = """
@@ -51,7 +55,8 @@ class Soak(Live):
     """The site and its one training."""
 
     script = SCRIPT
-    jobs = "max_tries = 10000"  # when all its workers are killed at once, the script looks as if it were to blame
+    # when all its workers are killed at once, the script looks as if it were to blame
+    jobs = "max_tries = 10000"
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         super().__init__(root, nodes, arguments)
@@ -59,7 +64,15 @@ class Soak(Live):
 
     def shrink(self, by: int) -> None:
         argv = ("blocker", "", str(self.root / "blocker.py"), str(self.root), sys.executable)
-        spec = wire.JobSpec(*argv, min_nodes=by, max_nodes=by, weight=1e6, mode="service", profile=False, curve={str(by): 1.0})
+        spec = messages.JobSpec(
+            *argv,
+            min_nodes=by,
+            max_nodes=by,
+            weight=1e6,
+            mode="service",
+            profile=False,
+            curve={str(by): 1.0},
+        )
         with Client.of(self.state) as client:
             self.blockers.append(client.submit(spec).id)
 
@@ -73,9 +86,14 @@ class Soak(Live):
 
     def workers(self) -> list[psutil.Process]:
         """The training's processes: forks of the template, named after the script."""
-        return self._below(lambda p: p.name() == SCRIPT.name[:15] and p.status() != psutil.STATUS_ZOMBIE, recursive=True)
+        return self._below(
+            lambda p: p.name() == SCRIPT.name[:15] and p.status() != psutil.STATUS_ZOMBIE,
+            recursive=True,
+        )
 
-    def _below(self, wanted: Callable[[psutil.Process], bool], recursive: bool) -> list[psutil.Process]:
+    def _below(
+        self, wanted: Callable[[psutil.Process], bool], recursive: bool
+    ) -> list[psutil.Process]:
         found = []
         for process in psutil.Process(self.cluster.pid).children(recursive=recursive):
             with contextlib.suppress(psutil.Error):
@@ -117,9 +135,13 @@ STRIKES = {
     "notice": 1.5,
     "shrink or grow": 1.5,
 }
-"""What is done to the job, and how often beside the others. A worker is back in tenths of a second, an agent in seconds."""
+"""What is done to the job, and how often beside the others. A worker is back in tenths of a second,
+an agent in seconds.
+"""
 FEWEST = 2
-"""Workers below which the job is mostly spared: what happens to a job without any is seen often enough."""
+"""Workers below which the job is mostly spared: what happens to a job without any is seen often
+enough.
+"""
 
 
 def strike(soak: Soak, dice: random.Random) -> str:
@@ -141,7 +163,9 @@ def strike(soak: Soak, dice: random.Random) -> str:
         victims = [(dice.choice(agents), signal.SIGTERM if kind == "notice" else signal.SIGKILL)]
     elif kind in ("several", "several workers"):
         pool = [*agents, *workers] if kind == "several" else workers
-        victims = [(p, signal.SIGKILL) for p in dice.sample(pool, min(dice.randint(2, 3), len(pool)))]
+        victims = [
+            (p, signal.SIGKILL) for p in dice.sample(pool, min(dice.randint(2, 3), len(pool)))
+        ]
     elif kind == "all but one":
         victims = [(p, signal.SIGKILL) for p in dice.sample(workers, max(0, len(workers) - 1))]
     elif kind == "all":
@@ -156,7 +180,15 @@ class SoakError(RuntimeError):
     """The job hung or ended."""
 
 
-def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, every_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+def drive(
+    soak: Soak,
+    folder: Path,
+    changes: int,
+    seed: int,
+    limit_s: float,
+    every_s: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     """Strike until the job has trained in ``changes`` rounds, then let it end. Raises SoakError."""
     dice, struck, progress = random.Random(seed), Counter[str](), Progress(folder)
     began = moved = time.monotonic()
@@ -172,8 +204,12 @@ def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, eve
             for worker in soak.workers():
                 worker.send_signal(signal.SIGUSR1)
             time.sleep(1.0)
-            raise SoakError(f"No step for {HANG_S:g} s after {len(progress.generations)} changes; the job is {soak.state_of_job()}.")
-        # The job is given the time to train again, but for some strikes that come while it still rescales.
+            raise SoakError(
+                f"No step for {HANG_S:g} s after {len(progress.generations)} changes; the job "
+                f"is {soak.state_of_job()}."
+            )
+        # The job is given the time to train again, but for some strikes that come while it still
+        # rescales.
         if not at or now < next_strike or since == at:
             continue
         kind = strike(soak, dice)
@@ -192,7 +228,9 @@ def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, eve
     target, deadline = progress.steps + 20, time.monotonic() + HANG_S
     while progress.steps < target:
         if time.monotonic() > deadline:
-            raise SoakError(f"No step for {HANG_S:g} s at the end; the job is {soak.state_of_job()}.")
+            raise SoakError(
+                f"No step for {HANG_S:g} s at the end; the job is {soak.state_of_job()}."
+            )
         time.sleep(0.05)
         progress.look()
     (folder / "stop").touch()
@@ -203,7 +241,11 @@ def drive(soak: Soak, folder: Path, changes: int, seed: int, limit_s: float, eve
         time.sleep(0.1)
     if state != "completed":
         raise SoakError(f"The job is {state} in the end.")
-    return {"seconds": round(time.monotonic() - began), "longest_silence_s": round(longest, 2), "strikes": dict(struck)}
+    return {
+        "seconds": round(time.monotonic() - began),
+        "longest_silence_s": round(longest, 2),
+        "strikes": dict(struck),
+    }
 
 
 def run(
@@ -215,10 +257,14 @@ def run(
     every_s: float = 1.5,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """One soak below ``root``: what was done, and what is found in what the workers wrote down. Raises SoakError."""
+    """One soak below ``root``: what was done, and what is found in what the workers wrote down.
+    Raises SoakError.
+    """
     folder = root / "work"
     folder.mkdir()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH"))))  # for the workers
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH")))
+    )  # for the workers
     soak = Soak(root, nodes, [str(folder)])
     try:
         soak.start()
@@ -230,10 +276,13 @@ def run(
 
 def last_words(root: Path) -> str:
     """What the daemon and the workers said last."""
-    logs = sorted((root / "state" / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)[-12:]
+    logs = sorted((root / "state" / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)[
+        -12:
+    ]
     stacks = [path for path in (root / "work").glob("stack-*") if path.stat().st_size]
     parts = [
-        f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:]) for path in (*logs, *stacks, root / "daemon.log")
+        f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:])
+        for path in (*logs, *stacks, root / "daemon.log")
     ]
     return "\n".join(parts)
 
@@ -241,19 +290,25 @@ def last_words(root: Path) -> str:
 def main() -> int:
     """Run, print one line and with --json one object; exit code 1 when a promise was broken."""
     end_in_order()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--every-s", type=float, default=1.5, help="seconds between strikes, on average")
+    parser.add_argument(
+        "--every-s", type=float, default=1.5, help="seconds between strikes, on average"
+    )
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if args.keep:
             args.keep.mkdir(parents=True)
-        root = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mt-soak-")))
+        root = args.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="mt-soak-"))
+        )
         try:
             row = run(
                 root,

@@ -1,7 +1,9 @@
-"""What the workers of a soak wrote down, examined: every promise of live mode that can be read from it.
+"""What the workers of a soak wrote down, examined: every promise of live mode that can be read from
+it.
 
-A record is one step that counted on one worker: its number, round, rank and size, the samples used, a hash of the state after it. What
-should have been used is known beforehand, because the order of an epoch is a function of the seed.
+A record is one step that counted on one worker: its number, round, rank and size, the samples used,
+a hash of the state after it. What should have been used is known beforehand, because the order of
+an epoch is a function of the seed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ Record = dict[str, Any]
 @lru_cache(maxsize=4096)
 def _batch(step: int, rank: int, size: int) -> tuple[int, ...]:
     """The samples that ``rank`` of ``size`` trains on in step ``step`` (from 1)."""
-    sampler = ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=SEED, rank=rank, world_size=size, max_world_size=max(size, 8))
+    sampler = ElasticSampler(
+        SAMPLES,
+        global_batch_size=BATCH,
+        seed=SEED,
+        rank=rank,
+        world_size=size,
+        max_world_size=max(size, 8),
+    )
     epoch, number = divmod(step - 1, STEPS_PER_EPOCH)
     sampler.set_position(epoch, number * BATCH)
     return tuple(next(iter(sampler)))
@@ -44,14 +53,17 @@ def records(folder: Path) -> list[Record]:
 
 
 def histories(found: Iterable[Record]) -> tuple[dict[int, list[Record]], list[int]]:
-    """(records by step as the training finally went, how many steps each round that went back had to repeat)."""
+    """(records by step as the training finally went, how many steps each round that went back had
+    to repeat).
+    """
     final: dict[int, list[Record]] = defaultdict(list)
     repeated: list[int] = []
     generation = newest = 0
     for record in sorted(found, key=lambda r: (r["generation"], r["step"])):
         step = record["step"]
         if record["generation"] > generation and step <= newest:
-            # Steps that only the dead had finished, or, if nobody was left, those since the last snapshot.
+            # Steps that only the dead had finished, or, if nobody was left, those since the last
+            # snapshot.
             repeated.append(newest - step + 1)
             for given_up in [s for s in final if s >= step]:
                 del final[given_up]
@@ -69,9 +81,16 @@ def examine(found: list[Record]) -> dict[str, Any]:
     """The figures of a soak; ``broken`` names the promises that were not kept."""
     final, repeated = histories(found)
     steps = sorted(final)
-    drifted = [s for s in steps if len({r["digest"] for r in final[s]}) > 1 or len({r["samples"] for r in final[s]}) > 1]
+    drifted = [
+        s
+        for s in steps
+        if len({r["digest"] for r in final[s]}) > 1 or len({r["samples"] for r in final[s]}) > 1
+    ]
     wrong = [
-        r for r in found if r["seen"] != list(_batch(r["step"], r["rank"], r["size"])) or r["epoch"] != (r["step"] - 1) // STEPS_PER_EPOCH
+        r
+        for r in found
+        if r["seen"] != list(_batch(r["step"], r["rank"], r["size"]))
+        or r["epoch"] != (r["step"] - 1) // STEPS_PER_EPOCH
     ]
     # One round's ranks share a step out; the same step in two rounds is a step used twice.
     split = [s for s in steps if len({(r["generation"], r["size"]) for r in final[s]}) > 1]
@@ -79,9 +98,12 @@ def examine(found: list[Record]) -> dict[str, Any]:
     by_worker: dict[str, list[int]] = defaultdict(list)
     for record in found:
         by_worker[record["worker"]].append(record["step"])
-    # A worker may be killed between its snapshot and its line here: then only newcomers go on, from that snapshot.
+    # A worker may be killed between its snapshot and its line here: then only newcomers go on, from
+    # that snapshot.
     missing = [
-        s for s in range(1, steps[-1] if steps else 0) if s not in final and not _follows_a_snapshot(final.get(s + 1, []), by_worker)
+        s
+        for s in range(1, steps[-1] if steps else 0)
+        if s not in final and not _follows_a_snapshot(final.get(s + 1, []), by_worker)
     ]
     leaps = [b - a for walked in by_worker.values() for a, b in itertools.pairwise(walked)]
     whole = [s for s in steps if {r["size"] for r in final[s]} == {len(final[s])}]

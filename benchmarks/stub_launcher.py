@@ -1,7 +1,9 @@
-"""Stands in for a job's launcher and workers where torch would be too heavy: a job submitted with this file as its Python.
+"""Stands in for a job's launcher and workers where torch would be too heavy: a job submitted with
+this file as its Python.
 
-It speaks to the agent as :mod:`malletrain.launcher` does (rounds, store, release) and reports progress, so agents, daemon, leases and
-rounds are the real ones; what it does not do is train. Each member of a round writes down when it worked, in the directory BENCH_SPANS.
+It speaks to the agent as :mod:`malletrain.launch.restart` does (rounds, store, release) and reports
+progress, so agents, daemon, leases and rounds are the real ones; what it does not do is train. Each
+member of a round writes down when it worked, in the directory BENCH_SPANS.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import sys
 import time
 from pathlib import Path
 
-import malletrain.progress  # loaded once, before the forks
-from malletrain.local_channel import ENV_GENERATION
-from malletrain.node_channel import LauncherEnd, RoundInbox, read_order
-from malletrain.wire import Assignment, Phase, Release, Round, StoreUp
+import malletrain.training.report  # loaded once, before the forks
+from malletrain.protocol.launcher_channel import LauncherEnd, RoundInbox, read_order
+from malletrain.protocol.messages import Assignment, Phase, Release, Round, StoreUp
+from malletrain.protocol.worker_channel import ENV_GENERATION
 
 REPORT_EVERY_S = 0.5
 
 
 def work(generation: int, rank: int, size: int, spans: Path, node: str) -> None:
-    """One worker of a round: report steadily until killed; the file's last change is when it last worked."""
+    """One worker of a round: report steadily until killed; the file's last change is when it last
+    worked.
+    """
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), ENV_GENERATION: str(generation)})
     span = spans / f"{node}.{os.getpid()}.{generation}"
     span.write_text(repr(time.time()))

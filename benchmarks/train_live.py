@@ -1,5 +1,6 @@
-"""The same training as benchmarks/train_step.py in live mode: same arguments, same line a step; STEPS_FILE.parts gets a JSON object a
-change of the group."""
+"""The same training as benchmarks/train_step.py in live mode: same arguments, same line a step;
+STEPS_FILE.parts gets a JSON object a change of the group.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,13 @@ def main() -> None:
     )
     net = run.ddp(model)
     parts = os.open(args.steps_file + ".parts", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    run.on_change(lambda run: os.write(parts, json.dumps(run.change_parts).encode() + b"\n") if run.rank == 0 else None)
+    run.on_change(
+        lambda run: (
+            os.write(parts, json.dumps(run.change_parts).encode() + b"\n")
+            if run.rank == 0
+            else None
+        )
+    )
     stop = Path(args.steps_file + ".stop")
     log = os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in run.steps(1 << 60):

@@ -1,6 +1,8 @@
-"""The training script of benchmarks/soak.py: writes down every step that counted, with its samples and a hash of the state after it.
+"""The training script of benchmarks/soak.py: writes down every step that counted, with its samples
+and a hash of the state after it.
 
-Arguments: FOLDER (files ``steps-PID-TIME``, one JSON object a line; ends when FOLDER/stop exists), --step-s (sleep per step).
+Arguments: FOLDER (files ``steps-PID-TIME``, one JSON object a line; ends when FOLDER/stop exists),
+--step-s (sleep per step).
 """
 
 from __future__ import annotations
@@ -26,21 +28,30 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--step-s", type=float, default=0.05)
     args = parser.parse_args()
-    stack = open(os.path.join(args.folder, f"stack-{os.getpid()}"), "w")  # noqa: SIM115  (where it hangs, if it does)
+    stack = open(os.path.join(args.folder, f"stack-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=stack)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     x = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(2))
     samples = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SAMPLES))
-    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     sampler = ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=SEED)
     loader = DataLoader(samples, batch_sampler=sampler)
     run = elastic.Run(
-        model=model, optimizer=optimizer, sampler=sampler, snapshot=os.path.join(args.folder, "snapshot"), snapshot_every_s=2.0
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        snapshot=os.path.join(args.folder, "snapshot"),
+        snapshot_every_s=2.0,
     )
     net = run.ddp(model)
-    log = os.open(os.path.join(args.folder, f"steps-{os.getpid()}-{time.time_ns()}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(
+        os.path.join(args.folder, f"steps-{os.getpid()}-{time.time_ns()}"),
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+    )
     stop = Path(args.folder, "stop")
     for epoch in sampler.epochs(1 << 30):
         for images, labels, numbers in run.batches(loader):

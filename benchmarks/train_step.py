@@ -1,7 +1,9 @@
-"""The training script of benchmarks/rescale.py: a DDP model of a given size, every step written down with its time.
+"""The training script of benchmarks/rescale.py: a DDP model of a given size, every step written
+down with its time.
 
-Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one line a step: time, step, world size),
---step-s (sleep per step, so that the machine is not saturated), --snapshot FILE. Stops when FILE.stop exists.
+Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one
+line a step: time, step, world size), --step-s (sleep per step, so that the machine is not
+saturated), --snapshot FILE. Stops when FILE.stop exists.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ def main() -> None:
     snapshot = malletrain.Snapshot(args.snapshot, model=model, progress=state, every_s=3600.0)
     snapshot.restore()
     stop = Path(args.steps_file + ".stop")
-    log = os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if dist.get_rank() == 0 else -1
+    log = (
+        os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if dist.get_rank() == 0
+        else -1
+    )
     batch = torch.ones(2, width)
     agreed = torch.zeros(1)
     while not agreed.item():

@@ -1,13 +1,15 @@
-"""Solve time against the number of trainers that decide at the same moment (the paper's Figure 3.6).
+"""Solve time against the number of trainers that decide at the same moment (the paper's Figure
+3.6).
 
-    python -m benchmarks.trainers [--counts 1,2,4,8] [--nodes N] [--jobs J] [--max-size K] [--repeats R] [--json]
-    mpiexec -n P python -m benchmarks.trainers …
+    python -m benchmarks.trainers [--counts 1,2,4,8] [--nodes N] [--jobs J] [--max-size K]
+    [--repeats R] [--json] mpiexec -n P python -m benchmarks.trainers …
 
-Each trainer has its own part of ``--nodes`` nodes and ``--jobs`` jobs (:mod:`benchmarks.instances`), and solves ``--repeats`` events
-one after the other while the others do the same; all begin together. A row per number of trainers: median and worst wall time of a
-solve over all trainers, processor time, and solves a second of all trainers together. On one head node every trainer is a
-process; under ``mpiexec`` (with mpi4py installed) every trainer is a rank, on as many nodes as the ranks are on, and by
-default 1, 2, 4, … up to all ranks take part.
+Each trainer has its own part of ``--nodes`` nodes and ``--jobs`` jobs
+(:mod:`benchmarks.instances`), and solves ``--repeats`` events one after the other while the others
+do the same; all begin together. A row per number of trainers: median and worst wall time of a solve
+over all trainers, processor time, and solves a second of all trainers together. On one head node
+every trainer is a process; under ``mpiexec`` (with mpi4py installed) every trainer is a rank, on as
+many nodes as the ranks are on, and by default 1, 2, 4, … up to all ranks take part.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ Times = list[tuple[float, float]]
 
 
 def run_trainer(trainer: int, load: Load, ready: Any) -> tuple[Times, float, str]:
-    """Solve this trainer's events once ``ready.wait()`` returns; times, seconds from first to last, and the host's name."""
+    """Solve this trainer's events once ``ready.wait()`` returns; times, seconds from first to last,
+    and the host's name.
+    """
     events = []
     for repeat in range(load.repeats):
         kind = KINDS[repeat % len(KINDS)]
@@ -71,7 +75,9 @@ def on_this_node(count: int, load: Load) -> list[tuple[Times, float, str]]:
     """``count`` trainers, each a process."""
     context = multiprocessing.get_context("spawn")
     ready, answers = context.Barrier(count), context.Queue()
-    workers = [context.Process(target=_in_process, args=(t, load, ready, answers)) for t in range(count)]
+    workers = [
+        context.Process(target=_in_process, args=(t, load, ready, answers)) for t in range(count)
+    ]
     for worker in workers:
         worker.start()
     found = [answers.get(timeout=600) for _ in workers]
@@ -80,7 +86,9 @@ def on_this_node(count: int, load: Load) -> list[tuple[Times, float, str]]:
     return found
 
 
-def row(count: int, load: Load, found: Iterable[tuple[Times, float, str]], how: str) -> dict[str, object]:
+def row(
+    count: int, load: Load, found: Iterable[tuple[Times, float, str]], how: str
+) -> dict[str, object]:
     """What ``count`` trainers measured."""
     found = list(found)
     times = [pair for mine, _, _ in found for pair in mine]
@@ -133,7 +141,9 @@ def under_mpi(counts: Sequence[int] | None, load: Load, as_json: bool) -> None:
             continue
         taking_part = world.rank < count
         group = world.Split(0 if taking_part else 1, world.rank)
-        found = group.gather(run_trainer(world.rank, load, _MpiBarrier(group))) if taking_part else None
+        found = (
+            group.gather(run_trainer(world.rank, load, _MpiBarrier(group))) if taking_part else None
+        )
         if world.rank == 0 and found is not None:
             rows.append(row(count, load, found, "mpi"))
         group.Free()
@@ -143,20 +153,34 @@ def under_mpi(counts: Sequence[int] | None, load: Load, as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counts", help="numbers of trainers, comma-separated (default 1,2,4,8; under mpiexec up to all ranks)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--counts",
+        help="numbers of trainers, comma-separated (default 1,2,4,8; under mpiexec up to all "
+        "ranks)",
+    )
     parser.add_argument("--nodes", type=int, default=1024, help="nodes of each trainer")
     parser.add_argument("--jobs", type=int, default=50, help="jobs of each trainer")
     parser.add_argument("--max-size", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20, help="events of each trainer")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line instead of a table"
+    )
     args = parser.parse_args()
     counts = [int(part) for part in args.counts.split(",")] if args.counts else None
     load = Load(args.nodes, args.jobs, args.max_size, args.repeats)
     if any(name in os.environ for name in MPI_RANK_VARIABLES):
         under_mpi(counts, load, args.json)
         return
-    show((row(count, load, on_this_node(count, load), "processes") for count in counts or (1, 2, 4, 8)), args.json)
+    show(
+        (
+            row(count, load, on_this_node(count, load), "processes")
+            for count in counts or (1, 2, 4, 8)
+        ),
+        args.json,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""MkDocs hook: the examples in the help of a command keep their lines. click marks them with a control character that Markdown ignores."""
+"""MkDocs hook: the examples in the help of a command keep their lines. click marks them with a
+control character that Markdown ignores.
+"""
 
 import re
 
-_EXAMPLES = re.compile(r"<p>\x08?\s*(Examples?:|A first job:|Shell completion[^\n]*:)\n(.*?)</p>", re.DOTALL)
+_EXAMPLES = re.compile(
+    r"<p>\x08?\s*(Examples?:|A first job:|Shell completion[^\n]*:)\n(.*?)</p>", re.DOTALL
+)
 
 
 def on_page_content(html, page, **_):

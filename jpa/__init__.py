@@ -1,7 +1,8 @@
-"""Job profiling advisor: scaling curves measured while a job trains, from the largest size down. Pure: no I/O, no clock, no threads.
+"""Job profiling advisor: scaling curves measured while a job trains, from the largest size down.
+Pure: no I/O, no clock, no threads.
 
-:class:`Advisor` is the door for the controller; :class:`MeasuredCurve`, :class:`RescaleCosts` and :class:`Monitor` go on learning after
-the profile; :mod:`jpa.reuse` carries curves to other jobs.
+:class:`Advisor` is the door for the controller; :class:`MeasuredCurve`, :class:`RescaleCosts` and
+:class:`Monitor` go on learning after the profile; :mod:`jpa.reuse` carries curves to other jobs.
 """
 
 from jpa.advisor import Advisor, AdvisorConfig

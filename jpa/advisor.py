@@ -1,12 +1,15 @@
-"""The job profiling advisor: one profile at a time, from the queue to the finished curve. ``handle(event, now) -> [answer]``.
+"""The job profiling advisor: one profile at a time, from the queue to the finished curve.
+``handle(event, now) -> [answer]``.
 
-Decides when a waiting job is profiled, at which sizes, with whose nodes, and when its profile is over. It does not move jobs (the
-controller carries out :class:`~jpa.messages.SetSize`) and does not choose the size at which the job goes on (the allocator does). No I/O,
-no clock.
+Decides when a waiting job is profiled, at which sizes, with whose nodes, and when its profile is
+over. It does not move jobs (the controller carries out :class:`~jpa.messages.SetSize`) and does not
+choose the size at which the job goes on (the allocator does). No I/O, no clock.
 
-Invariants, tested with random event sequences: one job is profiled at a time and one donor interrupted for it; no donor falls below its
-minimum or its last node; a profile that is not disturbed scales up once and then only down; it is over within ``max_profile_s`` and one
-rescale; jobs are served first come, first served, but one whose nodes cannot be had does not hold up the others.
+Invariants, tested with random event sequences: one job is profiled at a time and one donor
+interrupted for it; no donor falls below its minimum or its last node; a profile that is not
+disturbed scales up once and then only down; it is over within ``max_profile_s`` and one rescale;
+jobs are served first come, first served, but one whose nodes cannot be had does not hold up the
+others.
 """
 
 from __future__ import annotations
@@ -44,10 +47,12 @@ from jpa.supply import Supply
 class AdvisorConfig:
     """Limits; times in seconds.
 
-    ``max_profile_s``: a profile ends after this long, with what it has. ``rescale_timeout_s``: a rescale that takes longer counts as a size
-    that cannot be used now. ``donor_quiet_s``: a donor is left alone for so long after an interruption. ``worthwhile``: a profile starts
-    when this share of the nodes it wants can be had, or any usable number once it has waited ``patience_s``. ``max_crashes``: so many
-    sizes that fail end the profile. ``max_attempts``: so often is a profile begun that loses its nodes.
+    ``max_profile_s``: a profile ends after this long, with what it has. ``rescale_timeout_s``: a
+    rescale that takes longer counts as a size that cannot be used now. ``donor_quiet_s``: a donor
+    is left alone for so long after an interruption. ``worthwhile``: a profile starts when this
+    share of the nodes it wants can be had, or any usable number once it has waited ``patience_s``.
+    ``max_crashes``: so many sizes that fail end the profile. ``max_attempts``: so often is a
+    profile begun that loses its nodes.
     """
 
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -78,7 +83,9 @@ class _Queued:
 
 @dataclass
 class _Active:
-    """The profile under way. ``meter`` is None while a rescale to ``target`` runs, which was asked for at ``asked_at``."""
+    """The profile under way. ``meter`` is None while a rescale to ``target`` runs, which was asked
+    for at ``asked_at``.
+    """
 
     queued: _Queued
     plan: ProfilePlan
@@ -123,7 +130,9 @@ class Advisor:
 
     @property
     def target(self) -> int | None:
-        """The size at which that job is, or to which it is on its way; the controller leaves it there."""
+        """The size at which that job is, or to which it is on its way; the controller leaves it
+        there.
+        """
         return self._active.target if self._active else None
 
     @property
@@ -132,13 +141,17 @@ class Advisor:
         return tuple(q.wanted.job for q in self._queue)
 
     def handle(self, event: AdvisorEvent, now: float) -> list[Answer]:
-        """Take one event at time ``now`` (seconds, never before the last one) and return what is to be done, in order.
+        """Take one event at time ``now`` (seconds, never before the last one) and return what is to
+        be done, in order.
 
         Raises:
-            ValueError: on a wish for a profile whose limits make no sense, or a report with impossible numbers. Nothing has changed then.
+            ValueError: on a wish for a profile whose limits make no sense, or a report with
+                impossible numbers. Nothing has changed then.
         """
         answers = list(self._table[type(event)](event, now))
-        if answers or not isinstance(event, Progress):  # reports are many, and by themselves they let nobody start
+        if answers or not isinstance(
+            event, Progress
+        ):  # reports are many, and by themselves they let nobody start
             answers += self._start_next(now)
         return answers
 
@@ -147,20 +160,35 @@ class Advisor:
     def _wanted(self, event: ProfileWanted, now: float) -> Iterable[Answer]:
         if event.job == self.profiling or event.job in self.waiting:
             return ()
-        new_plan(event.min_nodes, event.max_nodes, MeasuredCurve(), allowed=event.sizes, chosen=event.chosen)  # raises on nonsense
+        new_plan(
+            event.min_nodes,
+            event.max_nodes,
+            MeasuredCurve(),
+            allowed=event.sizes,
+            chosen=event.chosen,
+        )  # raises on nonsense
         self._queue.append(_Queued(event, now))
         return ()
 
     def _suggested(self, event: Suggested, now: float) -> Iterable[Answer]:
         for queued in self._queue:
             if queued.wanted.job == event.job:
-                queued.wanted = replace(queued.wanted, curve=queued.wanted.curve.with_prior(event.prior), chosen=event.chosen)
+                queued.wanted = replace(
+                    queued.wanted,
+                    curve=queued.wanted.curve.with_prior(event.prior),
+                    chosen=event.chosen,
+                )
         active = self._active
         if active is not None and active.job == event.job and active.curve.current.prior is None:
-            # The size being measured is measured all the same; of those below only what the belief leaves open.
+            # The size being measured is measured all the same; of those below only what the belief
+            # leaves open.
             wanted = replace(active.queued.wanted, chosen=event.chosen)
             active.queued.wanted, active.curve = wanted, active.curve.with_prior(event.prior)
-            active.plan = replace(self._plan(wanted, active.curve), asked=active.plan.asked, visited=active.plan.visited)
+            active.plan = replace(
+                self._plan(wanted, active.curve),
+                asked=active.plan.asked,
+                visited=active.plan.visited,
+            )
         return ()
 
     def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[Answer]:
@@ -177,7 +205,12 @@ class Advisor:
     def _scaled(self, event: Scaled, now: float) -> Iterable[Answer]:
         active = self._active
         # Any other size is an old rescale's: a loss of nodes is told by NodesChanged.
-        if active is not None and event.job == active.job and active.meter is None and event.nodes == active.target:
+        if (
+            active is not None
+            and event.job == active.job
+            and active.meter is None
+            and event.nodes == active.target
+        ):
             active.meter = ThroughputMeter(active.target, now, self.config.measure)
         return ()
 
@@ -218,7 +251,9 @@ class Advisor:
         if active is None:
             return ()
         if now - active.started >= self.config.max_profile_s:
-            return self._end(active, now, f"The time for a profile, {self.config.max_profile_s:g} s, is up.")
+            return self._end(
+                active, now, f"The time for a profile, {self.config.max_profile_s:g} s, is up."
+            )
         if active.meter is not None:
             return self._settle(active, active.meter.outcome(now), now)
         if now - active.asked_at >= self.config.rescale_timeout_s:
@@ -245,7 +280,9 @@ class Advisor:
                 return self._end(active, now, "The job reported no progress.")
             return self._advance(active, now)
         measurement = meter.measurement(now)
-        active.curve = active.curve.with_measurement(size, measurement.rate, measurement.half_width, now, self.config.curve)
+        active.curve = active.curve.with_measurement(
+            size, measurement.rate, measurement.half_width, now, self.config.curve
+        )
         active.measured = True
         return [PointMeasured(active.job, measurement, active.curve), *self._advance(active, now)]
 
@@ -256,14 +293,23 @@ class Advisor:
             return self._end(active, now, step.reason)
         return [self._go(active, step.size, step.reason, now)]
 
-    def _go(self, active: _Active, size: int, reason: str, now: float, offer: Offer | None = None) -> SetSize:
+    def _go(
+        self, active: _Active, size: int, reason: str, now: float, offer: Offer | None = None
+    ) -> SetSize:
         active.queued.scale_ups += size > active.held
         active.queued.scale_downs += size < active.held
         active.plan = active.plan.asking(size)
         active.target, active.held, active.meter, active.asked_at = size, size, None, now
         if offer is None:
             return SetSize(active.job, size, reason)
-        return SetSize(active.job, size, f"{reason} {offer.reason}", offer.from_free, offer.from_donor, offer.count)
+        return SetSize(
+            active.job,
+            size,
+            f"{reason} {offer.reason}",
+            offer.from_free,
+            offer.from_donor,
+            offer.count,
+        )
 
     def _lost_nodes(self, active: _Active, now: float) -> Iterable[Answer]:
         """Go on with the nodes left, or back to the queue when they are too few."""
@@ -274,7 +320,10 @@ class Advisor:
             return self._advance(active, now)
         queued = active.queued
         queued.attempts += 1
-        sentence = f"The job lost nodes while it was being profiled and has {active.held} left of at least {wanted.min_nodes}."
+        sentence = (
+            f"The job lost nodes while it was being profiled and has {active.held} left "
+            f"of at least {wanted.min_nodes}."
+        )
         if queued.attempts >= self.config.max_attempts:
             return self._end(active, now, sentence)
         queued.wanted = replace(wanted, nodes=active.held, curve=self._curve(active))
@@ -284,7 +333,9 @@ class Advisor:
         self._active = None
         return [Waiting(active.job, sentence)]
 
-    def _end(self, active: _Active, now: float, reason: str, result: Result | None = None) -> Iterable[Answer]:
+    def _end(
+        self, active: _Active, now: float, reason: str, result: Result | None = None
+    ) -> Iterable[Answer]:
         """Close the profile; without ``result`` it follows from what was measured."""
         self._active = None
         queued, curve = active.queued, self._curve(active)
@@ -292,22 +343,50 @@ class Advisor:
         if active.failed:
             reason = f"{reason} Rescaling or the script failed at {_listed(active.failed)} nodes."
         if active.silent and not active.measured:
-            reason = f"{reason} No progress was reported, so nothing is known and the job runs with a neutral prior."
+            reason = (
+                f"{reason} No progress was reported, so nothing is known and the job runs "
+                "with a neutral prior."
+            )
         if result is None and not active.measured and (active.silent or active.failed):
             result = Result.UNKNOWN
         elif result is None:
             largest = max(queued.visited, default=0)
-            missing = [k for k in active.plan.rungs if k not in curve.unusable and not known(curve, k, active.plan.config.tolerance)]
+            missing = [
+                k
+                for k in active.plan.rungs
+                if k not in curve.unusable and not known(curve, k, active.plan.config.tolerance)
+            ]
             above = [k for k in missing if k > largest and k not in active.failed]
             if above:
-                reason = f"{reason} {above[0]} nodes could not be had: sizes above {largest} are extrapolated."
+                reason = (
+                    f"{reason} {above[0]} nodes could not be had: sizes above {largest} "
+                    "are extrapolated."
+                )
             late = now - active.started >= self.config.max_profile_s
-            result = Result.PARTIAL if above or (missing and (late or active.failed)) else Result.MEASURED
+            result = (
+                Result.PARTIAL
+                if above or (missing and (late or active.failed))
+                else Result.MEASURED
+            )
         seconds = queued.seconds + now - active.started
-        return [Finished(active.job, result, curve, reason, active.held, queued.scale_ups, queued.scale_downs, seconds, queued.visited)]
+        return [
+            Finished(
+                active.job,
+                result,
+                curve,
+                reason,
+                active.held,
+                queued.scale_ups,
+                queued.scale_downs,
+                seconds,
+                queued.visited,
+            )
+        ]
 
     def _curve(self, active: _Active) -> MeasuredCurve:
-        """What was learnt: silent sizes give nothing if the job was heard at others; crashes at every size tried are the script's fault."""
+        """What was learnt: silent sizes give nothing if the job was heard at others; crashes at
+        every size tried are the script's fault.
+        """
         curve = active.curve
         if active.measured:
             for size in active.silent:
@@ -344,7 +423,9 @@ class Advisor:
         return answers
 
     def _try(self, queued: _Queued, now: float) -> SetSize | Finished | Waiting:
-        """Start a profile, end one that has nothing to measure, or say why its nodes cannot be had."""
+        """Start a profile, end one that has nothing to measure, or say why its nodes cannot
+        be had.
+        """
         wanted, config = queued.wanted, self.config
         try:
             plan = self._plan(wanted, wanted.curve)
@@ -363,7 +444,10 @@ class Advisor:
             if fewer < least:
                 return Waiting(wanted.job, offer.reason)
             patience = f"it waits for {needed} until {config.patience_s:g} s have passed"
-            return Waiting(wanted.job, f"Only {fewer} of the {best.size} nodes to profile it on can be had; {patience}.")
+            return Waiting(
+                wanted.job,
+                f"Only {fewer} of the {best.size} nodes to profile it on can be had; {patience}.",
+            )
         if step.size != best.size:
             offer = self._supply.offer(wanted, step.size, step.size, now)
         active = _Active(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)
@@ -373,12 +457,27 @@ class Advisor:
 
     def _plan(self, wanted: ProfileWanted, curve: MeasuredCurve) -> ProfilePlan:
         """Which sizes to visit. Raises ValueError when every size is unusable."""
-        return new_plan(wanted.min_nodes, wanted.max_nodes, curve, allowed=wanted.sizes, chosen=wanted.chosen, config=self.config.plan)
+        return new_plan(
+            wanted.min_nodes,
+            wanted.max_nodes,
+            curve,
+            allowed=wanted.sizes,
+            chosen=wanted.chosen,
+            config=self.config.plan,
+        )
 
     def _nothing(self, queued: _Queued, result: Result, reason: str) -> Finished:
         wanted = queued.wanted
         return Finished(
-            wanted.job, result, wanted.curve, reason, wanted.nodes, queued.scale_ups, queued.scale_downs, queued.seconds, queued.visited
+            wanted.job,
+            result,
+            wanted.curve,
+            reason,
+            wanted.nodes,
+            queued.scale_ups,
+            queued.scale_downs,
+            queued.seconds,
+            queued.visited,
         )
 
 

@@ -1,11 +1,14 @@
 """Has the throughput at one size changed for good? A two-sided CUSUM on standardised residuals.
 
-Decides when a series of observations no longer fits its mean. It does not decide what to do about it (:mod:`jpa.curve` keeps the old shape
-as a prior, the plan then re-measures what has become uncertain).
+Decides when a series of observations no longer fits its mean. It does not decide what to do about
+it (:mod:`jpa.curve` keeps the old shape as a prior, the plan then re-measures what has become
+uncertain).
 
-Page, "Continuous inspection schemes", Biometrika 41, 1954; Montgomery, "Introduction to Statistical Quality Control", chapter 9:
-    S⁺ ← max(0, S⁺ + z − k),   S⁻ ← max(0, S⁻ − z − k),   alarm when either exceeds h.
-With k = 0.5 and h = 8 Siegmund's approximation gives one false alarm per side in about 19,000 observations.
+Page, "Continuous inspection schemes", Biometrika 41, 1954; Montgomery, "Introduction to Statistical
+    Quality Control", chapter 9: S⁺ ← max(0, S⁺ + z − k),   S⁻ ← max(0, S⁻ − z − k),   alarm when
+    either exceeds h.
+With k = 0.5 and h = 8 Siegmund's approximation gives one false alarm per side in about 19,000
+observations.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ SLACK = 0.5
 THRESHOLD = 8.0
 """h, standard deviations."""
 CLIP = 3.0
-"""Residuals are clipped here, so that one stalled window (however long) never raises an alarm by itself: it takes four in a row."""
+"""Residuals are clipped here, so that one stalled window (however long) never raises an alarm by
+itself: it takes four in a row.
+"""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two running sums, and since it last left zero: how many observations, their sum, and the mean before them."""
+    """One of the two running sums, and since it last left zero: how many observations, their sum,
+    and the mean before them.
+    """
 
     total: float = 0.0
     count: int = 0
@@ -40,7 +47,9 @@ class Cusum:
 
 @dataclass(frozen=True)
 class Shift:
-    """A lasting change, samples/s: the mean before it began and the mean of the observations since."""
+    """A lasting change, samples/s: the mean before it began and the mean of the observations
+    since.
+    """
 
     before: float
     after: float
@@ -73,4 +82,6 @@ def _moved(side: Side, z: float, observation: float, mean: float) -> Side:
     total = max(0.0, side.total + z - SLACK)
     if total == 0:
         return Side()
-    return Side(total, side.count + 1, side.observed + observation, side.before if side.count else mean)
+    return Side(
+        total, side.count + 1, side.observed + observation, side.before if side.count else mean
+    )

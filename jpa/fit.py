@@ -1,21 +1,26 @@
-"""The α-β law of one job: node-seconds per sample as compute plus communication, fitted to a few measured sizes.
+"""The α-β law of one job: node-seconds per sample as compute plus communication, fitted to a few
+measured sizes.
 
-Decides what a size that nobody measured will probably give, and how unsure that is. It knows no plan and no phases
-(:mod:`jpa.plan`, :mod:`jpa.curve`).
+Decides what a size that nobody measured will probably give, and how unsure that is. It knows no
+plan and no phases (:mod:`jpa.plan`, :mod:`jpa.curve`).
 
 With ``w(k) = k / rate(k)`` (node-seconds per sample at ``k`` nodes) the law is
 
     w(k) = a + b·(k−1)/k + c·log2 k + d·(k−1),        a > 0;  b, c, d ≥ 0
 
-The terms are those of the α-β (latency, bandwidth) cost of an all-reduce among k members: Thakur, Rabenseifner and Gropp, "Optimization of
-collective communication operations in MPICH", IJHPCA 19(1), 2005, section 4; Patarasu and Yuan, "Bandwidth optimal all-reduce
-algorithms", JPDC 69(2), 2009. They are written per sample because one law then holds both ways of scaling a job:
+The terms are those of the α-β (latency, bandwidth) cost of an all-reduce among k members: Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+19(1), 2005, section 4; Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2),
+2009. They are written per sample because one law then holds both ways of scaling a job:
 
-* batch per node B fixed: a step of k·B samples takes B·w(k): compute ``a``; bandwidth of a ring or of Rabenseifner's algorithm,
-  ∝ (k−1)/k, ``b``; latency of a tree, ∝ log2 k, ``c``; latency of a ring, ∝ k−1, ``d``;
-* global batch G fixed: a step of G samples takes G·w(k)/k: compute ``a/k`` (Amdahl's parallel part) and bandwidth ∝ (k−1)/k, ``d``.
+* batch per node B fixed: a step of k·B samples takes B·w(k): compute ``a``; bandwidth of a ring or
+  of Rabenseifner's algorithm, ∝ (k−1)/k, ``b``; latency of a tree, ∝ log2 k, ``c``; latency of a
+  ring, ∝ k−1, ``d``;
+* global batch G fixed: a step of G samples takes G·w(k)/k: compute ``a/k`` (Amdahl's parallel part)
+  and bandwidth ∝ (k−1)/k, ``d``.
 
-All terms but ``a`` can only make a node less efficient as nodes are added, so the law never promises super-linear speed.
+All terms but ``a`` can only make a node less efficient as nodes are added, so the law never
+promises super-linear speed.
 """
 
 from __future__ import annotations
@@ -29,21 +34,26 @@ import numpy as np
 
 TERMS = ("compute", "bandwidth", "latency", "linear")
 
-# What is believed of a job before its sizes tell: shares of w at the largest measured size (mean, standard deviation). Wide: a job may be
-# all compute or nearly all communication. Checked against measured curves and an analytic family in tests/jpa/test_fit.py.
+# What is believed of a job before its sizes tell: shares of w at the largest measured size (mean,
+# standard deviation). Wide: a job may be all compute or nearly all communication. Checked against
+# measured curves and an analytic family in tests/jpa/test_fit.py.
 _PRIOR_MEAN = (0.6, 0.05, 0.05, 0.2)
 _PRIOR_STD = (1.0, 0.2, 0.2, 1.0)
 _LEAST_COMPUTE = 0.02
-"""Compute is at least this share of w at the largest measured size; it keeps w(k) away from 0 when extrapolating down."""
+"""Compute is at least this share of w at the largest measured size; it keeps w(k) away from 0 when
+extrapolating down.
+"""
 _LAW_ERROR = 0.02
-"""Relative error of the law itself at a measured size: real curves scatter about it by about 2 %."""
+"""Relative error of the law itself at a measured size: real curves scatter about it by about 2 %.
+"""
 
 
 @dataclass(frozen=True)
 class AlphaBeta:
     """A fitted law.
 
-    ``coefficients``: (a, b, c, d), node-seconds per sample. ``covariance``: theirs, row by row (16 numbers).
+    ``coefficients``: (a, b, c, d), node-seconds per sample. ``covariance``: theirs, row by row (16
+    numbers).
     """
 
     coefficients: tuple[float, float, float, float]
@@ -58,13 +68,17 @@ class AlphaBeta:
         return nodes / self.node_seconds(nodes)
 
     def relative_std(self, nodes: int) -> float:
-        """Standard deviation of the throughput at ``nodes`` from the coefficients' uncertainty alone, as a share of it."""
+        """Standard deviation of the throughput at ``nodes`` from the coefficients' uncertainty
+        alone, as a share of it.
+        """
         t = np.array(terms(nodes))
         cov = np.array(self.covariance).reshape(4, 4)
         return math.sqrt(max(0.0, float(t @ cov @ t))) / self.node_seconds(nodes)
 
     def scaled(self, compute: float, communication: float) -> AlphaBeta:
-        """The law of a model with ``compute`` times the arithmetic and ``communication`` times the bytes per step (latency is kept)."""
+        """The law of a model with ``compute`` times the arithmetic and ``communication`` times the
+        bytes per step (latency is kept).
+        """
         factors = np.array([compute, communication, 1.0, communication])
         cov = np.array(self.covariance).reshape(4, 4) * np.outer(factors, factors)
         a, b, c, d = (float(x) for x in np.array(self.coefficients) * factors)
@@ -79,10 +93,12 @@ def terms(nodes: int) -> tuple[float, float, float, float]:
 
 
 def fit(points: Sequence[tuple[int, float, float]]) -> AlphaBeta:
-    """The law through measured sizes: least squares with relative weights, a wide prior and non-negative terms.
+    """The law through measured sizes: least squares with relative weights, a wide prior and
+    non-negative terms.
 
     Args:
-        points: ``(nodes, samples per second, relative standard deviation)``; every throughput must be above 0.
+        points: ``(nodes, samples per second, relative standard deviation)``; every throughput must
+            be above 0.
 
     Raises:
         ValueError: without any point, or with a throughput that is not positive.
@@ -91,7 +107,10 @@ def fit(points: Sequence[tuple[int, float, float]]) -> AlphaBeta:
         raise ValueError("The scaling law needs at least one measured size.")
     for nodes, rate, _ in points:
         if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"The scaling law cannot use throughput {rate} at {nodes} nodes; leave that size out.")
+            raise ValueError(
+                f"The scaling law cannot use throughput {rate} at {nodes} nodes; leave that "
+                "size out."
+            )
     return _fit(tuple(sorted((int(n), float(r), float(s)) for n, r, s in points)))
 
 
@@ -100,12 +119,14 @@ def _fit(points: tuple[tuple[int, float, float], ...]) -> AlphaBeta:
     sizes = [n for n, _, _ in points]
     w = np.array([n / r for n, r, _ in points])
     reference = w[-1]
-    # Each term is divided by its value at the largest size (at least 4, so that one measured node still says what 2 might do), and w
-    # by w there: the prior is then about shares and needs no units.
+    # Each term is divided by its value at the largest size (at least 4, so that one measured node
+    # still says what 2 might do), and w by w there: the prior is then about shares and needs no
+    # units.
     norm = np.array([1.0, *terms(max(sizes[-1], 4))[1:]])
     rows = np.array([terms(n) for n in sizes]) / norm
     y = w / reference
-    # Node-seconds a thousand times apart are no law any more; the floor keeps the equations well conditioned.
+    # Node-seconds a thousand times apart are no law any more; the floor keeps the equations well
+    # conditioned.
     sigma = np.hypot(np.array([s for _, _, s in points]), _LAW_ERROR) * np.maximum(y, 1e-3)
     prior = np.diag(1.0 / np.array(_PRIOR_STD) ** 2)
     weighted = rows / sigma[:, None] ** 2
@@ -119,7 +140,9 @@ def _fit(points: tuple[tuple[int, float, float], ...]) -> AlphaBeta:
 
 
 def _bounded_solve(normal: np.ndarray, right: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Minimise ½xᵀHx − gᵀx over x ≥ lower. Four unknowns: every set of bound terms is tried, the best feasible one is the optimum."""
+    """Minimise ½xᵀHx − gᵀx over x ≥ lower. Four unknowns: every set of bound terms is tried, the
+    best feasible one is the optimum.
+    """
     best, best_value = lower, math.inf
     count = len(lower)
     for mask in range(2**count):

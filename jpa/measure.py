@@ -1,17 +1,22 @@
-"""Throughput of a job at a fixed scale, from its ordinary progress reports: how much, how sure, and when to stop looking.
+"""Throughput of a job at a fixed scale, from its ordinary progress reports: how much, how sure, and
+when to stop looking.
 
-Decides when one size has been measured. It does not decide which size comes next (:mod:`jpa.plan`), and it keeps no curve.
+Decides when one size has been measured. It does not decide which size comes next (:mod:`jpa.plan`),
+and it keeps no curve.
 
-The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports (batch means; Schmeiser, "Batch size
-effects in the analysis of simulation output", Operations Research 30(3), 1982: few long batches rather than many). The throughput is the
-ratio Σsamples/Σtime, its variance the one of a ratio estimator (Cochran, "Sampling Techniques", section 6.3) and the interval Student's t.
-Batches that are still correlated widen it by √((1+ρ)/(1−ρ)), ρ being their lag-1 autocorrelation (the AR(1) correction of Lada and
-Wilson, "SBatch: a spaced batch means procedure for steady-state simulation analysis", Journal of Simulation 2, 2008); the batches are
-also joined in pairs and fours, and the widest of the three intervals counts.
+The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports
+(batch means; Schmeiser, "Batch size effects in the analysis of simulation output", Operations
+Research 30(3), 1982: few long batches rather than many). The throughput is the ratio
+Σsamples/Σtime, its variance the one of a ratio estimator (Cochran, "Sampling Techniques", section
+6.3) and the interval Student's t. Batches that are still correlated widen it by √((1+ρ)/(1−ρ)), ρ
+being their lag-1 autocorrelation (the AR(1) correction of Lada and Wilson, "SBatch: a spaced batch
+means procedure for steady-state simulation analysis", Journal of Simulation 2, 2008); the batches
+are also joined in pairs and fours, and the widest of the three intervals counts.
 
-Left out: everything before the job has warmed up (a minimum time and number of reports, then leading batches that do not belong to the
-rest), and stalls (a checkpoint, a hiccup of the file system): batches under half the median, at most one in five. A stall belongs to no
-size; what it costs in the long run is learnt by the ordinary observations of :class:`Monitor`.
+Left out: everything before the job has warmed up (a minimum time and number of reports, then
+leading batches that do not belong to the rest), and stalls (a checkpoint, a hiccup of the file
+system): batches under half the median, at most one in five. A stall belongs to no size; what it
+costs in the long run is learnt by the ordinary observations of :class:`Monitor`.
 """
 
 from __future__ import annotations
@@ -39,8 +44,9 @@ _MOST_REPORTS = 1024
 class MeasureConfig:
     """When one size has been measured. Seconds count from the end of the rescale.
 
-    ``tolerance``: half-width of the 95 % interval as a share of the throughput. ``warmup_s`` and ``warmup_reports``: both ignored at the
-    start. ``min_*``/``max_*``: never stop before both minima, stop at any maximum. ``min_batches``: at least so many, 20 at most.
+    ``tolerance``: half-width of the 95 % interval as a share of the throughput. ``warmup_s`` and
+    ``warmup_reports``: both ignored at the start. ``min_*``/``max_*``: never stop before both
+    minima, stop at any maximum. ``min_batches``: at least so many, 20 at most.
 
     Raises:
         ValueError: on limits that contradict each other.
@@ -57,24 +63,38 @@ class MeasureConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
-            raise ValueError(f"The tolerance of a measurement is {self.tolerance}; give a share between 0 and 1, for example 0.05.")
-        if not 0 <= self.warmup_s < self.max_seconds or not 0 < self.min_seconds <= self.max_seconds:
             raise ValueError(
-                f"A measurement of {self.min_seconds} to {self.max_seconds} s after {self.warmup_s} s of warm-up cannot work; "
+                f"The tolerance of a measurement is {self.tolerance}; give a share between 0 "
+                "and 1, for example 0.05."
+            )
+        if (
+            not 0 <= self.warmup_s < self.max_seconds
+            or not 0 < self.min_seconds <= self.max_seconds
+        ):
+            raise ValueError(
+                f"A measurement of {self.min_seconds} to {self.max_seconds} s after "
+                f"{self.warmup_s} s of warm-up cannot work; "
                 "give 0 <= warm-up < maximum and 0 < minimum <= maximum."
             )
         if self.max_samples is not None and not self.min_samples <= self.max_samples:
-            raise ValueError(f"The largest number of samples ({self.max_samples}) is under the smallest ({self.min_samples}).")
+            raise ValueError(
+                f"The largest number of samples ({self.max_samples}) is under the smallest "
+                f"({self.min_samples})."
+            )
         if not 3 <= self.min_batches <= _MOST_BATCHES:
-            raise ValueError(f"A measurement needs between 3 and {_MOST_BATCHES} batches, not {self.min_batches}.")
+            raise ValueError(
+                f"A measurement needs between 3 and {_MOST_BATCHES} batches, not "
+                f"{self.min_batches}."
+            )
 
 
 @dataclass(frozen=True)
 class Measurement:
     """What was seen at one size.
 
-    ``rate``: samples/s. ``half_width``: of its 95 % interval, samples/s; infinite when there were too few reports to say. ``samples`` and
-    ``seconds``: what the estimate rests on. ``stable``: whether the half-width was within the tolerance.
+    ``rate``: samples/s. ``half_width``: of its 95 % interval, samples/s; infinite when there were
+    too few reports to say. ``samples`` and ``seconds``: what the estimate rests on. ``stable``:
+    whether the half-width was within the tolerance.
     """
 
     nodes: int
@@ -98,7 +118,9 @@ class Outcome(str, Enum):
 
 @dataclass
 class ThroughputMeter:
-    """Watches one job at ``nodes`` nodes since ``started`` (end of the rescale, seconds on the caller's clock)."""
+    """Watches one job at ``nodes`` nodes since ``started`` (end of the rescale, seconds on the
+    caller's clock).
+    """
 
     nodes: int
     started: float
@@ -109,15 +131,20 @@ class ThroughputMeter:
     _first: tuple[float, float] | None = None
 
     def feed(self, time: float, samples: float) -> Outcome:
-        """One progress report: ``samples`` processed by the job so far. Returns where the measurement stands.
+        """One progress report: ``samples`` processed by the job so far. Returns where the
+        measurement stands.
 
-        Reports that come late or twice are ignored; a counter that goes back (the job resumed from its snapshot) starts it all anew.
+        Reports that come late or twice are ignored; a counter that goes back (the job resumed from
+        its snapshot) starts it all anew.
 
         Raises:
             ValueError: on numbers that are not finite or negative.
         """
         if not (math.isfinite(time) and math.isfinite(samples)) or samples < 0:
-            raise ValueError(f"A progress report of {samples} samples at time {time} is not usable: both must be finite, samples >= 0.")
+            raise ValueError(
+                f"A progress report of {samples} samples at time {time} is not usable: both "
+                "must be finite, samples >= 0."
+            )
         if time <= self._last_seen or time < self.started:
             return self.outcome(max(time, self._last_seen, self.started))
         self._last_seen = time
@@ -141,7 +168,9 @@ class ThroughputMeter:
         return self.outcome(time)
 
     def outcome(self, now: float) -> Outcome:
-        """Where the measurement stands at ``now``; call it from time to time, for a job that says nothing."""
+        """Where the measurement stands at ``now``; call it from time to time, for a job that says
+        nothing.
+        """
         over = now - self.started >= self.config.max_seconds
         most = self.config.max_samples
         if len(self._reports) >= 2:
@@ -164,11 +193,16 @@ class ThroughputMeter:
         return Outcome.UNSTABLE if self.measurement(now).rate > 0 else Outcome.UNKNOWN
 
     def measurement(self, now: float) -> Measurement:
-        """The estimate so far. Without two reports after the warm-up: from the warm-up (0 without progress), infinitely wide."""
+        """The estimate so far. Without two reports after the warm-up: from the warm-up (0 without
+        progress), infinitely wide.
+        """
         if len(self._reports) < 2:
             if self._first is None or self._warm == 0:
                 return Measurement(self.nodes, 0.0, math.inf, 0.0, 0.0, False)
-            seconds, samples = self._reports[-1][0] - self._first[0], self._reports[-1][1] - self._first[1]
+            seconds, samples = (
+                self._reports[-1][0] - self._first[0],
+                self._reports[-1][1] - self._first[1],
+            )
             return Measurement(self.nodes, samples / seconds, math.inf, samples, seconds, False)
         reports: Sequence[tuple[float, float]] = self._reports
         silence, window = now - reports[-1][0], reports[-1][0] - reports[0][0]
@@ -179,15 +213,26 @@ class ThroughputMeter:
         for joined in (_joined(batches, 2), _joined(batches, 4)):
             if len(joined) >= 4:
                 half_width = max(half_width, _ratio_interval(joined)[1])
-        stable = len(batches) >= self.config.min_batches and half_width <= self.config.tolerance * rate
-        return Measurement(self.nodes, rate, half_width, sum(s for s, _ in batches), sum(t for _, t in batches), stable)
+        stable = (
+            len(batches) >= self.config.min_batches and half_width <= self.config.tolerance * rate
+        )
+        return Measurement(
+            self.nodes,
+            rate,
+            half_width,
+            sum(s for s, _ in batches),
+            sum(t for _, t in batches),
+            stable,
+        )
 
 
 @dataclass
 class Monitor:
-    """Turns a running job's reports into one observation per window for its curve, for as long as it runs.
+    """Turns a running job's reports into one observation per window for its curve, for as long as
+    it runs.
 
-    ``window_s``: length of a window. A window ends early, unused, when the number of nodes or the phase changes.
+    ``window_s``: length of a window. A window ends early, unused, when the number of nodes or the
+    phase changes.
     """
 
     window_s: float = 30.0
@@ -195,7 +240,9 @@ class Monitor:
     _phase: str = ""
 
     def feed(self, time: float, samples: float, nodes: int, phase: str) -> Measurement | None:
-        """One report; the finished window's measurement every ``window_s`` (its ``stable`` says nothing here), else None."""
+        """One report; the finished window's measurement every ``window_s`` (its ``stable`` says
+        nothing here), else None.
+        """
         meter = self._meter
         if meter is None or meter.nodes != nodes or phase != self._phase:
             meter = self._start(nodes, time, phase)
@@ -224,7 +271,9 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     times = [t for t, _ in reports]
     count = min(_MOST_BATCHES, len(reports) - 1)
     length = (times[-1] - times[0]) / count
-    ends = {bisect_left(times, times[0] + length * i - 1e-9, 1) for i in range(1, count)} | {len(times) - 1}
+    ends = {bisect_left(times, times[0] + length * i - 1e-9, 1) for i in range(1, count)} | {
+        len(times) - 1
+    }
     edges = [0, *sorted(ends)]
     return [(reports[b][1] - reports[a][1], times[b] - times[a]) for a, b in pairwise(edges)]
 
@@ -235,8 +284,8 @@ def _without_strangers(batches: list[Batch]) -> list[Batch]:
         return batches
     rates = [s / t for s, t in batches]
     middle = median(rates)
-    # 1.4826·MAD estimates a normal standard deviation. The shares of the median keep the rule quiet where few steps fall into a batch and
-    # the rates take two values only (MAD 0).
+    # 1.4826·MAD estimates a normal standard deviation. The shares of the median keep the rule quiet
+    # where few steps fall into a batch and the rates take two values only (MAD 0).
     far = 5 * 1.4826 * median(abs(r - middle) for r in rates)
     first = 0
     while first < len(batches) // 3 and abs(rates[first] - middle) > max(far, 0.35 * middle):
@@ -249,13 +298,20 @@ def _without_strangers(batches: list[Batch]) -> list[Batch]:
 
 
 def _joined(batches: Sequence[Batch], by: int) -> list[Batch]:
-    """Neighbouring batches joined ``by`` at a time; a rest that is too short for one is left out at the start."""
+    """Neighbouring batches joined ``by`` at a time; a rest that is too short for one is left out at
+    the start.
+    """
     tail = batches[len(batches) % by :]
-    return [(sum(s for s, _ in tail[i : i + by]), sum(t for _, t in tail[i : i + by])) for i in range(0, len(tail), by)]
+    return [
+        (sum(s for s, _ in tail[i : i + by]), sum(t for _, t in tail[i : i + by]))
+        for i in range(0, len(tail), by)
+    ]
 
 
 def _ratio_interval(batches: Sequence[Batch]) -> tuple[float, float]:
-    """(rate, half-width of its 95 % interval), samples/s. The half-width is infinite with fewer than three batches."""
+    """(rate, half-width of its 95 % interval), samples/s. The half-width is infinite with fewer
+    than three batches.
+    """
     samples, seconds = sum(s for s, _ in batches), sum(t for _, t in batches)
     rate = samples / seconds
     count = len(batches)

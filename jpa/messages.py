@@ -16,11 +16,13 @@ from jpa.phase import Prior
 
 @dataclass(frozen=True)
 class ProfileWanted:
-    """A job's curve is to be measured. A job that is waiting or being profiled already is not queued twice.
+    """A job's curve is to be measured. A job that is waiting or being profiled already is not
+    queued twice.
 
-    ``nodes``: held now (0: not running). ``sizes``: allowed sizes, None for all. ``chosen``: the user's ladder, None for the plan's own.
-    ``curve``: what is believed so far, its phase being the job's current one. ``kind``: jobs of one kind and class of nodes scale alike
-    (empty: nobody else is of its kind).
+    ``nodes``: held now (0: not running). ``sizes``: allowed sizes, None for all. ``chosen``: the
+    user's ladder, None for the plan's own. ``curve``: what is believed so far, its phase being the
+    job's current one. ``kind``: jobs of one kind and class of nodes scale alike (empty: nobody else
+    is of its kind).
     """
 
     job: str
@@ -36,8 +38,9 @@ class ProfileWanted:
 
 @dataclass(frozen=True)
 class Suggested:
-    """Another job's curve tells something of this one's, which waits for its profile or is being profiled. ``chosen``: the user's ladder;
-    None: what ``prior`` tells need not be visited."""
+    """Another job's curve tells something of this one's, which waits for its profile or is being
+    profiled. ``chosen``: the user's ladder; None: what ``prior`` tells need not be visited.
+    """
 
     job: str
     prior: Prior
@@ -46,10 +49,12 @@ class Suggested:
 
 @dataclass(frozen=True)
 class NodesChanged:
-    """The nodes as they are now; replaces what was said before. Send it after every change that is not the advisor's own.
+    """The nodes as they are now; replaces what was said before. Send it after every change that is
+    not the advisor's own.
 
-    ``free``: idle leased nodes by class. ``donors``: running jobs that may be asked for nodes (none that is being rescaled). ``held``:
-    nodes assigned to jobs that wait or are being profiled (a rescale under way counts as done); a job not named holds what it held.
+    ``free``: idle leased nodes by class. ``donors``: running jobs that may be asked for nodes (none
+    that is being rescaled). ``held``: nodes assigned to jobs that wait or are being profiled (a
+    rescale under way counts as done); a job not named holds what it held.
     """
 
     free: Mapping[str, int]
@@ -59,7 +64,9 @@ class NodesChanged:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A rescale of the job is over: it processes samples, or is about to, on ``nodes`` nodes. Of use only at the size asked for."""
+    """A rescale of the job is over: it processes samples, or is about to, on ``nodes`` nodes. Of
+    use only at the size asked for.
+    """
 
     job: str
     nodes: int
@@ -67,7 +74,9 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Progress:
-    """``samples`` processed by the job so far; ``time`` of the last of them, on the clock of ``now``. ``phase``: None for unchanged."""
+    """``samples`` processed by the job so far; ``time`` of the last of them, on the clock of
+    ``now``. ``phase``: None for unchanged.
+    """
 
     job: str
     time: float
@@ -95,17 +104,20 @@ class Tick:
     """Time passed. Send one every second or so: limits of time are noticed here."""
 
 
-AdvisorEvent = ProfileWanted | Suggested | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
+AdvisorEvent = (
+    ProfileWanted | Suggested | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
+)
 
 # --- answers ---
 
 
 @dataclass(frozen=True)
 class SetSize:
-    """Move the job to ``nodes`` nodes: ``from_free`` free ones join, and ``take`` that the job ``donor`` gives up first.
+    """Move the job to ``nodes`` nodes: ``from_free`` free ones join, and ``take`` that the job
+    ``donor`` gives up first.
 
-    With ``take`` above what is needed (the donor's allowed sizes) the rest becomes free. All three are 0 or None on the way down. ``take``
-    from a ``donor`` is an interruption: record it.
+    With ``take`` above what is needed (the donor's allowed sizes) the rest becomes free. All three
+    are 0 or None on the way down. ``take`` from a ``donor`` is an interruption: record it.
     """
 
     job: str
@@ -118,7 +130,9 @@ class SetSize:
 
 @dataclass(frozen=True)
 class PointMeasured:
-    """One size of the job is measured; ``curve`` holds it. Store it: a profile interrupted by a restart goes on from there."""
+    """One size of the job is measured; ``curve`` holds it. Store it: a profile interrupted by a
+    restart goes on from there.
+    """
 
     job: str
     measurement: Measurement
@@ -142,7 +156,8 @@ class Result(str, Enum):
 class Finished:
     """The profile is over; the job stands at ``nodes`` nodes and belongs to the allocator again.
 
-    ``scale_ups``, ``scale_downs``: rescales the profile asked for (a start counts as scaling up). ``seconds``: from the first of them.
+    ``scale_ups``, ``scale_downs``: rescales the profile asked for (a start counts as scaling up).
+    ``seconds``: from the first of them.
     """
 
     job: str

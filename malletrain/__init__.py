@@ -1,7 +1,8 @@
 """MalleTrain: train neural networks on the supercomputer nodes that nobody else can fill.
 
-``import malletrain`` is what a training script does, so this package imports nothing but the standard library until asked.
-The training-side library: :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`.
+``import malletrain`` is what a training script does, so this package imports nothing but the
+standard library until asked. The training-side library: :func:`report`, :func:`metric`,
+:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`.
 """
 
 from __future__ import annotations
@@ -11,21 +12,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from malletrain.progress import describe, mark, metric, report
-    from malletrain.sampler import ElasticSampler
-    from malletrain.snapshot import Snapshot, SnapshotError
+    from malletrain.training.report import describe, mark, metric, report
+    from malletrain.training.sampler import ElasticSampler
+    from malletrain.training.snapshot import Snapshot, SnapshotError
 
 __version__ = "0.1.0"
-__all__ = ["ElasticSampler", "Snapshot", "SnapshotError", "__version__", "describe", "mark", "metric", "report"]
+__all__ = [
+    "ElasticSampler",
+    "Snapshot",
+    "SnapshotError",
+    "__version__",
+    "describe",
+    "mark",
+    "metric",
+    "report",
+]
 
 _HOME = {
-    "ElasticSampler": "malletrain.sampler",
-    "Snapshot": "malletrain.snapshot",
-    "SnapshotError": "malletrain.snapshot",
-    "describe": "malletrain.progress",
-    "mark": "malletrain.progress",
-    "metric": "malletrain.progress",
-    "report": "malletrain.progress",
+    "ElasticSampler": "malletrain.training.sampler",
+    "Snapshot": "malletrain.training.snapshot",
+    "SnapshotError": "malletrain.training.snapshot",
+    "describe": "malletrain.training.report",
+    "mark": "malletrain.training.report",
+    "metric": "malletrain.training.report",
+    "report": "malletrain.training.report",
 }
 
 
@@ -42,5 +52,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if "MALLETRAIN_SOCKET" in os.environ and "RANK" in os.environ:  # a worker of a job: when it came this far is part of a rescale's cost
-    import_module("malletrain.progress").mark_import()
+if (
+    "MALLETRAIN_SOCKET" in os.environ and "RANK" in os.environ
+):  # a worker of a job: when it came this far is part of a rescale's cost
+    import_module("malletrain.training.report").mark_import()

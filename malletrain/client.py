@@ -1,7 +1,9 @@
-"""The client's side of the daemon's socket: find the daemon, ask, wait a bounded time, and say in a sentence what went wrong.
+"""The client's side of the daemon's socket: find the daemon, ask, wait a bounded time, and say in a
+sentence what went wrong.
 
-Synchronous; for the command line and for scripts. The answers are those of :mod:`malletrain.views`; this module decides nothing about
-jobs. One :class:`Client` serves one thread.
+Synchronous; for the command line and for scripts. The answers are those of
+:mod:`malletrain.protocol.views`; this module decides nothing about jobs. One :class:`Client` serves
+one thread.
 """
 
 from __future__ import annotations
@@ -18,11 +20,27 @@ import msgspec
 import zmq
 import zmq.utils.monitor
 
-from malletrain import wire
-from malletrain.keys import CLIENT, own_key, read_key, user_name
-from malletrain.statedir import INFO, SITE_HINT, StateDirError, announced, default_state_dir, read_daemon_info, start_hint
-from malletrain.users import Munge, UsersError, login_payload
-from malletrain.views import EventView, JobDetail, JobView, LogView, MembersView, NodeView, StatusView
+from malletrain.identity.keys import CLIENT, own_key, read_key, user_name
+from malletrain.identity.state_directory import (
+    INFO,
+    SITE_HINT,
+    StateDirError,
+    announced,
+    default_state_dir,
+    read_daemon_info,
+    start_hint,
+)
+from malletrain.identity.users import Munge, UsersError, login_payload
+from malletrain.protocol import messages
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    LogView,
+    MembersView,
+    NodeView,
+    StatusView,
+)
 
 TIMEOUT_S = 10.0
 """How long an answer may take beyond the time the daemon was asked to wait."""
@@ -40,7 +58,9 @@ T = TypeVar("T")
 
 
 class ClientError(RuntimeError):
-    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage | internal | unreachable | stranger."""
+    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage
+    | internal | unreachable | stranger.
+    """
 
     def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:
         super().__init__(sentence)
@@ -64,11 +84,19 @@ class Client:
         public_key, secret_key: CURVE pair of this client (Z85).
         start_hint: sentence that says how to start the daemon, added when nothing answers.
 
-    Usable as a context manager. Every call raises :class:`ClientError` when the daemon refuses and :class:`Unreachable` when there is none.
+    Usable as a context manager. Every call raises :class:`ClientError` when the daemon refuses and
+    :class:`Unreachable` when there is none.
     """
 
     def __init__(
-        self, endpoint: str, server_key: bytes, public_key: bytes, secret_key: bytes, *, start_hint: str = "", timeout_s: float = TIMEOUT_S
+        self,
+        endpoint: str,
+        server_key: bytes,
+        public_key: bytes,
+        secret_key: bytes,
+        *,
+        start_hint: str = "",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
@@ -81,7 +109,8 @@ class Client:
 
     @classmethod
     def of(cls, state_dir: Path | None = None, *, timeout_s: float = TIMEOUT_S) -> Client:
-        """The client of the daemon that runs in ``state_dir``; without one of this user's own daemon, else of that of the site.
+        """The client of the daemon that runs in ``state_dir``; without one of this user's own
+        daemon, else of that of the site.
 
         The connection itself is made at the first call. Raises Unreachable when there is no daemon.
         """
@@ -92,7 +121,10 @@ class Client:
                 info, pair = read_daemon_info(site, hint, site=True), own_key()
             else:
                 hint, directory = start_hint(), state_dir or default_state_dir()
-                info, pair = read_daemon_info(directory / INFO, hint), read_key(directory / "keys" / CLIENT)
+                info, pair = (
+                    read_daemon_info(directory / INFO, hint),
+                    read_key(directory / "keys" / CLIENT),
+                )
         except StateDirError as error:
             raise Unreachable(str(error)) from None
         return cls(
@@ -104,9 +136,10 @@ class Client:
             timeout_s=timeout_s,
         )
 
-    # -- operations ------------------------------------------------------------------------------------------------------------------
+    # -- operations
+    # ----------------------------------------
 
-    def submit(self, spec: wire.JobSpec) -> JobView:
+    def submit(self, spec: messages.JobSpec) -> JobView:
         """Submit a job."""
         data = self.call("submit", {"spec": msgspec.to_builtins(spec)}, changes=True)
         return self._read(data.get("job") if isinstance(data, dict) else None, JobView)
@@ -114,7 +147,9 @@ class Client:
     def cancel(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         """Cancel jobs by id or name: one ``{"job", "ok", "sentence"}`` for each."""
         data = self.call("cancel", {"jobs": list(jobs)}, changes=True)
-        return self._read(data.get("results") if isinstance(data, dict) else None, list[dict[str, Any]])
+        return self._read(
+            data.get("results") if isinstance(data, dict) else None, list[dict[str, Any]]
+        )
 
     def jobs(self) -> list[JobView]:
         """All jobs, the oldest first."""
@@ -129,16 +164,32 @@ class Client:
         return self._read(self.call("members", {"job": job}), MembersView)
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or failed."""
+        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        failed.
+        """
         return self._read(self.call("nodes", {"explain": explain}), list[NodeView])
 
-    def events(self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0) -> list[EventView]:
-        """Events with ``seq > since``, oldest first; when there are none, waits up to ``wait_s`` for one."""
+    def events(
+        self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
+    ) -> list[EventView]:
+        """Events with ``seq > since``, oldest first; when there are none, waits up to ``wait_s``
+        for one.
+        """
         params = {"since": since, "limit": limit, "job": job, "wait_s": wait_s}
         return self._read(self.call("events", params, wait_s=wait_s), list[EventView])
 
-    def logs(self, job: str, *, stream: str = "rank0", cursor: str = "", limit: int = 65536, wait_s: float = 0.0) -> LogView:
-        """A piece of a log from ``cursor`` on; when there is none, waits up to ``wait_s`` for one."""
+    def logs(
+        self,
+        job: str,
+        *,
+        stream: str = "rank0",
+        cursor: str = "",
+        limit: int = 65536,
+        wait_s: float = 0.0,
+    ) -> LogView:
+        """A piece of a log from ``cursor`` on; when there is none, waits up to ``wait_s`` for
+        one.
+        """
         params = {"job": job, "stream": stream, "cursor": cursor, "limit": limit, "wait_s": wait_s}
         return self._read(self.call("logs", params, wait_s=wait_s), LogView)
 
@@ -146,14 +197,22 @@ class Client:
         """The daemon and the machine at a glance."""
         return self._read(self.call("status"), StatusView)
 
-    # -- the socket ------------------------------------------------------------------------------------------------------------------
+    # -- the socket
+    # ----------------------------------------
 
-    def call(self, op: str, params: Mapping[str, Any] | None = None, *, wait_s: float = 0.0, changes: bool = False) -> Any:
+    def call(
+        self,
+        op: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        wait_s: float = 0.0,
+        changes: bool = False,
+    ) -> Any:
         """The data of the daemon's answer to one request; the raw form of the operations above.
 
-        ``wait_s``: time the daemon was asked to wait. ``changes``: the request changes something, so that a lost answer leaves open
-        whether it was carried out, and the error says so. A daemon that does not know this client is told who it is, where it believes
-        MUNGE.
+        ``wait_s``: time the daemon was asked to wait. ``changes``: the request changes something,
+        so that a lost answer leaves open whether it was carried out, and the error says so. A
+        daemon that does not know this client is told who it is, where it believes MUNGE.
         """
         try:
             return self._ask(op, params, wait_s, changes)
@@ -164,26 +223,31 @@ class Client:
         return self._ask(op, params, wait_s, changes)
 
     def _introduce(self, munge: bool) -> None:
-        """Let MUNGE tell the daemon who this is. Raises ClientError, saying what else can be done."""
+        """Let MUNGE tell the daemon who this is. Raises ClientError, saying what else can be
+        done.
+        """
         server, public, _ = (key.decode("ascii") for key in self._keys)
         why = ""
         if munge and Munge.there():
             try:
-                credential = Munge(os.environ.get("MALLETRAIN_MUNGE_SOCKET", "")).credential(login_payload(server, public))
+                credential = Munge(os.environ.get("MALLETRAIN_MUNGE_SOCKET", "")).credential(
+                    login_payload(server, public)
+                )
                 self._ask("login", {"credential": credential}, 0.0, False)
                 return
             except (UsersError, ClientError) as error:
                 why = f" MUNGE could not tell it who you are: {error}"
         raise ClientError(
-            f"The daemon at {self.endpoint} does not know your key.{why} Give its operators this line for their list of users: "
+            f"The daemon at {self.endpoint} does not know your key.{why} Give its operators "
+            "this line for their list of users: "
             f"{user_name()} {public}"
         )
 
     def _ask(self, op: str, params: Mapping[str, Any] | None, wait_s: float, changes: bool) -> Any:
-        request = wire.Request(id=uuid.uuid4().hex, op=op, params=dict(params or {}))
+        request = messages.Request(id=uuid.uuid4().hex, op=op, params=dict(params or {}))
         try:
-            frames = wire.encode(request)
-        except wire.WireError as error:
+            frames = messages.encode(request)
+        except messages.WireError as error:
             raise ClientError(str(error), "usage") from None
         socket = self._connected()
         socket.send_multipart(frames)
@@ -191,16 +255,23 @@ class Client:
         while True:
             self._wait(socket, deadline, changes)
             try:
-                answer = wire.decode(socket.recv_multipart())
-            except wire.WireError as error:
-                sentence = f"The daemon at {self.endpoint} answered in a form this version does not know: {error}"
+                answer = messages.decode(socket.recv_multipart())
+            except messages.WireError as error:
+                sentence = (
+                    f"The daemon at {self.endpoint} answered in a form this version does "
+                    f"not know: {error}"
+                )
                 raise ClientError(sentence, "internal") from None
-            if isinstance(answer, wire.Error):
+            if isinstance(answer, messages.Error):
                 raise ClientError(answer.sentence)
-            if isinstance(answer, wire.Reply) and answer.id == request.id:
+            if isinstance(answer, messages.Reply) and answer.id == request.id:
                 if answer.ok:
                     return answer.data
-                raise ClientError(answer.error or "The daemon refused and did not say why.", answer.code or "refused", answer.data)
+                raise ClientError(
+                    answer.error or "The daemon refused and did not say why.",
+                    answer.code or "refused",
+                    answer.data,
+                )
             # Else: the late answer to a call given up before.
 
     def close(self) -> None:
@@ -211,7 +282,12 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _drop(self) -> None:
@@ -224,7 +300,9 @@ class Client:
         self._up = False
 
     def _connected(self) -> zmq.Socket[bytes]:
-        """The socket after its handshake. Sending before that would leave a call in a queue of a daemon that never comes."""
+        """The socket after its handshake. Sending before that would leave a call in a queue of a
+        daemon that never comes.
+        """
         if self._socket is not None and self._up and not self._broke():
             return self._socket
         self._drop()
@@ -238,7 +316,10 @@ class Client:
         except (zmq.ZMQError, ValueError, TypeError) as error:
             self._drop()
             why = error.strerror if isinstance(error, zmq.ZMQError) else str(error)
-            raise Unreachable(f"The daemon's address {self.endpoint} or its key cannot be used ({why}).{self._hint}") from None
+            raise Unreachable(
+                f"The daemon's address {self.endpoint} or its key cannot be used "
+                f"({why}).{self._hint}"
+            ) from None
         began = time.monotonic()
         refused = False
         while (now := time.monotonic()) - began < CONNECT_S:
@@ -262,16 +343,24 @@ class Client:
         raise Unreachable(f"No daemon answers at {self.endpoint}: it is not running.{self._hint}")
 
     def _broke(self) -> bool:
-        """Whether the connection broke since the last call, as it does when the daemon is restarted."""
+        """Whether the connection broke since the last call, as it does when the daemon is
+        restarted.
+        """
         while self._monitor is not None and self._monitor.poll(0):
             if zmq.utils.monitor.recv_monitor_message(self._monitor)["event"] in BROKEN:
                 return True
         return False
 
     def _wait(self, socket: zmq.Socket[bytes], deadline: float, changes: bool) -> None:
-        """Until there is something to receive. Raises Unreachable when the connection breaks or the time is up."""
+        """Until there is something to receive. Raises Unreachable when the connection breaks or the
+        time is up.
+        """
         assert self._monitor is not None
-        unknown = " Whether it carried the request out is not known; look with 'malletrain status'." if changes else ""
+        unknown = (
+            " Whether it carried the request out is not known; look with 'malletrain status'."
+            if changes
+            else ""
+        )
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -283,13 +372,21 @@ class Client:
                 event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
                 if event in BROKEN:
                     self._drop()
-                    raise Unreachable(f"The daemon at {self.endpoint} went away before it answered.{unknown}{self._hint}")
+                    raise Unreachable(
+                        f"The daemon at {self.endpoint} went away before it "
+                        f"answered.{unknown}{self._hint}"
+                    )
         self._drop()
-        raise Unreachable(f"The daemon at {self.endpoint} did not answer within {self.timeout_s:g} s.{unknown}")
+        raise Unreachable(
+            f"The daemon at {self.endpoint} did not answer within {self.timeout_s:g} s.{unknown}"
+        )
 
     def _read(self, data: Any, kind: type[T]) -> T:
         try:
             return msgspec.convert(data, kind)
         except msgspec.ValidationError as error:
-            sentence = f"The daemon at {self.endpoint} answered with data this version does not know ({error}); use one version."
+            sentence = (
+                f"The daemon at {self.endpoint} answered with data this version does not "
+                f"know ({error}); use one version."
+            )
             raise ClientError(sentence, "internal") from None

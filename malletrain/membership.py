@@ -4,15 +4,17 @@
 
     from malletrain import membership
 
-    group = membership.join(address=f"{membership.host()}:{port}")   # after the port is bound: the others are told of it
-    group.members                                                    # who is there now
-    for change in group.changes():                                   # or: async for change in group.watch()
-        if change.kind == "leaving" and change.member == group.me:
+    group = membership.join(address=f"{membership.host()}:{port}")   # after the port is bound: the
+    others are told of it group.members                                                    # who is
+    there now
+    for change in group.changes():                                   # or: async for change in
+        group.watch() if change.kind == "leaving" and change.member == group.me:
             hand_over(change.member.seconds_left)
             group.drained()                                          # the node may be given back
 
-Decides nothing: who is a member is the daemon's decision. News come in order and none is skipped for a listener, but several may come at
-once. Outside MalleTrain a process is the only member of its service, and nothing ever changes.
+Decides nothing: who is a member is the daemon's decision. News come in order and none is skipped
+for a listener, but several may come at once. Outside MalleTrain a process is the only member of its
+service, and nothing ever changes.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ class MembershipError(RuntimeError):
 
 @dataclass(frozen=True)
 class Member:
-    """One process of the service. ``node`` names it among the members of a view; ``address`` is what it said when it joined.
+    """One process of the service. ``node`` names it among the members of a view; ``address`` is
+    what it said when it joined.
 
-    ``leaves_at``: ``time.monotonic()`` on this machine by which it is gone, None while nothing is known of an end.
+    ``leaves_at``: ``time.monotonic()`` on this machine by which it is gone, None while nothing is
+    known of an end.
     """
 
     node: str
@@ -58,12 +62,16 @@ class Member:
     @property
     def seconds_left(self) -> float:
         """Seconds until it is gone, infinite while nothing is known of an end."""
-        return float("inf") if self.leaves_at is None else max(0.0, self.leaves_at - time.monotonic())
+        return (
+            float("inf") if self.leaves_at is None else max(0.0, self.leaves_at - time.monotonic())
+        )
 
 
 @dataclass(frozen=True)
 class Change:
-    """``kind``: ``joined``; ``leaving`` (with notice: ``member.seconds_left``); ``staying`` (the notice was taken back); ``left``."""
+    """``kind``: ``joined``; ``leaving`` (with notice: ``member.seconds_left``); ``staying`` (the
+    notice was taken back); ``left``.
+    """
 
     kind: str
     member: Member
@@ -75,12 +83,16 @@ def host() -> str:
 
 
 def key() -> bytes:
-    """The secret that all processes of this job share, 32 bytes, for checking who knocks. Empty outside MalleTrain."""
+    """The secret that all processes of this job share, 32 bytes, for checking who knocks. Empty
+    outside MalleTrain.
+    """
     return bytes.fromhex(os.environ.get(ENV_KEY, ""))
 
 
 def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change]:
-    """What changed between two views, those that left first. A process that was started again at another address left and joined."""
+    """What changed between two views, those that left first. A process that was started again at
+    another address left and joined.
+    """
     before, after = {(m.node, m.address): m for m in old}, {(m.node, m.address): m for m in new}
     changes = [Change(LEFT, m) for k, m in before.items() if k not in after]
     for k, m in after.items():
@@ -95,7 +107,9 @@ def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change
 
 
 class Membership:
-    """This process's place in the service. Made by :func:`join`; its methods may be called from any thread."""
+    """This process's place in the service. Made by :func:`join`; its methods may be called from any
+    thread.
+    """
 
     def __init__(self, me: Member, connection: socket.socket | None) -> None:
         self._me = me
@@ -109,7 +123,9 @@ class Membership:
         if connection is None:
             self._first.set()
         else:
-            threading.Thread(target=self._listen, args=(connection,), name="malletrain-membership", daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=(connection,), name="malletrain-membership", daemon=True
+            ).start()
 
     @property
     def me(self) -> Member:
@@ -126,7 +142,9 @@ class Membership:
         return self._first.wait(timeout_s)
 
     def changes(self) -> Iterator[Change]:
-        """Every change from now on, after the members there are as ``joined``. Ends with the launcher, or by :meth:`close`."""
+        """Every change from now on, after the members there are as ``joined``. Ends with the
+        launcher, or by :meth:`close`.
+        """
         inbox = self._subscribe()
         while (change := inbox.get()) is not None:
             yield change
@@ -155,7 +173,9 @@ class Membership:
             inbox.put(None)
 
     def drained(self) -> None:
-        """This process holds nothing any more that would be lost: its node may be given back now. Does nothing when it is to stay."""
+        """This process holds nothing any more that would be lost: its node may be given back now.
+        Does nothing when it is to stay.
+        """
         self._send({"say": "drained"})
 
     def close(self) -> None:
@@ -180,7 +200,9 @@ class Membership:
         if self._connection is not None:
             try:
                 self._connection.sendall(json.dumps(message).encode() + b"\n")
-            except OSError:  # the launcher is gone, and the kernel is about to end this process with it
+            except (
+                OSError
+            ):  # the launcher is gone, and the kernel is about to end this process with it
                 pass
 
     def _listen(self, connection: socket.socket) -> None:
@@ -197,7 +219,9 @@ class Membership:
             self._take(int(said["view"]), _members(said["members"]))
         elif "leave" in said:  # no daemon to make a view: the others do not know
             at = time.monotonic() + float(said["leave"])
-            self._take(self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view))
+            self._take(
+                self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view)
+            )
 
     def _take(self, number: int, view: tuple[Member, ...]) -> None:
         with self._lock:
@@ -211,7 +235,8 @@ class Membership:
 def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
     now = time.monotonic()
     return tuple(
-        Member(str(node), str(host), str(address), None if left is None else now + float(left)) for node, host, address, left in listed
+        Member(str(node), str(host), str(address), None if left is None else now + float(left))
+        for node, host, address, left in listed
     )
 
 
@@ -220,12 +245,17 @@ def _leaves(member: Member, at: float) -> Member:
 
 
 def join(address: str = "") -> Membership:
-    """Say that this process serves at ``address`` (any text of at most 1000 characters that the others understand) and become a member.
+    """Say that this process serves at ``address`` (any text of at most 1000 characters that the
+    others understand) and become a member.
 
-    Call it once, when the process can be reached. Raises MembershipError when the launcher cannot be reached or the address is too long.
+    Call it once, when the process can be reached. Raises MembershipError when the launcher cannot
+    be reached or the address is too long.
     """
     if len(address) > 1000:
-        raise MembershipError(f"The address has {len(address)} characters; 1000 are the most. Say where to ask for the rest.")
+        raise MembershipError(
+            f"The address has {len(address)} characters; 1000 are the most. Say where to ask "
+            "for the rest."
+        )
     me = Member(os.environ.get("MALLETRAIN_NODE", "localhost"), host(), address)
     path = os.environ.get(ENV_SERVICE)
     if not path:
@@ -236,5 +266,7 @@ def join(address: str = "") -> Membership:
         connection.sendall(json.dumps({"say": "join", "address": address}).encode() + b"\n")
     except OSError as error:
         connection.close()
-        raise MembershipError(f"MalleTrain's launcher on this node does not answer at {path}: {error.strerror}.") from None
+        raise MembershipError(
+            f"MalleTrain's launcher on this node does not answer at {path}: {error.strerror}."
+        ) from None
     return Membership(me, connection)

@@ -1,1 +1,3 @@
-"""Gaps and leases: finds the nodes that the main scheduler cannot fill, takes leases on them and gives them back."""
+"""Gaps and leases: finds the nodes that the main scheduler cannot fill, takes leases on them and
+gives them back.
+"""

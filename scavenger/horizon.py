@@ -1,9 +1,10 @@
 """How long a gap will still last: the survival of gap lengths given the age of the gap.
 
-The lengths of the gaps seen at a site are kept as a histogram over logarithmic bins (about a hundred numbers, whatever the number of gaps),
-with a prior that stands for a few gaps until there are real ones. From it the life table (Kaplan and Meier's product over the bins, with
-the actuarial half for gaps whose end was not seen) gives, for a gap of a known age, the expected remaining time and its quantiles. Standard
-library only; it decides nothing about leases.
+The lengths of the gaps seen at a site are kept as a histogram over logarithmic bins (about a
+hundred numbers, whatever the number of gaps), with a prior that stands for a few gaps until there
+are real ones. From it the life table (Kaplan and Meier's product over the bins, with the actuarial
+half for gaps whose end was not seen) gives, for a gap of a known age, the expected remaining time
+and its quantiles. Standard library only; it decides nothing about leases.
 """
 
 from __future__ import annotations
@@ -47,14 +48,23 @@ class _Table:
 class SurvivalEstimator:
     """Estimates how long gaps last from those observed.
 
-    ``prior_mean_s``: expected length of a gap before any was seen (a site's config value); its spread is Summit's. ``prior_weight``: the
-    number of gaps that the prior counts for. ``half_life``: after so many newer gaps one counts half; ``None``: for ever.
+    ``prior_mean_s``: expected length of a gap before any was seen (a site's config value); its
+    spread is Summit's. ``prior_weight``: the number of gaps that the prior counts for.
+    ``half_life``: after so many newer gaps one counts half; ``None``: for ever.
     """
 
     def __init__(
-        self, *, prior_mean_s: float = PRIOR_MEAN_S, prior_weight: float = 10.0, half_life: float | None = 20_000.0
+        self,
+        *,
+        prior_mean_s: float = PRIOR_MEAN_S,
+        prior_weight: float = 10.0,
+        half_life: float | None = 20_000.0,
     ) -> None:
-        for name, value in (("prior_mean_s", prior_mean_s), ("prior_weight", prior_weight), ("half_life", half_life or 1.0)):
+        for name, value in (
+            ("prior_mean_s", prior_mean_s),
+            ("prior_weight", prior_weight),
+            ("half_life", half_life or 1.0),
+        ):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be a positive number; got {value!r}.")
         self.prior_mean_s = prior_mean_s
@@ -69,14 +79,16 @@ class SurvivalEstimator:
         self._table: _Table | None = None
 
     def observe(self, length_s: float, *, ended: bool = True) -> None:
-        """A gap of this length was seen; ``ended`` False when it was still open, so that it is at least that long.
+        """A gap of this length was seen; ``ended`` False when it was still open, so that it is at
+        least that long.
 
         A length that is no number or below 0 (clocks are set back) is ignored.
         """
         if not (length_s >= 0 and math.isfinite(length_s)):
             return
         if self.half_life is not None:
-            # Newer ones count more instead of older ones less: one multiplication instead of one per bin.
+            # Newer ones count more instead of older ones less: one multiplication instead of one
+            # per bin.
             self._weight *= 2.0 ** (1.0 / self.half_life)
             if self._weight > 1e12:
                 self._ended = [x / self._weight for x in self._ended]
@@ -94,18 +106,25 @@ class SurvivalEstimator:
         return table.at(age + time_s) / table.at(age)
 
     def expected_remaining(self, age_s: float = 0.0) -> float:
-        """Expected remaining length, seconds, of a gap that is ``age_s`` old: the integral of the survival from there on."""
+        """Expected remaining length, seconds, of a gap that is ``age_s`` old: the integral of the
+        survival from there on.
+        """
         table, age = self._life_table(), _known_age(age_s)
         k, now = _bin(age), table.at(age)
-        return ((EDGES_S[k + 1] - age) * (now + table.survival[k + 1]) / 2.0 + table.rest[k + 1]) / now
+        return (
+            (EDGES_S[k + 1] - age) * (now + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
+        ) / now
 
     def quantile(self, p: float, age_s: float = 0.0) -> float:
-        """Remaining seconds within which a gap of this age is over with probability ``p`` (0 <= p < 1)."""
+        """Remaining seconds within which a gap of this age is over with probability ``p`` (0 <= p <
+        1).
+        """
         if not 0 <= p < 1:
             raise ValueError(f"A probability must be at least 0 and below 1; got {p!r}.")
         table, age = self._life_table(), _known_age(age_s)
         target = table.at(age) * (1.0 - p)
-        # Survival falls from edge to edge: the first bin whose end is at or below the target holds the quantile.
+        # Survival falls from edge to edge: the first bin whose end is at or below the target holds
+        # the quantile.
         low, high = _bin(age), BINS - 1
         while low < high:
             middle = (low + high) // 2
@@ -120,7 +139,10 @@ class SurvivalEstimator:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for storing as JSON."""
         return {
-            "format": _FORMAT, "prior_mean_s": self.prior_mean_s, "prior_weight": self.prior_weight, "half_life": self.half_life,
+            "format": _FORMAT,
+            "prior_mean_s": self.prior_mean_s,
+            "prior_weight": self.prior_weight,
+            "half_life": self.half_life,
             "observed": self.observed,
             "ended": {str(k): x / self._weight for k, x in enumerate(self._ended) if x},
             "unseen": {str(k): x / self._weight for k, x in enumerate(self._unseen) if x},
@@ -132,7 +154,11 @@ class SurvivalEstimator:
         try:
             if value["format"] != _FORMAT:
                 raise ValueError(f"format {value['format']!r}")
-            self = cls(prior_mean_s=value["prior_mean_s"], prior_weight=value["prior_weight"], half_life=value["half_life"])
+            self = cls(
+                prior_mean_s=value["prior_mean_s"],
+                prior_weight=value["prior_weight"],
+                half_life=value["half_life"],
+            )
             self.observed = int(value["observed"])
             for name, target in (("ended", self._ended), ("unseen", self._unseen)):
                 for k, x in value[name].items():
@@ -140,7 +166,9 @@ class SurvivalEstimator:
                         raise ValueError(f"{name}[{k}] = {x!r}")
                     target[int(k)] = float(x)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"The stored gap lengths cannot be used ({error}); delete them to begin anew.") from None
+            raise ValueError(
+                f"The stored gap lengths cannot be used ({error}); delete them to begin anew."
+            ) from None
         return self
 
     def _life_table(self) -> _Table:
@@ -149,7 +177,8 @@ class SurvivalEstimator:
         prior = [p * self.prior_weight for p in self._prior]
         ended = [x / self._weight + p for x, p in zip(self._ended, prior, strict=True)]
         unseen = [x / self._weight for x in self._unseen]
-        # Sums from the far end, so that the few gaps of the tail are not lost in the rounding of the many before.
+        # Sums from the far end, so that the few gaps of the tail are not lost in the rounding of
+        # the many before.
         later = [0.0] * (BINS + 1)
         for k in reversed(range(BINS)):
             later[k] = later[k + 1] + ended[k] + unseen[k]
@@ -159,13 +188,17 @@ class SurvivalEstimator:
             survival.append(survival[-1] * outlived / (outlived + ended[k]))
         rest = [0.0] * (BINS + 1)
         for k in reversed(range(BINS)):
-            rest[k] = rest[k + 1] + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
+            rest[k] = (
+                rest[k + 1] + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
+            )
         self._table = _Table(survival, rest)
         return self._table
 
 
 class GapWatch:
-    """Feeds an estimator from polls: a gap seen open and then no more has ended, halfway between the two polls."""
+    """Feeds an estimator from polls: a gap seen open and then no more has ended, halfway between
+    the two polls.
+    """
 
     def __init__(self, estimator: SurvivalEstimator) -> None:
         self.estimator = estimator
@@ -173,7 +206,9 @@ class GapWatch:
         self._seen_at = 0.0
 
     def update(self, idle_since: Mapping[str, float], now: float) -> None:
-        """The nodes in a gap at ``now`` (leased ones included) with the begin of the gap; both in epoch seconds."""
+        """The nodes in a gap at ``now`` (leased ones included) with the begin of the gap; both in
+        epoch seconds.
+        """
         for node, since in self._open.items():
             if idle_since.get(node) != since:
                 self.estimator.observe(0.5 * (self._seen_at + now) - since)

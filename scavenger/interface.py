@@ -1,7 +1,8 @@
 """What every scheduler backend offers: gaps, leases, and nothing else.
 
-The nouns are the same for Slurm, PBS, the embedded cluster and a replayed trace, so that knowing one backend is knowing all. Calls are
-synchronous and may block (they run commands); the daemon calls them from a worker thread and gives each a time limit. A failed call raises
+The nouns are the same for Slurm, PBS, the embedded cluster and a replayed trace, so that knowing
+one backend is knowing all. Calls are synchronous and may block (they run commands); the daemon
+calls them from a worker thread and gives each a time limit. A failed call raises
 :class:`SchedulerError` and changes nothing.
 """
 
@@ -14,14 +15,17 @@ from typing import Protocol
 
 
 class SchedulerError(RuntimeError):
-    """The main scheduler could not be asked or refused; the message is a sentence for the operator."""
+    """The main scheduler could not be asked or refused; the message is a sentence for the
+    operator.
+    """
 
 
 @dataclass(frozen=True)
 class Gap:
     """One idle node that the main scheduler cannot fill now.
 
-    ``horizon_s``: how long the gap is expected to last still, seconds; ``None`` when nothing is known.
+    ``horizon_s``: how long the gap is expected to last still, seconds; ``None`` when nothing is
+    known.
     """
 
     node: str
@@ -43,9 +47,11 @@ class LeaseState(str, Enum):
 class Lease:
     """MalleTrain's hold on one node, as the main scheduler knows it.
 
-    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is the main scheduler's job id. ``node``
-    is empty while the main scheduler has not placed it. ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked
-    for the node back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or has ended.
+    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is
+    the main scheduler's job id. ``node`` is empty while the main scheduler has not placed it.
+    ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked for the node
+    back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or
+    has ended.
     """
 
     id: str
@@ -60,7 +66,8 @@ class Lease:
 class LeaseRequest:
     """Ask for a lease on ``node``: run ``argv`` there with ``env`` added (no shell in between).
 
-    ``duration_s``: limit of the lease in seconds, ``None`` for the site's default. ``owner``: account to submit as (site mode).
+    ``duration_s``: limit of the lease in seconds, ``None`` for the site's default. ``owner``:
+    account to submit as (site mode).
     """
 
     id: str
@@ -83,10 +90,11 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PollResult:
     """One poll of the main scheduler, taken at ``time`` (seconds since the epoch).
 
-    ``leases`` holds every pending and running lease of ours and those that ended recently: a lease that is not in it has ended.
+    ``leases`` holds every pending and running lease of ours and those that ended recently: a lease
+    that is not in it has ended.
     """
 
     time: float
@@ -94,11 +102,14 @@ class Snapshot:
     leases: tuple[Lease, ...]
     total_nodes: int
     idle_nodes: int
-    """Nodes that nobody of the main scheduler uses: gaps, leased nodes, and idle ones the rules leave alone."""
+    """Nodes that nobody of the main scheduler uses: gaps, leased nodes, and idle ones the rules
+    leave alone.
+    """
     explanations: Sequence[Explanation] = ()
     """Of every node; may be made one by one when it is looked at."""
     poll_again_s: float | None = None
-    """When another poll will tell something new, seconds from now; None: whenever the daemon likes."""
+    """When another poll will tell something new, seconds from now; None: whenever the daemon likes.
+    """
 
 
 class Scavenger(Protocol):
@@ -107,17 +118,21 @@ class Scavenger(Protocol):
     name: str
 
     def know(self, leases: Mapping[str, str]) -> None:
-        """Leases of the daemon's life before: id → the user that each was taken for, empty: the daemon's own. Called before the first
-        poll, so that nobody's jobs pass for leases of others; a scheduler of one user's needs nothing of it."""
+        """Leases of the daemon's life before: id → the user that each was taken for, empty: the
+        daemon's own. Called before the first poll, so that nobody's jobs pass for leases of others;
+        a scheduler of one user's needs nothing of it.
+        """
         ...
 
-    def poll(self) -> Snapshot:
+    def poll(self) -> PollResult:
         """Gaps and our leases now. Raises SchedulerError when the scheduler cannot be asked."""
         ...
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Ask for leases. Returns one lease per request, in order; one that was refused is ENDED with the reason. One failing does not fail
-        the others. Asking again for an id that is known returns that lease and starts nothing."""
+        """Ask for leases. Returns one lease per request, in order; one that was refused is ENDED
+        with the reason. One failing does not fail the others. Asking again for an id that is known
+        returns that lease and starts nothing.
+        """
         ...
 
     def give_back(self, leases: Sequence[Lease]) -> None:
@@ -125,5 +140,7 @@ class Scavenger(Protocol):
         ...
 
     def check(self) -> list[tuple[bool, str]]:
-        """(works, sentence) per thing tested against the live scheduler, for ``malletrain check``."""
+        """(works, sentence) per thing tested against the live scheduler, for ``malletrain
+        check``.
+        """
         ...

@@ -1,4 +1,5 @@
-"""Train a small network on scikit-learn's handwritten digits: an ordinary torchrun script (DDP, gloo) that MalleTrain can rescale.
+"""Train a small network on scikit-learn's handwritten digits: an ordinary torchrun script (DDP,
+gloo) that MalleTrain can rescale.
 
 The 1,797 images of 8x8 pixels ship with scikit-learn, so nothing is downloaded. Runs anywhere:
 
@@ -6,8 +7,8 @@ The 1,797 images of 8x8 pixels ship with scikit-learn, so nothing is downloaded.
     torchrun --nproc-per-node 2 digits.py --snapshot digits.pt
     python digits.py
 
-The batch size is the global one, therefore the result does not depend on the number of workers, but for rounding. Lines that concern
-MalleTrain are marked with "malletrain".
+The batch size is the global one, therefore the result does not depend on the number of workers, but
+for rounding. Lines that concern MalleTrain are marked with "malletrain".
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TEST_SAMPLES = 360
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """(train, test): images as float32 [n, 64] in 0..1, labels as int64 [n]; the same split in every run."""
+    """(train, test): images as float32 [n, 64] in 0..1, labels as int64 [n]; the same split in
+    every run.
+    """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise SystemExit("This example trains on scikit-learn's digits: pip install scikit-learn")
@@ -57,22 +60,39 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=128, help="samples per step over all workers")
+    parser.add_argument(
+        "--batch-size", type=int, default=128, help="samples per step over all workers"
+    )
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layers")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step-delay", type=float, default=0.0, metavar="S", help="sleep S seconds in every step, to stretch a demo")
+    parser.add_argument(
+        "--step-delay",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="sleep S seconds in every step, to stretch a demo",
+    )
     parser.add_argument(
         "--sample-delay",
         type=float,
         default=0.0,
         metavar="S",
-        help="sleep S seconds per sample of this worker's share of a step, so that more workers are faster although they share one machine",
+        help="sleep S seconds per sample of this worker's share of a step, so that more workers "
+        "are faster although they share one machine",
     )
-    parser.add_argument("--snapshot", metavar="PATH", help="where to keep the state of the run; without it a stopped run begins anew")
-    parser.add_argument("--snapshot-every", type=float, default=10.0, metavar="S", help="seconds between snapshots")
+    parser.add_argument(
+        "--snapshot",
+        metavar="PATH",
+        help="where to keep the state of the run; without it a stopped run begins anew",
+    )
+    parser.add_argument(
+        "--snapshot-every", type=float, default=10.0, metavar="S", help="seconds between snapshots"
+    )
     return parser.parse_args()
 
 
@@ -87,15 +107,25 @@ def main() -> None:
     train, test = load_digits()
 
     model: nn.Module = nn.Sequential(
-        nn.Linear(64, args.hidden), nn.ReLU(), nn.Linear(args.hidden, args.hidden), nn.ReLU(), nn.Linear(args.hidden, 10)
+        nn.Linear(64, args.hidden),
+        nn.ReLU(),
+        nn.Linear(args.hidden, args.hidden),
+        nn.ReLU(),
+        nn.Linear(args.hidden, 10),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    sampler = malletrain.ElasticSampler(len(train), global_batch_size=args.batch_size, seed=args.seed)  # malletrain
+    sampler = malletrain.ElasticSampler(
+        len(train), global_batch_size=args.batch_size, seed=args.seed
+    )  # malletrain
     loader = DataLoader(train, batch_sampler=sampler)
     snapshot = None
     if args.snapshot:
         snapshot = malletrain.Snapshot(  # malletrain
-            args.snapshot, every_s=args.snapshot_every, model=model, optimizer=optimizer, sampler=sampler
+            args.snapshot,
+            every_s=args.snapshot_every,
+            model=model,
+            optimizer=optimizer,
+            sampler=sampler,
         )
         restored = snapshot.restore()  # malletrain
         if restored and rank == 0:
@@ -118,7 +148,11 @@ def main() -> None:
             if snapshot:
                 snapshot.step()  # malletrain
         if rank == 0:
-            print(f"epoch {epoch + 1}/{args.epochs} loss {loss_sum:.3f} in {time.monotonic() - started:.1f} s", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs} loss {loss_sum:.3f} in "
+                f"{time.monotonic() - started:.1f} s",
+                flush=True,
+            )
 
     if snapshot:
         snapshot.save()  # malletrain: a run that is over stays over when it is started again

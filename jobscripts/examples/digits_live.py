@@ -1,11 +1,13 @@
-"""The same training as digits.py in live mode: nodes come and go without a process being started again.
+"""The same training as digits.py in live mode: nodes come and go without a process being started
+again.
 
     malletrain submit --live --nodes 1:4 digits_live.py --snapshot digits_live.pt
     torchrun --nproc-per-node 2 digits_live.py
     python digits_live.py
 
-The network, the data and the result are those of digits.py, whose helpers it uses; what differs from a plain DDP script is marked with
-"live". Under torchrun or plain python the same lines do what DistributedDataParallel would.
+The network, the data and the result are those of digits.py, whose helpers it uses; what differs
+from a plain DDP script is marked with "live". Under torchrun or plain python the same lines do what
+DistributedDataParallel would.
 """
 
 from __future__ import annotations
@@ -27,16 +29,28 @@ def main() -> None:
     torch.manual_seed(args.seed)
     train, test = load_digits()
     model = nn.Sequential(
-        nn.Linear(64, args.hidden), nn.ReLU(), nn.Linear(args.hidden, args.hidden), nn.ReLU(), nn.Linear(args.hidden, 10)
+        nn.Linear(64, args.hidden),
+        nn.ReLU(),
+        nn.Linear(args.hidden, args.hidden),
+        nn.ReLU(),
+        nn.Linear(args.hidden, 10),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    sampler = malletrain.ElasticSampler(len(train), global_batch_size=args.batch_size, seed=args.seed)
+    sampler = malletrain.ElasticSampler(
+        len(train), global_batch_size=args.batch_size, seed=args.seed
+    )
     loader = DataLoader(train, batch_sampler=sampler)
     run = elastic.Run(  # live: the state of the run, instead of init_process_group()
-        model=model, optimizer=optimizer, sampler=sampler, snapshot=args.snapshot, snapshot_every_s=args.snapshot_every
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        snapshot=args.snapshot,
+        snapshot_every_s=args.snapshot_every,
     )
     net = run.ddp(model)  # live: instead of DistributedDataParallel(model)
-    run.on_change(lambda run: print(f"training as rank {run.rank} of {run.world_size}", flush=True))  # live
+    run.on_change(
+        lambda run: print(f"training as rank {run.rank} of {run.world_size}", flush=True)
+    )  # live
 
     for epoch in sampler.epochs(args.epochs):
         loss_sum, started = 0.0, time.monotonic()
@@ -50,7 +64,11 @@ def main() -> None:
             if not step.aborted:
                 loss_sum += float(loss.detach())
         if run.rank == 0:
-            print(f"epoch {epoch + 1}/{args.epochs} loss {loss_sum:.3f} in {time.monotonic() - started:.1f} s", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs} loss {loss_sum:.3f} in "
+                f"{time.monotonic() - started:.1f} s",
+                flush=True,
+            )
 
     run.save()  # a run that is over stays over when it is started again
     if run.rank == 0:

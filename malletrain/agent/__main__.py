@@ -18,7 +18,9 @@ async def _run() -> int:
 def main() -> int:
     """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options."""
     level = os.environ.get("MALLETRAIN_LOG_LEVEL", "INFO").upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s")
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s"
+    )
     try:
         return asyncio.run(_run())
     except ValueError as error:

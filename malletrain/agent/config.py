@@ -1,7 +1,8 @@
-"""What an agent is told at its start: options of the command line, each also from the environment (``MALLETRAIN_…``).
+"""What an agent is told at its start: options of the command line, each also from the environment
+(``MALLETRAIN_…``).
 
-The secret key of its lease comes from the environment alone, where other users cannot read it; the agent takes it out again, so that the
-jobs on the node do not inherit it.
+The secret key of its lease comes from the environment alone, where other users cannot read it; the
+agent takes it out again, so that the jobs on the node do not inherit it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from pathlib import Path
 
 import zmq
 
-from malletrain.keys import LEASE_KEY, is_key
+from malletrain.identity.keys import LEASE_KEY, is_key
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``host``: the address under which other nodes reach this one. ``grace_s``: how long the main scheduler lets a preempted lease live
-    after SIGTERM, seconds. ``secret_key`` is this lease's CURVE key, ``server_key`` the daemon's public one (both Z85)."""
+    """``host``: the address under which other nodes reach this one. ``grace_s``: how long the main
+    scheduler lets a preempted lease live after SIGTERM, seconds. ``secret_key`` is this lease's
+    CURVE key, ``server_key`` the daemon's public one (both Z85).
+    """
 
     endpoint: str
     lease: str
@@ -53,7 +56,12 @@ _OPTIONS = (
     _Option("lease", "id of the lease this agent serves"),
     _Option("node", "name of this node for the main scheduler"),
     _Option("server-key", "the daemon's public CURVE key (Z85)"),
-    _Option("run-dir", "directory on this node for sockets and logs; what the agent puts there is removed (default: one in TMPDIR)", ""),
+    _Option(
+        "run-dir",
+        "directory on this node for sockets and logs; what the agent puts there is removed "
+        "(default: one in TMPDIR)",
+        "",
+    ),
     _Option("host", "address under which the other nodes reach this one (default: its name)", ""),
     _Option("grace-s", "seconds between SIGTERM and SIGKILL when the lease is preempted", "30"),
     _Option("node-class", "class of this node", "default"),
@@ -65,12 +73,16 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
     """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the NVIDIA device files."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+        return len(
+            [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
+        )
     return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """``--name value`` as ``--name=value``: a key may begin with a minus sign, which argparse would take for an option."""
+    """``--name value`` as ``--name=value``: a key may begin with a minus sign, which argparse would
+    take for an option.
+    """
     names = {f"--{option.name}" for option in _OPTIONS}
     words = list(argv)
     joined = []
@@ -81,9 +93,12 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> AgentConfig:
-    """Read options and environment, and take the secret key out of it. Raises ValueError naming everything that is missing or wrong; exits
-    for ``--help``."""
-    parser = argparse.ArgumentParser(prog="python -m malletrain.agent", description="MalleTrain's process on a leased node.")
+    """Read options and environment, and take the secret key out of it. Raises ValueError naming
+    everything that is missing or wrong; exits for ``--help``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m malletrain.agent", description="MalleTrain's process on a leased node."
+    )
     for option in _OPTIONS:
         parser.add_argument(f"--{option.name}", help=f"{option.help} [{option.variable}]")
     given = vars(parser.parse_args(_joined(argv)))
@@ -93,11 +108,16 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         value = given[option.name.replace("-", "_")]
         value = environment.get(option.variable, option.default) if value is None else value
         if value is None or (not value and option.default is None):
-            problems.append(f"--{option.name} is missing (or {option.variable} in the environment).")
+            problems.append(
+                f"--{option.name} is missing (or {option.variable} in the environment)."
+            )
         values[option.name] = value or ""
     secret = environment.pop(LEASE_KEY, "")
     if not is_key(secret):
-        problems.append(f"{LEASE_KEY} in the environment is {'no CURVE key (40 characters of Z85)' if secret else 'missing'}.")
+        problems.append(
+            f"{LEASE_KEY} in the environment is "
+            f"{'no CURVE key (40 characters of Z85)' if secret else 'missing'}."
+        )
     if values["server-key"] and not is_key(values["server-key"]):
         problems.append("--server-key is not a CURVE key (40 characters of Z85).")
     grace_s, gpus = 0.0, 0
@@ -116,7 +136,9 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         lease=values["lease"],
         node=values["node"],
         host=values["host"] or socket.getfqdn(),
-        run_dir=Path(values["run-dir"] or Path(tempfile.gettempdir()) / f"malletrain-{os.geteuid()}"),
+        run_dir=Path(
+            values["run-dir"] or Path(tempfile.gettempdir()) / f"malletrain-{os.geteuid()}"
+        ),
         server_key=values["server-key"],
         secret_key=secret,
         grace_s=grace_s,

@@ -1,9 +1,12 @@
-"""What this node does for one job, from Assign to Released: one launcher, the rounds passed to it, drains, failures, the end.
+"""What this node does for one job, from Assign to Released: one launcher, the rounds passed to it,
+drains, failures, the end.
 
-    starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …        any ──launcher gone──▶ exited
+    starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …
+    any ──launcher gone──▶ exited
 
-Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out, when SIGTERM must be followed by
-SIGKILL. Everything here is level-triggered: :meth:`JobRun.assignment` is the truth at any moment, and saying it again does no harm.
+Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out,
+when SIGTERM must be followed by SIGKILL. Everything here is level-triggered:
+:meth:`JobRun.assignment` is the truth at any moment, and saying it again does no harm.
 """
 
 from __future__ import annotations
@@ -17,26 +20,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain import wire
-from malletrain._tether import rank_log_name
 from malletrain.agent.launch import job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, Reports
-from malletrain.local_channel import FlagsWriter
-from malletrain.node_channel import LaunchOrder, write_order
-from malletrain.service_launcher import SERVICE_LOG
-from malletrain.wire import Abort, Assign, Assignment, Drain, Drained, Error, Failure, Phase, Release, Released, Round, StoreUp
+from malletrain.launch.service import SERVICE_LOG
+from malletrain.launch.supervisor import rank_log_name
+from malletrain.protocol import messages
+from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.protocol.messages import (
+    Abort,
+    Assign,
+    Assignment,
+    Drain,
+    Drained,
+    Error,
+    Failure,
+    Phase,
+    Release,
+    Released,
+    Round,
+    StoreUp,
+)
+from malletrain.protocol.worker_channel import FlagsWriter
 
 log = logging.getLogger("malletrain.agent")
 
 LOBBY_PATIENCE = 3.0
-"""The daemon watches over its rounds within the join timeout; only a wait of several times that means that it has forgotten this node."""
+"""The daemon watches over its rounds within the join timeout; only a wait of several times that
+means that it has forgotten this node.
+"""
 
 _OWN_DRAIN = 2**62  # a number that no daemon reaches
 
 _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
-"""What torchrun logs of the first worker that failed (torch/distributed/elastic/multiprocessing/api.py)."""
+"""What torchrun logs of the first worker that failed
+(torch/distributed/elastic/multiprocessing/api.py).
+"""
 
 
 @dataclass(frozen=True)
@@ -52,23 +72,29 @@ class Place:
     environment: Mapping[str, str]
 
 
-def stock_failures(launcher_log: str, group_rank: int, nproc_per_node: int, now: float) -> tuple[Failure, ...]:
+def stock_failures(
+    launcher_log: str, group_rank: int, nproc_per_node: int, now: float
+) -> tuple[Failure, ...]:
     """The last failure that torchrun logged, which tells its handler nothing of it."""
     found = _STOCK_FAILURE.findall(launcher_log)
-    return tuple(Failure(group_rank * nproc_per_node + int(local_rank), int(code), now) for code, local_rank in found[-1:])
+    return tuple(
+        Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
+        for code, local_rank in found[-1:]
+    )
 
 
 class JobRun:
-    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher; ``hear`` takes in what workers have
-    said and was not read yet."""
+    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher;
+    ``hear`` takes in what workers have said and was not read yet.
+    """
 
     def __init__(
         self,
         assign: Assign,
         place: Place,
         logs: LogForwarder,
-        send: Callable[[wire.Message], bool],
-        tell: Callable[[wire.Message], None],
+        send: Callable[[messages.Message], bool],
+        tell: Callable[[messages.Message], None],
         hear: Callable[[], None],
     ) -> None:
         self.job = assign.job
@@ -126,7 +152,9 @@ class JobRun:
     # --- what the daemon says ---
 
     def assigned_again(self, assign: Assign) -> None:
-        """The daemon wants this job here: start the launcher again if it is gone, else say how things stand."""
+        """The daemon wants this job here: start the launcher again if it is gone, else say how
+        things stand.
+        """
         if self.phase == "exited":
             self._assign = assign
             self._start()
@@ -134,15 +162,23 @@ class JobRun:
 
     def round(self, message: Round) -> None:
         """Membership of a round. The newest counts; the launcher gets it when it listens."""
-        if self._store is not None and self._store.generation == message.generation and not message.store_host:
+        if (
+            self._store is not None
+            and self._store.generation == message.generation
+            and not message.store_host
+        ):
             self._send(self._store)  # said before, and lost on the way
             return
         newest = self._pending()
-        if self.releasing or message.generation <= (newest.generation if newest else self.generation):
+        if self.releasing or message.generation <= (
+            newest.generation if newest else self.generation
+        ):
             return
         self._rounds[message.generation] = message
         self._waited_s = 0.0
-        if self._process is None and self.phase == "succeeded":  # torchrun left when its workers were done, but they are needed again
+        if (
+            self._process is None and self.phase == "succeeded"
+        ):  # torchrun left when its workers were done, but they are needed again
             self._start()
         self._tell(message)
 
@@ -152,9 +188,23 @@ class JobRun:
             self._no_drain()
             return
         if self.phase != "running" or message.generation != self.generation:
-            self._send(Drained(self.job, message.generation, False, f"The job's workers here do not run (they are {self.phase})."))
+            self._send(
+                Drained(
+                    self.job,
+                    message.generation,
+                    False,
+                    f"The job's workers here do not run (they are {self.phase}).",
+                )
+            )
         elif self.generation not in self.reports.capable:
-            self._send(Drained(self.job, message.generation, False, "No worker here takes snapshots on request."))
+            self._send(
+                Drained(
+                    self.job,
+                    message.generation,
+                    False,
+                    "No worker here takes snapshots on request.",
+                )
+            )
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self._flags.request_drain(message.number)
@@ -164,7 +214,9 @@ class JobRun:
         self._tell(message)
 
     def save_alone(self, within_s: float) -> None:
-        """The node is wanted back and no daemon is there to move the job: have what the workers did saved, if they can."""
+        """The node is wanted back and no daemon is there to move the job: have what the workers did
+        saved, if they can.
+        """
         if self._is_service:
             self._tell(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
         elif self.phase == "running" and self.generation in self.reports.capable:
@@ -203,7 +255,12 @@ class JobRun:
             failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
         elif said.phase == "running" and said.generation in self._rounds:
             self._entered(self._rounds[said.generation])
-        self.phase, self.generation, self.failures, self._waited_s = said.phase, said.generation, failures, 0.0
+        self.phase, self.generation, self.failures, self._waited_s = (
+            said.phase,
+            said.generation,
+            failures,
+            0.0,
+        )
         self.address = said.address
         self._report()
         if said.phase in ("ready", "failed") and (pending := self._pending()):
@@ -220,7 +277,9 @@ class JobRun:
     # --- time ---
 
     def step(self, connected: bool) -> None:
-        """Look after the processes and the time limits; called every 0.1 s or so. ``connected``: the daemon is there."""
+        """Look after the processes and the time limits; called every 0.1 s or so. ``connected``:
+        the daemon is there.
+        """
         now = time.monotonic()
         elapsed, self._stepped = now - self._stepped, now
         code = self._process.exit_code() if self._process else None
@@ -233,11 +292,18 @@ class JobRun:
         if self._drain is not None and now >= self._drain[1]:
             self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
         if self.phase in ("ready", "failed") and connected and not self._pending():
-            self._waited_s += min(elapsed, 1.0)  # not the time during which this process was stopped
+            self._waited_s += min(
+                elapsed, 1.0
+            )  # not the time during which this process was stopped
             limit_s = LOBBY_PATIENCE * self._assign.join_timeout_s
             if self._waited_s > limit_s:
                 self._waited_s = 0.0
-                self._tell(Error(f"The daemon formed no round of job {self.job} with this node within {limit_s:g} s."))
+                self._tell(
+                    Error(
+                        f"The daemon formed no round of job {self.job} with this node within "
+                        f"{limit_s:g} s."
+                    )
+                )
 
     # --- inside ---
 
@@ -261,11 +327,18 @@ class JobRun:
         try:
             write_order(order_file, order)
             environment = job_environment(
-                place.environment, order, node=place.node, lease=place.lease, worker_socket=place.worker_socket, flags=self._flags.path,
+                place.environment,
+                order,
+                node=place.node,
+                lease=place.lease,
+                worker_socket=place.worker_socket,
+                flags=self._flags.path,
                 key=self._assign.key,
-            )  # fmt: skip
+            )
             command = launch_command(spec, order, order_file, place.directory / "torchrun")
-            self._process = JobProcess(kept_command(command, os.getpid(), spec.workdir, self._launcher_log), environment)
+            self._process = JobProcess(
+                kept_command(command, os.getpid(), spec.workdir, self._launcher_log), environment
+            )
         except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
             self._process = None
             self._exited(f"The launcher cannot be started: {error}.")
@@ -276,13 +349,20 @@ class JobRun:
         return self._rounds[newest] if newest > self.generation else None
 
     def _entered(self, entered: Round) -> None:
-        """The launcher has taken a round; the workers of the one before are gone, those of this one are about to start."""
+        """The launcher has taken a round; the workers of the one before are gone, those of this one
+        are about to start.
+        """
         self._no_drain()
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.close(self.job, before=entered.generation)
         count = self._assign.spec.nproc_per_node
         for rank in range(entered.group_rank * count, (entered.group_rank + 1) * count):
-            self._logs.add(self.job, entered.generation, f"rank{rank}", self._log_dir / rank_log_name(entered.generation, rank))
+            self._logs.add(
+                self.job,
+                entered.generation,
+                f"rank{rank}",
+                self._log_dir / rank_log_name(entered.generation, rank),
+            )
 
     def _no_drain(self) -> None:
         self._drain, self.standing_still = None, False
@@ -296,13 +376,18 @@ class JobRun:
 
     def _with_tails(self, failures: tuple[Failure, ...], generation: int) -> tuple[Failure, ...]:
         return tuple(
-            Failure(f.rank, f.exitcode, f.time, tail(self._log_dir / rank_log_name(generation, f.rank))) for f in failures
+            Failure(
+                f.rank, f.exitcode, f.time, tail(self._log_dir / rank_log_name(generation, f.rank))
+            )
+            for f in failures
         )
 
     def _stock_failures(self) -> tuple[Failure, ...]:
         entered = self._rounds.get(self.generation)
         group_rank = entered.group_rank if entered else 0
-        return stock_failures(tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time())
+        return stock_failures(
+            tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time()
+        )
 
     def _launcher_gone(self, code: int) -> None:
         self._process = None
@@ -311,7 +396,11 @@ class JobRun:
             self.phase = "succeeded"
             self._report()
             return
-        how = f"with code {code}" if 0 <= code <= 128 else f"by signal {-code if code < 0 else code - 128}"
+        how = (
+            f"with code {code}"
+            if 0 <= code <= 128
+            else f"by signal {-code if code < 0 else code - 128}"
+        )
         self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:
@@ -325,14 +414,19 @@ class JobRun:
         self._send(Phase(self.assignment(), self._tail if self.phase == "exited" else ""))
 
     def _finish(self) -> None:
-        """Kill what is left and say so once nothing is: a process that cannot be killed keeps the node ours."""
+        """Kill what is left and say so once nothing is: a process that cannot be killed keeps the
+        node ours.
+        """
         sweep(0.2)
         if self._process is not None:
             self._process.exit_code()
         if anything_left():
             if not self._complained:
                 self._complained = True
-                log.warning("processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them", self.job)
+                log.warning(
+                    "processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them",
+                    self.job,
+                )
             return
         self._process = None
         self._hear()

@@ -1,6 +1,8 @@
-"""The command and the environment in which a job's launcher is started. Pure: nothing is started here.
+"""The command and the environment in which a job's launcher is started. Pure: nothing is started
+here.
 
-No part of a job's own text is ever quoted into a shell line, except its ``setup``, which is meant to be one.
+No part of a job's own text is ever quoted into a shell line, except its ``setup``, which is meant
+to be one.
 """
 
 from __future__ import annotations
@@ -9,37 +11,72 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from malletrain import _tether
-from malletrain.local_channel import ENV_FLAGS, ENV_JOB, ENV_MAX_WORLD_SIZE, ENV_SOCKET
+from malletrain.launch import supervisor
 from malletrain.membership import ENV_KEY
-from malletrain.node_channel import ENV_AGENT, ENV_HOST, LaunchOrder
-from malletrain.wire import JobSpec
+from malletrain.protocol.launcher_channel import ENV_AGENT, ENV_HOST, LaunchOrder
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.worker_channel import ENV_FLAGS, ENV_JOB, ENV_MAX_WORLD_SIZE, ENV_SOCKET
 
-# Not ``-m``: that would let a file in the job's working directory named like a module of ours or of torch's take its place.
+# Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
+# torch's take its place.
 _SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
-_BUILTIN = _SAFE_PATH + "from malletrain.template import main; sys.exit(main())"
-_SERVICE = _SAFE_PATH + "from malletrain.service_launcher import main; sys.exit(main())"
+_BUILTIN = _SAFE_PATH + "from malletrain.launch.fork_server import main; sys.exit(main())"
+_SERVICE = _SAFE_PATH + "from malletrain.launch.service import main; sys.exit(main())"
 _STOCK = _SAFE_PATH + "from torch.distributed.run import main; sys.exit(main())"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _ENDLESS = 1_000_000
 
-# The lease is a job of the main scheduler, but the training script is not a step of it: what describes ranks, steps and MPI would
-# mislead it (and torch, Lightning, mpi4py …), and what concerns the agent is not the job's.
-_DROPPED_PREFIXES = ("MALLETRAIN_", "SLURM_", "PBS_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "TORCH_ELASTIC_")
+# The lease is a job of the main scheduler, but the training script is not a step of it: what
+# describes ranks, steps and MPI would mislead it (and torch, Lightning, mpi4py …), and what
+# concerns the agent is not the job's.
+_DROPPED_PREFIXES = (
+    "MALLETRAIN_",
+    "SLURM_",
+    "PBS_",
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+    "TORCHELASTIC_",
+    "TORCH_ELASTIC_",
+)
 _DROPPED = {
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
-    "MASTER_ADDR", "MASTER_PORT", "PYTHONSAFEPATH",
-}  # fmt: skip
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PYTHONSAFEPATH",
+}
 _KEPT = {
-    "MALLETRAIN_CLUSTER", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR", "SLURM_CONF", "PBS_JOBID",
+    "MALLETRAIN_CLUSTER",
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_TMPDIR",
+    "SLURM_CONF",
+    "PBS_JOBID",
     "PBS_JOBDIR",
-}  # fmt: skip
+}
 
 
 def job_environment(
-    agent_environment: Mapping[str, str], order: LaunchOrder, *, node: str, lease: str, worker_socket: str, flags: str, key: str = ""
+    agent_environment: Mapping[str, str],
+    order: LaunchOrder,
+    *,
+    node: str,
+    lease: str,
+    worker_socket: str,
+    flags: str,
+    key: str = "",
 ) -> dict[str, str]:
-    """Environment of the launcher and its workers: the agent's without what misleads, the job's own, and where to find the agent."""
+    """Environment of the launcher and its workers: the agent's without what misleads, the job's
+    own, and where to find the agent.
+    """
     spec = order.spec
     environment = {
         name: value
@@ -67,10 +104,22 @@ def job_environment(
 
 
 def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Arguments of the torchrun command for this job; its workers are tethered and log to their own files as ours do."""
+    """Arguments of the torchrun command for this job; its workers are tethered and log to their own
+    files as ours do.
+    """
     spec = order.spec
     python = "python" if spec.setup else spec.python
-    tether = [sys.executable, "-I", "-S", _tether.__file__, "--parent", "env", "--per-rank-log", order.log_dir, "--"]
+    tether = [
+        sys.executable,
+        "-I",
+        "-S",
+        supervisor.__file__,
+        "--parent",
+        "env",
+        "--per-rank-log",
+        order.log_dir,
+        "--",
+    ]
     return [
         "--rdzv-backend=malletrain",
         f"--rdzv-endpoint={order.endpoint}",
@@ -91,17 +140,39 @@ def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
 
 
 def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch: Path) -> list[str]:
-    """The launcher's command: under the job's Python, after its setup if it has one. ``scratch``: directory for torchrun's own files."""
+    """The launcher's command: under the job's Python, after its setup if it has one. ``scratch``:
+    directory for torchrun's own files.
+    """
     if spec.launcher == "torchrun":
         arguments = ["-c", _STOCK, *_stock_arguments(order, scratch)]
     else:
-        arguments = ["-c", _SERVICE if spec.mode == "service" else _BUILTIN, "--launch", str(order_file)]
+        arguments = [
+            "-c",
+            _SERVICE if spec.mode == "service" else _BUILTIN,
+            "--launch",
+            str(order_file),
+        ]
     if spec.setup:
         return ["bash", "-c", _SETUP % spec.setup, "bash", *arguments]
     return [spec.python, *arguments]
 
 
 def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:
-    """``command`` under a keeper that leaves nothing of it behind when it or ``parent`` ends (see _tether.py)."""
-    return [sys.executable, "-I", "-S", _tether.__file__, "--keep", "--parent", str(parent), "--log", str(log), "--chdir", workdir, "--",
-            *command]  # fmt: skip
+    """``command`` under a keeper that leaves nothing of it behind when it or ``parent`` ends (see
+    supervisor.py).
+    """
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        supervisor.__file__,
+        "--keep",
+        "--parent",
+        str(parent),
+        "--log",
+        str(log),
+        "--chdir",
+        workdir,
+        "--",
+        *command,
+    ]

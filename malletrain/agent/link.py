@@ -1,8 +1,10 @@
 """The agent's connection to the daemon: kept up for ever, and never needed by the training.
 
-Decides when the daemon counts as silent and how to come back: a fresh socket after a pause that grows and is spread by chance, so that
-thousands of agents do not return in the same instant; yet soon enough for a restarted daemon, which waits some seconds before it plans.
-While it is away nothing is sent or queued, and who sends is told (False): what it hears first is the Hello of that moment.
+Decides when the daemon counts as silent and how to come back: a fresh socket after a pause that
+grows and is spread by chance, so that thousands of agents do not return in the same instant; yet
+soon enough for a restarted daemon, which waits some seconds before it plans. While it is away
+nothing is sent or queued, and who sends is told (False): what it hears first is the Hello of that
+moment.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig, public_key
-from malletrain.wire import Alive, Heartbeat, Hello, Message, Welcome, WhoAreYou, WireError, decode, encode
+from malletrain.protocol.messages import (
+    Alive,
+    Heartbeat,
+    Hello,
+    Message,
+    Welcome,
+    WhoAreYou,
+    WireError,
+    decode,
+    encode,
+)
 
 FIRST_ANSWER_S = 5.0
 MISSED_HEARTBEATS = 3
@@ -32,14 +44,18 @@ log = logging.getLogger("malletrain.agent")
 
 
 def pause(attempt: int, chance: float) -> float:
-    """Seconds before attempt number ``attempt`` (from 1), for a random number in [0, 1): doubling up to a limit, half of it by chance."""
+    """Seconds before attempt number ``attempt`` (from 1), for a random number in [0, 1): doubling
+    up to a limit, half of it by chance.
+    """
     longest = min(PAUSE_S[1], PAUSE_S[0] * 2.0 ** min(attempt, 16))
     return longest * (0.5 + 0.5 * chance)
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
     """Send without waiting. False when the queue is full: the other end takes nothing."""
-    future = cast("asyncio.Future[Any]", socket.send_multipart(frames, zmq.DONTWAIT))  # done at once with this flag
+    future = cast(
+        "asyncio.Future[Any]", socket.send_multipart(frames, zmq.DONTWAIT)
+    )  # done at once with this flag
     return not future.done() or future.exception() is None
 
 
@@ -50,10 +66,16 @@ def resident_bytes() -> int:
 
 
 class DaemonLink:
-    """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says; ``on_welcome`` hears of every connection."""
+    """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says;
+    ``on_welcome`` hears of every connection.
+    """
 
     def __init__(
-        self, config: AgentConfig, hello: Callable[[], Hello], on_message: Callable[[Any], None], on_welcome: Callable[[Welcome], None]
+        self,
+        config: AgentConfig,
+        hello: Callable[[], Hello],
+        on_message: Callable[[Any], None],
+        on_welcome: Callable[[Welcome], None],
     ) -> None:
         self._config = config
         self._hello = hello
@@ -68,7 +90,9 @@ class DaemonLink:
         self.connected = False
 
     def send(self, message: Message) -> bool:
-        """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that follows makes up for it."""
+        """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that
+        follows makes up for it.
+        """
         if self.connected and not self._put(message):
             self._out_of_touch()
         return self.connected
@@ -85,11 +109,14 @@ class DaemonLink:
             while True:
                 if await self._one_connection():
                     attempt, quiet_since = 0, time.monotonic()
-                    log.warning("the daemon at %s is silent; training goes on", self._config.endpoint)
+                    log.warning(
+                        "the daemon at %s is silent; training goes on", self._config.endpoint
+                    )
                 elif time.monotonic() - quiet_since > _QUIET_COMPLAINT_S:
                     quiet_since = time.monotonic()
                     log.warning(
-                        "no answer from %s for %g s: is the daemon up, and are its key and this lease's valid?",
+                        "no answer from %s for %g s: is the daemon up, and are its key and this "
+                        "lease's valid?",
                         self._config.endpoint, _QUIET_COMPLAINT_S,
                     )  # fmt: skip
                 attempt += 1
@@ -124,21 +151,27 @@ class DaemonLink:
         last_beat = time.monotonic()
         try:
             while True:
-                # Reading comes first: after this process was stopped for a while (SIGSTOP), what the daemon said meanwhile counts.
+                # Reading comes first: after this process was stopped for a while (SIGSTOP), what
+                # the daemon said meanwhile counts.
                 wait = _CONNECT_POLL_S if self._greeted_at is None else min(self._heartbeat_s, 0.5)
                 turn = time.monotonic()
                 ready = dict(await poller.poll(int(wait * 1000)))
                 if monitor in ready:
                     await monitor.recv_multipart()
                     self._out_of_touch()
-                elif time.monotonic() - turn > wait + max(self._heartbeat_s * MISSED_HEARTBEATS, 1.0):
-                    # This process stood still for so long that the daemon may have given it up, and could not hear it meanwhile.
+                elif time.monotonic() - turn > wait + max(
+                    self._heartbeat_s * MISSED_HEARTBEATS, 1.0
+                ):
+                    # This process stood still for so long that the daemon may have given it up, and
+                    # could not hear it meanwhile.
                     self._out_of_touch()
                     self._heard = time.monotonic()
                 if socket in ready:
                     answered = self._take(await socket.recv_multipart()) or answered
                 now = time.monotonic()
-                if not self.connected and (self._greeted_at is None or now - self._greeted_at > _HELLO_AGAIN_S):
+                if not self.connected and (
+                    self._greeted_at is None or now - self._greeted_at > _HELLO_AGAIN_S
+                ):
                     self._greet()
                 patience = self._heartbeat_s * MISSED_HEARTBEATS if answered else FIRST_ANSWER_S
                 if now - self._heard > max(patience, 1.0):
@@ -153,7 +186,9 @@ class DaemonLink:
             self.close(0)
 
     def _out_of_touch(self) -> None:
-        """The connection broke, and with it went what was on the way: say Hello as soon as there is one again."""
+        """The connection broke, and with it went what was on the way: say Hello as soon as there is
+        one again.
+        """
         self.connected, self._greeted_at = False, None
 
     def _take(self, frames: list[bytes]) -> bool:
@@ -170,7 +205,9 @@ class DaemonLink:
             self.connected = True
             self._on_welcome(message)
             return True
-        if isinstance(message, WhoAreYou) or (isinstance(message, Alive) and message.boot != self._boot):
+        if isinstance(message, WhoAreYou) or (
+            isinstance(message, Alive) and message.boot != self._boot
+        ):
             if self.connected:
                 self.connected = False
                 self._greet()

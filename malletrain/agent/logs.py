@@ -1,8 +1,10 @@
-"""The way of a job's output to the daemon: files in the run directory, sent piece by piece, deleted once the daemon has them.
+"""The way of a job's output to the daemon: files in the run directory, sent piece by piece, deleted
+once the daemon has them.
 
-Decides pace and clean-up: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again after a reconnection or when no answer
-comes. What the daemon has is given back to the file system while the log still grows (punched holes), so that a long run does not fill the
-node's disk. The end of every log stays readable for the report of a failure.
+Decides pace and clean-up: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again
+after a reconnection or when no answer comes. What the daemon has is given back to the file system
+while the log still grows (punched holes), so that a long run does not fill the node's disk. The end
+of every log stays readable for the report of a failure.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from malletrain.wire import LogAck, LogChunk
+from malletrain.protocol.messages import LogAck, LogChunk
 
 CHUNK_BYTES = 64 * 1024
 SEND_INTERVAL_S = 0.25
@@ -40,7 +42,9 @@ def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
 
 
 def _give_back(fd: int, start: int, end: int) -> None:
-    """Free the blocks of [start, end) of a file; its size stays. File systems that cannot do that keep them."""
+    """Free the blocks of [start, end) of a file; its size stays. File systems that cannot do that
+    keep them.
+    """
     libc = ctypes.CDLL(None)
     mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
     libc.fallocate(fd, mode, ctypes.c_long(start), ctypes.c_long(end - start))
@@ -48,7 +52,9 @@ def _give_back(fd: int, start: int, end: int) -> None:
 
 @dataclass
 class LogFile:
-    """One log on its way. ``acked``: bytes that are on the daemon's disk. ``over``: nothing will be added any more."""
+    """One log on its way. ``acked``: bytes that are on the daemon's disk. ``over``: nothing will be
+    added any more.
+    """
 
     job: str
     generation: int
@@ -74,7 +80,11 @@ class LogFile:
                 data = file.read(CHUNK_BYTES)
         except OSError:
             return None
-        return LogChunk(self.job, self.generation, self.stream, node, self.acked, data) if data else None
+        return (
+            LogChunk(self.job, self.generation, self.stream, node, self.acked, data)
+            if data
+            else None
+        )
 
     def free(self) -> None:
         """Give back what was acknowledged, in large steps."""
@@ -93,7 +103,9 @@ class LogFile:
 
 @dataclass
 class LogForwarder:
-    """All logs of this node that the daemon does not have completely. ``limit_bytes``: how much of one log it takes, 0 for all."""
+    """All logs of this node that the daemon does not have completely. ``limit_bytes``: how much of
+    one log it takes, 0 for all.
+    """
 
     node: str
     send: Callable[[LogChunk], bool]
@@ -105,9 +117,14 @@ class LogForwarder:
         self.files.setdefault((job, generation, stream), LogFile(job, generation, stream, path))
 
     def close(self, job: str, before: int | None = None) -> None:
-        """The job's workers of rounds before ``before`` are gone (None: everything of the job): nothing is added to their logs."""
+        """The job's workers of rounds before ``before`` are gone (None: everything of the job):
+        nothing is added to their logs.
+        """
         for file in self.files.values():
-            if file.job == job and (before is None or (file.generation < before and file.stream not in ("launcher", "service"))):
+            if file.job == job and (
+                before is None
+                or (file.generation < before and file.stream not in ("launcher", "service"))
+            ):
                 file.over = True
 
     def step(self) -> None:
@@ -141,4 +158,6 @@ class LogForwarder:
 
     def all_sent(self) -> bool:
         """Whether the daemon has all there is."""
-        return all(0 < self.limit_bytes <= f.acked or f.acked >= f.size() for f in self.files.values())
+        return all(
+            0 < self.limit_bytes <= f.acked or f.acked >= f.size() for f in self.files.values()
+        )

@@ -1,7 +1,9 @@
-"""The processes of a job on this node: started under a keeper, stopped, and swept so that nothing is left.
+"""The processes of a job on this node: started under a keeper, stopped, and swept so that nothing
+is left.
 
-Two nets: the keeper (see _tether.py) kills what is left of its job when the launcher or the agent ends in any way; the agent, a subreaper
-too, sweeps its own descendants for the case that the keeper itself was killed.
+Two nets: the keeper (see supervisor.py) kills what is left of its job when the launcher or the
+agent ends in any way; the agent, a subreaper too, sweeps its own descendants for the case that the
+keeper itself was killed.
 """
 
 from __future__ import annotations
@@ -11,23 +13,35 @@ import signal
 import subprocess
 from collections.abc import Mapping
 
-from malletrain._tether import PR_SET_CHILD_SUBREAPER, descendants, kill_descendants, prctl
+from malletrain.launch.supervisor import (
+    PR_SET_CHILD_SUBREAPER,
+    descendants,
+    kill_descendants,
+    prctl,
+)
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children (PR_SET_CHILD_SUBREAPER, Linux 3.4). Raises OSError."""
+    """Orphans among this process's descendants become its children (PR_SET_CHILD_SUBREAPER, Linux
+    3.4). Raises OSError.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 class JobProcess:
     """A launcher with everything below it. Start it from the main thread only.
 
-    Raises OSError when the keeper cannot be started; a command that cannot be run shows as exit code 126 or 127.
+    Raises OSError when the keeper cannot be started; a command that cannot be run shows as exit
+    code 126 or 127.
     """
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, close_fds=True, start_new_session=True
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            close_fds=True,
+            start_new_session=True,
         )
 
     def exit_code(self) -> int | None:
@@ -53,7 +67,9 @@ def anything_left() -> bool:
 
 
 def reap_orphans(keep: int | None = None) -> None:
-    """Take the exit codes of adopted orphans, so that they do not stay as zombies. ``keep``: a child whose code somebody else takes."""
+    """Take the exit codes of adopted orphans, so that they do not stay as zombies. ``keep``: a
+    child whose code somebody else takes.
+    """
     while True:
         try:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

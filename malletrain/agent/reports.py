@@ -1,7 +1,9 @@
-"""What the workers report, on its way to the daemon: checked, coalesced, kept while the daemon is away.
+"""What the workers report, on its way to the daemon: checked, coalesced, kept while the daemon is
+away.
 
-Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the newest values (they are cumulative), all
-else at once. After a reconnection the newest counts and metrics are sent again, because nobody knows what of them arrived.
+Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the
+newest values (they are cumulative), all else at once. After a reconnection the newest counts and
+metrics are sent again, because nobody knows what of them arrived.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from malletrain import local_channel as local
-from malletrain import wire
+from malletrain.protocol import messages
+from malletrain.protocol import worker_channel as local
 
 FLUSH_INTERVAL_S = 0.2
 _REMEMBERED = 256
@@ -34,17 +36,19 @@ class DrainServed:
 
 
 class Reports:
-    """Reports of the workers of one job. ``send`` returns whether the daemon's connection took the message."""
+    """Reports of the workers of one job. ``send`` returns whether the daemon's connection took the
+    message.
+    """
 
-    def __init__(self, job: str, send: Callable[[wire.Message], bool]) -> None:
+    def __init__(self, job: str, send: Callable[[messages.Message], bool]) -> None:
         self.job = job
         self.capable: set[int] = set()
         """Generations with a worker here that takes a snapshot on request."""
         self._send = send
-        self._counts: OrderedDict[tuple[int, int, int], wire.Progress] = OrderedDict()
-        self._metrics: OrderedDict[tuple[int, str], wire.Metric] = OrderedDict()
+        self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
+        self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
         self._unsent: set[tuple[int, int, int]] = set()
-        self._kept: deque[wire.Message] = deque(maxlen=_REMEMBERED)
+        self._kept: deque[messages.Message] = deque(maxlen=_REMEMBERED)
 
     def take(self, datagram: local.Datagram) -> DrainServed | None:
         """One datagram of a worker. Returns a drain that it ends, if it does."""
@@ -54,35 +58,56 @@ class Reports:
         match datagram:
             case local.Progress():
                 key = (who.generation, who.rank, who.pid)
-                self._counts[key] = wire.Progress(
-                    self.job, who.generation, who.rank, who.pid, float(datagram.samples), datagram.steps, float(datagram.batch),
-                    datagram.first, datagram.last,
-                )  # fmt: skip
+                self._counts[key] = messages.Progress(
+                    self.job,
+                    who.generation,
+                    who.rank,
+                    who.pid,
+                    float(datagram.samples),
+                    datagram.steps,
+                    float(datagram.batch),
+                    datagram.first,
+                    datagram.last,
+                )
                 self._counts.move_to_end(key)
                 self._unsent.add(key)
                 while len(self._counts) > _REMEMBERED:
                     self._unsent.discard(self._counts.popitem(last=False)[0])
             case local.Mark():
-                self._pass_on(wire.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time))
+                self._pass_on(
+                    messages.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time)
+                )
             case local.Metric():
-                metric = wire.Metric(self.job, who.rank, datagram.name, float(datagram.value))
+                metric = messages.Metric(self.job, who.rank, datagram.name, float(datagram.value))
                 self._metrics[who.rank, datagram.name] = metric
                 while len(self._metrics) > _REMEMBERED:
                     self._metrics.popitem(last=False)
                 self._send(metric)  # if not now, then after the reconnection
             case local.SnapshotTaken():
-                data: dict[str, wire.Fact] = {
-                    "saved": datagram.saved, "path": datagram.path, "bytes": datagram.bytes, "seconds": datagram.seconds,
-                    "samples": datagram.samples, "steps": datagram.steps, "generation": who.generation,
-                }  # fmt: skip
-                self._pass_on(wire.Notice(self.job, who.rank, "snapshot", datagram.sentence, data))
+                data: dict[str, messages.Fact] = {
+                    "saved": datagram.saved,
+                    "path": datagram.path,
+                    "bytes": datagram.bytes,
+                    "seconds": datagram.seconds,
+                    "samples": datagram.samples,
+                    "steps": datagram.steps,
+                    "generation": who.generation,
+                }
+                self._pass_on(
+                    messages.Notice(self.job, who.rank, "snapshot", datagram.sentence, data)
+                )
             case local.Profile():
-                facts: dict[str, wire.Fact] = {"parameters": datagram.parameters, "flops_per_sample": datagram.flops_per_sample}
-                self._pass_on(wire.Notice(self.job, who.rank, "profile", "", facts))
+                facts: dict[str, messages.Fact] = {
+                    "parameters": datagram.parameters,
+                    "flops_per_sample": datagram.flops_per_sample,
+                }
+                self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
             case local.Capable():
                 self.capable.add(who.generation)
             case local.Drained():
-                return DrainServed(who.generation, datagram.number, datagram.saved, datagram.sentence)
+                return DrainServed(
+                    who.generation, datagram.number, datagram.saved, datagram.sentence
+                )
         return None
 
     def flush(self) -> None:
@@ -100,7 +125,7 @@ class Reports:
         self._unsent.update(self._counts)
         self.flush()
 
-    def _pass_on(self, message: wire.Message) -> None:
+    def _pass_on(self, message: messages.Message) -> None:
         if not self._send(message):
             self._kept.append(message)
 
@@ -122,7 +147,9 @@ class WorkerSocket:
         return self._socket.fileno()
 
     def receive(self) -> list[local.Datagram]:
-        """What has arrived, at most some hundreds at once; what does not fit the protocol is counted and dropped."""
+        """What has arrived, at most some hundreds at once; what does not fit the protocol is
+        counted and dropped.
+        """
         found: list[local.Datagram] = []
         for _ in range(_BURST):
             try:

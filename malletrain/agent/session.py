@@ -1,7 +1,9 @@
-"""The agent itself: one connection up, one socket for the launcher, one for the workers, and at most one job.
+"""The agent itself: one connection up, one socket for the launcher, one for the workers, and at
+most one job.
 
-Decides the order of things on this node: what a message of the daemon does, what SIGTERM starts, when the process may end. A preempted
-agent tells the daemon and lets the workers go on until the daemon has moved the job away; without an answer it stops them itself in time.
+Decides the order of things on this node: what a message of the daemon does, what SIGTERM starts,
+when the process may end. A preempted agent tells the daemon and lets the workers go on until the
+daemon has moved the job away; without an answer it stops them itself in time.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from malletrain import wire
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.jobrun import JobRun, Place
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
-from malletrain.node_channel import socket_directory
-from malletrain.wire import (
+from malletrain.protocol import messages
+from malletrain.protocol.launcher_channel import socket_directory
+from malletrain.protocol.messages import (
     Alive,
     Assign,
     Drain,
@@ -54,13 +56,17 @@ log = logging.getLogger("malletrain.agent")
 
 
 def private_directory(base: Path, node: str) -> Path:
-    """A new directory of this agent's own under ``base``; those of dead agents of the same node are removed.
+    """A new directory of this agent's own under ``base``; those of dead agents of the same node are
+    removed.
 
-    Raises OSError when there can be none, or when ``base`` is somebody else's (who could then put own sockets in place of ours).
+    Raises OSError when there can be none, or when ``base`` is somebody else's (who could then put
+    own sockets in place of ours).
     """
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if base.stat().st_uid != os.geteuid():
-        raise PermissionError(f"The run directory {base} belongs to another user; give the agent another --run-dir.")
+        raise PermissionError(
+            f"The run directory {base} belongs to another user; give the agent another --run-dir."
+        )
     prefix = re.sub(r"[^\w.-]", "_", node)[:24]
     for old in base.glob(f"{prefix}-*-*"):
         pid = old.name.split("-")[-2]
@@ -85,7 +91,7 @@ class Agent:
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
         self._logs = LogForwarder(config.node, self._link.send)
         self._run: JobRun | None = None
-        self._told: wire.Assignment | None = None
+        self._told: messages.Assignment | None = None
         self._next: Assign | None = None
         self._count = 0
         self._leave_by: float | None = None
@@ -100,7 +106,10 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_reader(self._workers, self._from_workers)
-        tasks = [asyncio.create_task(work) for work in (self._link.run(), self._listen_to_launchers(), self._step_for_ever())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._link.run(), self._listen_to_launchers(), self._step_for_ever())
+        ]
         over = asyncio.create_task(self._over.wait())
         try:
             done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +143,9 @@ class Agent:
             pid=os.getpid(),
             gpus=config.gpus,
             node_class=config.node_class,
-            leaving_in_s=None if self._leave_by is None else max(0.0, self._leave_by - time.monotonic()),
+            leaving_in_s=None
+            if self._leave_by is None
+            else max(0.0, self._leave_by - time.monotonic()),
             assignment=self._told,
         )
 
@@ -157,26 +168,31 @@ class Agent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain() | wire.Abort():
+            case Round() | Drain() | messages.Abort():
                 self._to_run(message)
             case Release():
                 self._release(message)
             case Goodbye():
-                log.info("the daemon gives the lease back%s", f": {message.reason}" if message.reason else "")
+                log.info(
+                    "the daemon gives the lease back%s",
+                    f": {message.reason}" if message.reason else "",
+                )
                 self._shut_down(self._run.stop_grace_s if self._run else 0.0)
             case LogAck():
                 self._logs.acknowledged(message)
-            case wire.Error():
+            case messages.Error():
                 log.warning("the daemon refused a message: %s", message.sentence)
             case _:
                 log.warning("ignored an unexpected %s", type(message).__name__)
 
-    def _to_run(self, message: Round | Drain | wire.Abort) -> None:
+    def _to_run(self, message: Round | Drain | messages.Abort) -> None:
         if self._run is None or self._run.job != message.job:
-            log.warning("ignored a %s for job %s, which is not here", type(message).__name__, message.job)
+            log.warning(
+                "ignored a %s for job %s, which is not here", type(message).__name__, message.job
+            )
         elif isinstance(message, Round):
             self._run.round(message)
-        elif isinstance(message, wire.Abort):
+        elif isinstance(message, messages.Abort):
             self._run.abort(message)
         else:
             self._run.drain(message)
@@ -210,11 +226,13 @@ class Agent:
             environment=os.environ,
         )
         try:
-            self._run = JobRun(message, place, self._logs, self._link.send, self._tell_launcher, self._from_workers)
+            self._run = JobRun(
+                message, place, self._logs, self._link.send, self._tell_launcher, self._from_workers
+            )
         except OSError as error:
             sentence = f"The node cannot hold the job: {error}."
             log.error("%s", sentence)
-            self._link.send(Phase(wire.Assignment(message.job, "exited"), sentence))
+            self._link.send(Phase(messages.Assignment(message.job, "exited"), sentence))
 
     def _release(self, message: Release) -> None:
         if self._next is not None and self._next.job == message.job:
@@ -230,8 +248,8 @@ class Agent:
         while True:
             identity, *frames = await self._launchers.recv_multipart()
             try:
-                message = wire.decode(frames)
-            except wire.WireError as error:
+                message = messages.decode(frames)
+            except messages.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
             if not isinstance(message, Phase | StoreUp | Drained):
@@ -245,12 +263,12 @@ class Agent:
             self._tell(identity, Alive(""))
             self._run.from_launcher(message)
 
-    def _tell_launcher(self, message: wire.Message) -> None:
+    def _tell_launcher(self, message: messages.Message) -> None:
         if self._launcher_id is not None:
             self._tell(self._launcher_id, message)
 
-    def _tell(self, identity: bytes, message: wire.Message) -> None:
-        send_now(self._launchers, [identity, *wire.encode(message)])
+    def _tell(self, identity: bytes, message: messages.Message) -> None:
+        send_now(self._launchers, [identity, *messages.encode(message)])
 
     def _from_workers(self) -> None:
         for datagram in self._workers.receive():
@@ -277,13 +295,21 @@ class Agent:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
             if self._leave_by is not None and not self._exiting:
-                saved_alone = self._run is not None and self._run.standing_still and not self._link.connected
+                saved_alone = (
+                    self._run is not None and self._run.standing_still and not self._link.connected
+                )
                 if saved_alone or now >= self._leave_by - self._margin():
-                    log.warning("the lease ends and the daemon has not moved the job; stopping it here")
+                    log.warning(
+                        "the lease ends and the daemon has not moved the job; stopping it here"
+                    )
                     self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
                 self._logs_until = self._logs_until or now + LAST_LOGS_S
-                if self._logs.all_sent() or not self._link.connected or now >= min(self._logs_until, self._leave_by or now + 1):
+                if (
+                    self._logs.all_sent()
+                    or not self._link.connected
+                    or now >= min(self._logs_until, self._leave_by or now + 1)
+                ):
                     self._over.set()
 
     def _run_ended(self) -> None:
@@ -306,7 +332,9 @@ class Agent:
         name = signal.Signals(signum).name
         self._leave_by = time.monotonic() + self._config.grace_s
         log.info("%s: leaving within %g s", name, self._config.grace_s)
-        if not self._link.send(Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")):
+        if not self._link.send(
+            Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")
+        ):
             self._link.announce()
         if self._run is None:
             self._shut_down(0.0)

@@ -1,1 +1,3 @@
-"""What a machine would yield, from its own accounting: its gaps, what MalleTrain would harvest in them, and a report to read."""
+"""What a machine would yield, from its own accounting: its gaps, what MalleTrain would harvest in
+them, and a report to read.
+"""

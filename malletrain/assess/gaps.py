@@ -1,4 +1,6 @@
-"""What the idle nodes of a machine look like: how many, when, for how long. Counts; decides nothing."""
+"""What the idle nodes of a machine look like: how many, when, for how long. Counts; decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,20 @@ from typing import Any
 import numpy as np
 
 from malletrain.sim.workloads import WorkloadError
-from scavenger.trace import Trace
+from scavenger.trace.trace import Trace
 
-LENGTH_EDGES_S = (0.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 2 * 3600.0, 6 * 3600.0, 24 * 3600.0, math.inf)
+LENGTH_EDGES_S = (
+    0.0,
+    60.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+    2 * 3600.0,
+    6 * 3600.0,
+    24 * 3600.0,
+    math.inf,
+)
 """Edges of the histogram of gap lengths."""
 POINTS = 400
 """Points of the curve of idle nodes over time."""
@@ -19,7 +32,9 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Gaps of at least ``from_s`` and less than ``to_s`` seconds: how many, and how many node-hours in them."""
+    """Gaps of at least ``from_s`` and less than ``to_s`` seconds: how many, and how many node-hours
+    in them.
+    """
 
     from_s: float
     to_s: float
@@ -35,9 +50,10 @@ class GapReport:
         nodes, hours: size of the machine, length of the observation.
         idle_mean, idle_fraction: idle nodes on average, and as a fraction of the machine.
         idle_node_hours: all of them.
-        gaps, median_s, mean_s: complete gaps and their lengths (None: there is none). Gaps open at an end of the observation count in the
-            node-hours and not here.
-        bins: the histogram; gaps cut off by an end of the observation count with what was seen of them.
+        gaps, median_s, mean_s: complete gaps and their lengths (None: there is none). Gaps open at
+            an end of the observation count in the node-hours and not here.
+        bins: the histogram; gaps cut off by an end of the observation count with what was seen of
+            them.
         over_time: (hour, fewest, mean, most idle nodes) of equal pieces of the observation.
     """
 
@@ -53,19 +69,31 @@ class GapReport:
     over_time: tuple[tuple[float, int, float, int], ...]
 
     def longer_than(self, seconds: float) -> float:
-        """Fraction of the idle node-hours that lies in gaps of at least this length (an edge of the bins)."""
+        """Fraction of the idle node-hours that lies in gaps of at least this length (an edge of the
+        bins).
+        """
         total = sum(b.node_hours for b in self.bins)
         return sum(b.node_hours for b in self.bins if b.from_s >= seconds) / total if total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the open edge of the last bin is None."""
-        plain = {name: getattr(self, name) for name in ("nodes", "hours", "idle_mean", "idle_fraction", "idle_node_hours")}
+        plain = {
+            name: getattr(self, name)
+            for name in ("nodes", "hours", "idle_mean", "idle_fraction", "idle_node_hours")
+        }
         plain |= {"gaps": self.gaps, "gap_median_s": self.median_s, "gap_mean_s": self.mean_s}
         plain["histogram"] = [
-            {"from_s": b.from_s, "to_s": b.to_s if math.isfinite(b.to_s) else None, "gaps": b.gaps, "node_hours": b.node_hours}
+            {
+                "from_s": b.from_s,
+                "to_s": b.to_s if math.isfinite(b.to_s) else None,
+                "gaps": b.gaps,
+                "node_hours": b.node_hours,
+            }
             for b in self.bins
         ]
-        plain["over_time"] = [{"hour": h, "fewest": a, "mean": m, "most": b} for h, a, m, b in self.over_time]
+        plain["over_time"] = [
+            {"hour": h, "fewest": a, "mean": m, "most": b} for h, a, m, b in self.over_time
+        ]
         return plain
 
 
@@ -90,7 +118,10 @@ def gap_report(trace: Trace) -> GapReport:
         median_s=float(np.median(complete)) if len(complete) else None,
         mean_s=float(complete.mean()) if len(complete) else None,
         bins=tuple(
-            LengthBin(LENGTH_EDGES_S[k], LENGTH_EDGES_S[k + 1], int(number[k]), float(seconds[k]) / 3600.0) for k in range(len(number))
+            LengthBin(
+                LENGTH_EDGES_S[k], LENGTH_EDGES_S[k + 1], int(number[k]), float(seconds[k]) / 3600.0
+            )
+            for k in range(len(number))
         ),
         over_time=_over_time(trace),
     )
@@ -112,7 +143,8 @@ def _over_time(trace: Trace) -> tuple[tuple[float, int, float, int], ...]:
 
 
 def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
-    """Begin and end (seconds) of the window of this length whose mean number of idle nodes is nearest to that of the whole trace.
+    """Begin and end (seconds) of the window of this length whose mean number of idle nodes is
+    nearest to that of the whole trace.
 
     Windows begin a quarter of their length apart. A trace that is not longer is a window itself.
     """

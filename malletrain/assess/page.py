@@ -1,4 +1,6 @@
-"""The report as one HTML file that needs nothing else: text, tables, pictures inside. Decides what is said, in which order."""
+"""The report as one HTML file that needs nothing else: text, tables, pictures inside. Decides what
+is said, in which order.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,t
 th{text-align:left;font-weight:600}tr>th:first-child{white-space:nowrap}td.n,th.n{text-align:right}
 svg{width:100%;height:auto}.lead{font-size:1.15rem}
 .note{color:#555;font-size:.9rem}code{background:#f4f4f4;padding:0 .2rem}
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Assessment:
     """Everything the report tells.
 
-    ``source``: what was read. ``window``: begin and end of the simulated part, hours of the observation. ``assumptions``: sentences.
-    ``command``: how to make the report again.
+    ``source``: what was read. ``window``: begin and end of the simulated part, hours of the
+    observation. ``assumptions``: sentences. ``command``: how to make the report again.
     """
 
     source: str
@@ -53,17 +55,25 @@ def verdict(found: Assessment) -> list[str]:
     g, r = found.gaps, found.cases[0].result
     per_year = g.idle_mean * r.harvested_fraction * YEAR_H
     lines = [
-        f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were idle during {_time(g.hours)}; "
-        f"{100 * g.longer_than(600):.0f} % of the idle node-hours lie in gaps of ten minutes and more.",
-        f"With the given jobs MalleTrain would have trained in {100 * r.harvested_fraction:.0f} % of the idle node-hours: as much as "
-        f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about {_thousands(per_year)} node-hours a year.",
-        f"That is {100 * r.fraction_of_ideal:.0f} % of the samples that the same jobs could process if changes of scale cost nothing.",
+        f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were "
+        f"idle during {_time(g.hours)}; "
+        f"{100 * g.longer_than(600):.0f} % of the idle node-hours lie in gaps of ten minutes "
+        "and more.",
+        f"With the given jobs MalleTrain would have trained in {100 * r.harvested_fraction:.0f} "
+        "% of the idle node-hours: as much as "
+        f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about "
+        f"{_thousands(per_year)} node-hours a year.",
+        f"That is {100 * r.fraction_of_ideal:.0f} % of the samples that the same jobs could "
+        "process if changes of scale cost nothing.",
     ]
     if r.preemptions:
         often = r.hours * r.equivalent_nodes / r.preemptions
         lines.append(f"Jobs lost nodes {r.preemptions} times, once in {often:.1f} idle node-hours.")
     if r.jobs_completed == r.jobs and r.hours < (found.window[1] - found.window[0]) * 0.999:
-        lines.append(f"All {r.jobs} jobs were done after {_time(r.hours)}: there is room for more work (--jobs, --samples).")
+        lines.append(
+            f"All {r.jobs} jobs were done after {_time(r.hours)}: there is room for more work "
+            "(--jobs, --samples)."
+        )
     return lines
 
 
@@ -79,9 +89,11 @@ def page(found: Assessment) -> str:
         _facts(g),
         "<h2>How long gaps last</h2>",
         plots.gap_lengths(g),
-        "<p class=note>A training job pays for every change of its nodes, so that many short gaps yield less than few long ones.</p>",
+        "<p class=note>A training job pays for every change of its nodes, so that many short "
+        "gaps yield less than few long ones.</p>",
         "<h2>What would be harvested</h2>",
-        f"<p>Simulated: hours {begin:.0f} to {end:.0f} of the observation, by the planner that the daemon runs.</p>",
+        f"<p>Simulated: hours {begin:.0f} to {end:.0f} of the observation, by the planner that "
+        "the daemon runs.</p>",
         plots.use_over_time(cases[0]),
         _comparison(cases),
         plots.where_it_went(cases),
@@ -91,8 +103,14 @@ def page(found: Assessment) -> str:
     if found.command:
         parts.append(f"<p class=note>Made by <code>{_e(found.command)}</code></p>")
     body = "\n".join(parts)
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>MalleTrain: {_e(found.source)}</title>"
-    return f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    head = (
+        "<meta charset=utf-8><meta name=viewport "
+        f"content='width=device-width'><title>MalleTrain: {_e(found.source)}</title>"
+    )
+    return (
+        "<!doctype html><html "
+        f"lang=en><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
 
 
 def _facts(g: GapReport) -> str:
@@ -104,12 +122,27 @@ def _facts(g: GapReport) -> str:
         ("gaps", f"{g.gaps:,}"),
     ]
     if g.median_s is not None and g.mean_s is not None:
-        rows.append(("length of a gap", f"median {_minutes(g.median_s)}, mean {_minutes(g.mean_s)}"))
-    return "<table>" + "".join(f"<tr><th>{_e(a)}</th><td>{_e(b)}</td></tr>" for a, b in rows) + "</table>"
+        rows.append(
+            ("length of a gap", f"median {_minutes(g.median_s)}, mean {_minutes(g.mean_s)}")
+        )
+    return (
+        "<table>"
+        + "".join(f"<tr><th>{_e(a)}</th><td>{_e(b)}</td></tr>" for a, b in rows)
+        + "</table>"
+    )
 
 
 def _comparison(cases: Sequence[Case]) -> str:
-    head = ("", "harvested", "of the bound", "equivalent nodes", "rescales", "preemptions", "jobs done", "what is different")
+    head = (
+        "",
+        "harvested",
+        "of the bound",
+        "equivalent nodes",
+        "rescales",
+        "preemptions",
+        "jobs done",
+        "what is different",
+    )
     rows = []
     for c in cases:
         r = c.result
@@ -123,9 +156,12 @@ def _comparison(cases: Sequence[Case]) -> str:
         )
         numbers = "".join(f"<td class=n>{_e(x)}</td>" for x in cells)
         rows.append(f"<tr><th>{_e(c.name)}</th>{numbers}<td>{_e(c.what)}</td></tr>")
-    top = "".join(f"<th{' class=n' if 0 < k < 7 else ''}>{_e(word)}</th>" for k, word in enumerate(head))
+    top = "".join(
+        f"<th{' class=n' if 0 < k < 7 else ''}>{_e(word)}</th>" for k, word in enumerate(head)
+    )
     note = (
-        "<p class=note>Harvested: node-hours in which samples were processed, of all idle ones. Of the bound: samples processed, of those "
+        "<p class=note>Harvested: node-hours in which samples were processed, of all idle ones. "
+        "Of the bound: samples processed, of those "
         "that the jobs of each moment could have processed if changes of scale were free.</p>"
     )
     return f"<table><tr>{top}</tr>{''.join(rows)}</table>{note}"
@@ -137,7 +173,10 @@ def text(found: Assessment) -> Iterable[str]:
     yield from verdict(found)
     for c in found.cases[1:]:
         r = c.result
-        yield f"{c.name}: {100 * r.harvested_fraction:.1f} % harvested, {100 * r.fraction_of_ideal:.1f} % of the bound ({c.what})."
+        yield (
+            f"{c.name}: {100 * r.harvested_fraction:.1f} % harvested, "
+            f"{100 * r.fraction_of_ideal:.1f} % of the bound ({c.what})."
+        )
     for line in found.assumptions:
         yield f"Assumed: {line}"
 
@@ -155,5 +194,9 @@ def _minutes(seconds: float) -> str:
 
 
 def _thousands(number: float) -> str:
-    digits = max(0, 2 - int(len(str(int(number))) - 1)) if number < 100 else -max(0, len(str(int(number))) - 2)
+    digits = (
+        max(0, 2 - int(len(str(int(number))) - 1))
+        if number < 100
+        else -max(0, len(str(int(number))) - 2)
+    )
     return f"{round(number, digits):,.0f}"

@@ -1,4 +1,6 @@
-"""The pictures of the report, as SVG text. Needs matplotlib (``pip install 'malletrain[demo]'``), imported when drawing; no display."""
+"""The pictures of the report, as SVG text. Needs matplotlib (``pip install 'malletrain[demo]'``),
+imported when drawing; no display.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ def idle_over_time(report: GapReport) -> str:
     low, high = [a for _, a, _, _ in report.over_time], [b for *_, b in report.over_time]
     axes.fill_between(at, low, high, color=SKY, alpha=0.5, linewidth=0, label="from least to most")
     axes.plot(at, [m for _, _, m, _ in report.over_time], color=BLUE, linewidth=1.0, label="mean")
-    axes.set(xlabel=f"{name} since the begin", ylabel="idle nodes", xlim=(0, report.hours / unit), ylim=(0, None))
+    axes.set(
+        xlabel=f"{name} since the begin",
+        ylabel="idle nodes",
+        xlim=(0, report.hours / unit),
+        ylim=(0, None),
+    )
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return _svg(figure, "Idle nodes over time: mean and span of each piece of the observation")
 
@@ -37,10 +44,25 @@ def idle_over_time(report: GapReport) -> str:
 def gap_lengths(report: GapReport) -> str:
     """Histogram of gap lengths: how many gaps, and how many of the idle node-hours lie in them."""
     figure, axes = _figure(2.6)
-    total, hours = max(1, sum(b.gaps for b in report.bins)), max(1e-9, sum(b.node_hours for b in report.bins))
+    total, hours = (
+        max(1, sum(b.gaps for b in report.bins)),
+        max(1e-9, sum(b.node_hours for b in report.bins)),
+    )
     at = range(len(report.bins))
-    axes.bar([k - 0.2 for k in at], [100 * b.gaps / total for b in report.bins], 0.4, color=GREY, label="of the gaps")
-    axes.bar([k + 0.2 for k in at], [100 * b.node_hours / hours for b in report.bins], 0.4, color=BLUE, label="of the idle node-hours")
+    axes.bar(
+        [k - 0.2 for k in at],
+        [100 * b.gaps / total for b in report.bins],
+        0.4,
+        color=GREY,
+        label="of the gaps",
+    )
+    axes.bar(
+        [k + 0.2 for k in at],
+        [100 * b.node_hours / hours for b in report.bins],
+        0.4,
+        color=BLUE,
+        label="of the idle node-hours",
+    )
     axes.set_xticks(list(at), [_span(b.from_s, b.to_s) for b in report.bins])
     axes.set(xlabel="length of the gap", ylabel="%")
     axes.legend(frameon=False)
@@ -52,9 +74,20 @@ def use_over_time(case: Case) -> str:
     figure, axes = _figure(2.6)
     unit, name = (24.0, "days") if case.result.hours > 72 else (1.0, "hours")
     at = [h / unit for h, _, _ in case.series]
-    axes.fill_between(at, [idle for _, idle, _ in case.series], color=GREY, linewidth=0, step="post", label="idle")
-    axes.fill_between(at, [held for _, _, held in case.series], color=GREEN, linewidth=0, step="post", label="with a training job")
-    axes.set(xlabel=f"{name} simulated", ylabel="nodes", xlim=(0, max(at, default=1.0)), ylim=(0, None))
+    axes.fill_between(
+        at, [idle for _, idle, _ in case.series], color=GREY, linewidth=0, step="post", label="idle"
+    )
+    axes.fill_between(
+        at,
+        [held for _, _, held in case.series],
+        color=GREEN,
+        linewidth=0,
+        step="post",
+        label="with a training job",
+    )
+    axes.set(
+        xlabel=f"{name} simulated", ylabel="nodes", xlim=(0, max(at, default=1.0)), ylim=(0, None)
+    )
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return _svg(figure, "Idle nodes and nodes with a training job over the simulated time")
 
@@ -74,7 +107,14 @@ def where_it_went(cases: Sequence[Case]) -> str:
         widths = [100 * read(c.result) for c in cases]
         axes.barh(names, widths, left=left, color=colour, label=label, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.barh(names, [max(0.0, 100 - a) for a in left], left=left, color=GREY, label="not used", height=0.6)
+    axes.barh(
+        names,
+        [max(0.0, 100 - a) for a in left],
+        left=left,
+        color=GREY,
+        label="not used",
+        height=0.6,
+    )
     axes.invert_yaxis()
     axes.set(xlabel="% of the idle node-hours", xlim=(0, 100))
     figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)

@@ -1,6 +1,8 @@
-"""The command line: ``malletrain COMMAND``. One module per family of commands; this one only gathers them.
+"""The command line: ``malletrain COMMAND``. One module per family of commands; this one only
+gathers them.
 
-Modules of commands import click alone at their top, so that ``malletrain --help`` and shell completion answer at once.
+Modules of commands import click alone at their top, so that ``malletrain --help`` and shell
+completion answer at once.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
 
 
-@click.group(cls=Sentences, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Sentences,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="malletrain")
 def main() -> None:
     """Train neural networks on the supercomputer nodes that nobody else can fill.
 
-    A daemon holds idle nodes for as long as the main scheduler does not want them, and keeps malleable training jobs running on them.
-    Without an own daemon running yet, see 'malletrain daemon --help'; to see everything at work on this machine, run 'malletrain demo'.
+    A daemon holds idle nodes for as long as the main scheduler does not want them, and keeps
+    malleable training jobs running on them. Without an own daemon running yet, see 'malletrain
+    daemon --help'; to see everything at work on this machine, run 'malletrain demo'.
 
     \b
     A first job:
@@ -48,5 +54,22 @@ def main() -> None:
     """
 
 
-for _command in (submit, status, show, logs, cancel, members, nodes, events, top, daemon, check, key, assess, simulate, demo, agent):
+for _command in (
+    submit,
+    status,
+    show,
+    logs,
+    cancel,
+    members,
+    nodes,
+    events,
+    top,
+    daemon,
+    check,
+    key,
+    assess,
+    simulate,
+    demo,
+    agent,
+):
     main.add_command(_command)

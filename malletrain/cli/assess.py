@@ -15,14 +15,45 @@ DEFAULT_HOURS = 168.0
 
 
 @click.command()
-@click.option("--sacct", type=FILE, metavar="FILE", help="Slurm's accounting: the output of the command below.")
-@click.option("--pbs-logs", type=click.Path(path_type=Path), metavar="DIR", help="PBS accounting logs (server_priv/accounting).")
-@click.option("--swf", type=FILE, metavar="FILE", help="A log in the Standard Workload Format (also .gz).")
-@click.option("--trace", type=FILE, metavar="FILE", help="Which node is idle when (CSV time_s,node,event; also .gz).")
-@click.option("--nodes", type=COUNT, metavar="N", help="Size of the machine.  [default: as the log says]")
+@click.option(
+    "--sacct",
+    type=FILE,
+    metavar="FILE",
+    help="Slurm's accounting: the output of the command below.",
+)
+@click.option(
+    "--pbs-logs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="PBS accounting logs (server_priv/accounting).",
+)
+@click.option(
+    "--swf", type=FILE, metavar="FILE", help="A log in the Standard Workload Format (also .gz)."
+)
+@click.option(
+    "--trace",
+    type=FILE,
+    metavar="FILE",
+    help="Which node is idle when (CSV time_s,node,event; also .gz).",
+)
+@click.option(
+    "--nodes", type=COUNT, metavar="N", help="Size of the machine.  [default: as the log says]"
+)
 @simulation_options
-@click.option("--output", type=FILE, default=Path("assessment.html"), show_default=True, metavar="FILE", help="Where the report goes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text; the report is written all the same.")
+@click.option(
+    "--output",
+    type=FILE,
+    default=Path("assessment.html"),
+    show_default=True,
+    metavar="FILE",
+    help="Where the report goes.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object instead of text; the report is written all the same.",
+)
 def assess(
     sacct: Path | None,
     pbs_logs: Path | None,
@@ -33,10 +64,12 @@ def assess(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say what this machine would yield: its gaps, and what MalleTrain would harvest in them with given jobs.
+    """Say what this machine would yield: its gaps, and what MalleTrain would harvest in them with
+    given jobs.
 
-    Reads one log of what ran (or a trace of idle nodes), and writes a report: one HTML file with pictures that needs nothing else. Gaps are
-    counted over the whole log; a typical week of it (or --hours) is simulated.
+    Reads one log of what ran (or a trace of idle nodes), and writes a report: one HTML file with
+    pictures that needs nothing else. Gaps are counted over the whole log; a typical week of it (or
+    --hours) is simulated.
 
     \b
     Slurm's accounting:
@@ -56,7 +89,7 @@ def assess(
     from malletrain.sim import joblogs
     from malletrain.sim.idle import idle_nodes
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace import TraceError, read
+    from scavenger.trace.trace import TraceError, read
 
     given = {"--sacct": sacct, "--pbs-logs": pbs_logs, "--swf": swf, "--trace": trace}
     chosen = [(name, path) for name, path in given.items() if path is not None]
@@ -72,13 +105,22 @@ def assess(
             idle, source = read(path), f"trace {path.name}"
         else:
             readers = {"--sacct": joblogs.read_sacct, "--pbs-logs": joblogs.read_pbs}
-            log = readers[kind](path) if kind in readers else joblogs.read_swf(path, per_node=options["per_node"])
+            log = (
+                readers[kind](path)
+                if kind in readers
+                else joblogs.read_swf(path, per_node=options["per_node"])
+            )
             found = idle_nodes(log, nodes)
             idle, source = found.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
             assumed = found.assumptions
         begin, end = typical_window(idle, hours)
         settings = settings_of(options)
-        runs = cases(idle.window(begin, end), jobs_of(options), settings, lambda name: say(f"Simulating: {name} …"))
+        runs = cases(
+            idle.window(begin, end),
+            jobs_of(options),
+            settings,
+            lambda name: say(f"Simulating: {name} …"),
+        )
         result = Assessment(
             source,
             gap_report(idle),
@@ -91,9 +133,13 @@ def assess(
     except (TraceError, WorkloadError) as error:
         raise Refused(str(error)) from None
     except OSError as error:
-        raise Refused(f"The report cannot be written to {output}: {error.strerror or error}.") from None
+        raise Refused(
+            f"The report cannot be written to {output}: {error.strerror or error}."
+        ) from None
     except ModuleNotFoundError as error:
-        raise Refused(f"The report needs the package {error.name}; run: pip install 'malletrain[demo]'") from None
+        raise Refused(
+            f"The report needs the package {error.name}; run: pip install 'malletrain[demo]'"
+        ) from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -104,17 +150,32 @@ def assess(
 
 def _assumptions(o: dict[str, Any]) -> list[str]:
     """What the simulation takes for granted, as sentences."""
-    jobs = f"{o['jobs']} jobs" if o["jobs"].isdigit() else f"jobs that arrive as in {Path(o['jobs']).name}"
-    kinds = {"hpo": "a hyperparameter search over " + ("the models of " + Path(o["curves"]).name if o["curves"] else "built-in models")}
+    jobs = (
+        f"{o['jobs']} jobs"
+        if o["jobs"].isdigit()
+        else f"jobs that arrive as in {Path(o['jobs']).name}"
+    )
+    kinds = {
+        "hpo": "a hyperparameter search over "
+        + ("the models of " + Path(o["curves"]).name if o["curves"] else "built-in models")
+    }
     kinds["nas"] = "a search over NAS-Bench-101 cells"
     lines = [
-        f"Work: {jobs}, {kinds.get(o['workload'], 'from ' + str(o['workload']))}, at most {o['max_jobs']} at a time. "
-        "Their throughput by scale is modelled, not measured on this machine, unless --curves says so.",
-        f"A change of scale stops a job for {o['rescale_up']:g} s (growing) or {o['rescale_down']:g} s (shrinking), a start for "
+        f"Work: {jobs}, {kinds.get(o['workload'], 'from ' + str(o['workload']))}, at most "
+        f"{o['max_jobs']} at a time. "
+        "Their throughput by scale is modelled, not measured on this machine, unless --curves "
+        "says so.",
+        f"A change of scale stops a job for {o['rescale_up']:g} s (growing) or "
+        f"{o['rescale_down']:g} s (shrinking), a start for "
         f"{o['start_cost']:g} s; a node is there {o['lease_delay']:g} s after it was asked for.",
     ]
     if o["costs"] == "real":
         notice = f"{o['notice']:g} s of notice" if o["notice"] else "no notice"
-        lines.append(f"Preemptions come with {notice}; jobs take a snapshot every {o['snapshot_every']:g} s.")
-    lines.append("The scheduler of the log would have decided the same with MalleTrain's preemptable leases on its idle nodes.")
+        lines.append(
+            f"Preemptions come with {notice}; jobs take a snapshot every {o['snapshot_every']:g} s."
+        )
+    lines.append(
+        "The scheduler of the log would have decided the same with MalleTrain's preemptable "
+        "leases on its idle nodes."
+    )
     return lines

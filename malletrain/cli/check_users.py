@@ -1,4 +1,6 @@
-"""The part of ``malletrain check`` that is about a daemon of several users: whether they are known, and can run and be run as."""
+"""The part of ``malletrain check`` that is about a daemon of several users: whether they are known,
+and can run and be run as.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from malletrain.config import Config
+    from malletrain.config.model import Config
 
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
 
@@ -30,7 +32,7 @@ def users(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]]:
-    from malletrain.users import UsersError, read_users
+    from malletrain.identity.users import UsersError, read_users
 
     if config.daemon.users is None:
         return
@@ -39,12 +41,15 @@ def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]
     except UsersError as error:
         yield False, str(error)
     else:
-        yield True, f"{config.daemon.users} lists {len(listed)} user{'' if len(listed) == 1 else 's'}."
+        yield (
+            True,
+            f"{config.daemon.users} lists {len(listed)} user{'' if len(listed) == 1 else 's'}.",
+        )
 
 
 def _munge(config: Config) -> Iterator[tuple[bool | None, str]]:
-    from malletrain.keys import user_name
-    from malletrain.users import Munge, UsersError
+    from malletrain.identity.keys import user_name
+    from malletrain.identity.users import Munge, UsersError
 
     if not config.daemon.munge:
         return
@@ -60,9 +65,17 @@ def _munge(config: Config) -> Iterator[tuple[bool | None, str]]:
 def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
     path = config.daemon.announce
     if path is None:
-        yield None, "Clients of other users cannot find the daemon; set announce in [daemon], such as /etc/malletrain/daemon.json."
+        yield (
+            None,
+            "Clients of other users cannot find the daemon; set announce in [daemon], such as "
+            "/etc/malletrain/daemon.json.",
+        )
     elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-        yield False, f"{path} cannot be written: make {path.parent} a directory of the daemon's user that everybody may read."
+        yield (
+            False,
+            f"{path} cannot be written: make {path.parent} a directory of the daemon's user "
+            "that everybody may read.",
+        )
     elif closed := _closed(path.parent):
         yield False, f"Other users cannot read {path}: they may not enter {closed}."
     else:
@@ -70,12 +83,15 @@ def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _python() -> Iterator[tuple[bool | None, str]]:
-    for folder in dict.fromkeys(Path(name).resolve() for name in (sys.prefix, sys.base_prefix, __file__)):
+    for folder in dict.fromkeys(
+        Path(name).resolve() for name in (sys.prefix, sys.base_prefix, __file__)
+    ):
         if closed := _closed(folder):
             yield (
                 False,
                 (
-                    f"Other users may not enter {closed}, where this MalleTrain or its Python lies ({folder}). Agents run as the owners of "
+                    f"Other users may not enter {closed}, where this MalleTrain or its Python "
+                    f"lies ({folder}). Agents run as the owners of "
                     "the jobs; install it where everybody may read it, such as /opt/malletrain."
                 ),
             )
@@ -91,12 +107,18 @@ def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None
     command = shutil.which(SUBMIT[config.scheduler.kind])
     if not listed or command is None:
         trial = f"{' '.join(config.submit_as)} {command or SUBMIT[config.scheduler.kind]} --version"
-        yield None, f"Whether the daemon may submit as others was not tried, as no user is listed; try: {trial}"
+        yield (
+            None,
+            "Whether the daemon may submit as others was not tried, as no user is listed; try: "
+            f"{trial}",
+        )
         return
     name = listed[0]
     argv = [*(word.replace("{owner}", name) for word in config.submit_as), command, "--version"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        )
         why = " ".join((done.stderr or done.stdout).split()) if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
@@ -109,4 +131,7 @@ def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None
 
 def _closed(path: Path) -> Path | None:
     """The first directory on the way to ``path`` that not everybody may enter."""
-    return next((p for p in reversed([path, *path.parents]) if p.is_dir() and not p.stat().st_mode & 0o001), None)
+    return next(
+        (p for p in reversed([path, *path.parents]) if p.is_dir() and not p.stat().st_mode & 0o001),
+        None,
+    )

@@ -1,7 +1,8 @@
-"""What every command shares: options, the way to the daemon, output, and errors as one sentence with an exit code.
+"""What every command shares: options, the way to the daemon, output, and errors as one sentence
+with an exit code.
 
-Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line itself is wrong), 130 stopped with
-Ctrl-C.
+Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line
+itself is wrong), 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ class Refused(click.ClickException):
 class _Sentenced(click.Command):
     """A command whose errors are one sentence on stderr, never a traceback.
 
-    With MALLETRAIN_DEBUG set in the environment an unexpected error shows its traceback, for a bug report.
+    With MALLETRAIN_DEBUG set in the environment an unexpected error shows its traceback, for a bug
+    report.
     """
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> Any:
         """As :meth:`click.Command.main`, with this project's exit codes and error texts."""
         extra.pop("standalone_mode", None)
         try:
@@ -63,12 +67,17 @@ class _Sentenced(click.Command):
             if os.environ.get("MALLETRAIN_DEBUG"):
                 raise
             what = " ".join(str(error).split()) or type(error).__name__
-            say(f"Something went wrong inside malletrain ({type(error).__name__}): {what} Set MALLETRAIN_DEBUG=1 to see where.")
+            say(
+                f"Something went wrong inside malletrain ({type(error).__name__}): {what} Set "
+                "MALLETRAIN_DEBUG=1 to see where."
+            )
             code = REFUSED
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As :meth:`click.Command.invoke`; that the reader of our pipe (head, less) has seen enough is no error."""
+        """As :meth:`click.Command.invoke`; that the reader of our pipe (head, less) has seen enough
+        is no error.
+        """
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -99,15 +108,19 @@ def state_dir_option(command: F) -> F:
         type=click.Path(path_type=Path, file_okay=False),
         envvar=STATE_DIR_VARIABLE,
         show_envvar=True,
-        help="State directory of the daemon to talk to.  [default: your own daemon's, else the site's]",
+        help="State directory of the daemon to talk to.  [default: your own daemon's, else the "
+        "site's]",
     )(command)
 
 
 def json_option(command: F) -> F:
     """``--json``: data instead of a table."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, with times in seconds since the epoch.")(
-        command
-    )
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Print JSON instead of text, with times in seconds since the epoch.",
+    )(command)
 
 
 def connect(state_dir: Path | None) -> Client:
@@ -168,5 +181,6 @@ def print_text(*renderables: Any) -> None:
     with terminal.capture() as captured:
         for each in renderables:
             terminal.print(each)
-    # Tables fill their lines with blanks up to the width of the console, which nobody wants in a file.
+    # Tables fill their lines with blanks up to the width of the console, which nobody wants in a
+    # file.
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -21,7 +21,8 @@ from malletrain.cli.common import Refused, SentenceCommand
     help="Configuration of the site (TOML).",
 )
 def daemon(config_file: Path) -> None:
-    """Run the daemon until it gets SIGTERM or SIGINT. Jobs go on without it; the next daemon of this state directory adopts them.
+    """Run the daemon until it gets SIGTERM or SIGINT. Jobs go on without it; the next daemon of
+    this state directory adopts them.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def daemon(config_file: Path) -> None:
 def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the daemon's extra
     """The configuration in ``config_file``. Raises Refused with every problem it has."""
     try:
-        from malletrain.config import ConfigError, load_config
+        from malletrain.config.model import ConfigError, load_config
     except ModuleNotFoundError as error:
         raise missing(error) from None
     try:
@@ -53,9 +54,17 @@ def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the
 
 def missing(error: ModuleNotFoundError) -> Refused:
     """What to do when a package of the daemon's extra is not installed."""
-    if error.name is None or error.name.split(".")[0] in ("malletrain", "scavenger", "allocator", "jpa"):
+    if error.name is None or error.name.split(".")[0] in (
+        "malletrain",
+        "scavenger",
+        "allocator",
+        "jpa",
+    ):
         raise error
-    return Refused(f"The daemon needs the package {error.name}, which is not installed; run: pip install 'malletrain[daemon]'")
+    return Refused(
+        f"The daemon needs the package {error.name}, which is not installed; run: pip install "
+        "'malletrain[daemon]'"
+    )
 
 
 def main() -> None:

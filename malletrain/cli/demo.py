@@ -10,33 +10,76 @@ from malletrain.cli.common import Refused
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(min=2, max=64), default=6, show_default=True, metavar="N", help="Virtual nodes (agents).")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=2, max=64),
+    default=6,
+    show_default=True,
+    metavar="N",
+    help="Virtual nodes (agents).",
+)
 @click.option(
     "--trace",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Replay this trace (CSV time_s,node,event; also .gz). Default: one made from the statistics of Summit.",
+    help="Replay this trace (CSV time_s,node,event; also .gz). Default: one made from the "
+    "statistics of Summit.",
 )
 @click.option(
-    "--duration", type=click.FloatRange(min=30, max=3600), default=100.0, show_default=True, metavar="S",
-    help="Seconds of the trace: a calm beginning, then nodes come and go; after it all are idle until the jobs are done.",
-)  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trace, the preemptions and the jobs.")
-@click.option("--chaos", is_flag=True, help="Kill the daemon (kill -9) in the middle, and announce fewer preemptions.")
-@click.option("--plain", is_flag=True, help="Lines instead of a live screen, for logs. The default in a pipe.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout; everything else goes to stderr.")
+    "--duration",
+    type=click.FloatRange(min=30, max=3600),
+    default=100.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds of the trace: a calm beginning, then nodes come and go; after it all are idle "
+    "until the jobs are done.",
+)
 @click.option(
-    "--output", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-output"), show_default=True,
-    help="Where timeline.png, the logs and the daemon's state directory go. A folder of an earlier demo is replaced.",
-)  # fmt: skip
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the trace, the preemptions and the jobs.",
+)
+@click.option(
+    "--chaos",
+    is_flag=True,
+    help="Kill the daemon (kill -9) in the middle, and announce fewer preemptions.",
+)
+@click.option(
+    "--plain", is_flag=True, help="Lines instead of a live screen, for logs. The default in a pipe."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object as the last line of stdout; everything else goes to stderr.",
+)
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Where timeline.png, the logs and the daemon's state directory go. A folder of an "
+    "earlier demo is replaced.",
+)
 def demo(
-    nodes: int, trace: Path | None, duration: float, seed: int, chaos: bool, plain: bool, as_json: bool, output: Path
+    nodes: int,
+    trace: Path | None,
+    duration: float,
+    seed: int,
+    chaos: bool,
+    plain: bool,
+    as_json: bool,
+    output: Path,
 ) -> int:
     """Run everything for real on this machine, in at most three minutes on two cores.
 
-    An embedded cluster of virtual nodes, whose main scheduler replays a trace; a real daemon; three training jobs submitted as 'malletrain
-    submit' does it, which follow the idle nodes; and beside them each job once more undisturbed, to compare the accuracy. At the end a
-    summary and a picture of who used which node when.
+    An embedded cluster of virtual nodes, whose main scheduler replays a trace; a real daemon; three
+    training jobs submitted as 'malletrain submit' does it, which follow the idle nodes; and beside
+    them each job once more undisturbed, to compare the accuracy. At the end a summary and a picture
+    of who used which node when.
 
     \b
     Examples:
@@ -51,5 +94,8 @@ def demo(
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "malletrain":
             raise
-        raise Refused(f"The demo needs the package {error.name}, which is not installed; run: pip install 'malletrain[demo]'") from None
+        raise Refused(
+            f"The demo needs the package {error.name}, which is not installed; run: pip install "
+            "'malletrain[demo]'"
+        ) from None
     return run(Options(nodes, trace, duration, seed, chaos, plain, as_json, output))

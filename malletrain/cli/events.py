@@ -14,11 +14,29 @@ PAGE = 1000
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
 @click.option("--job", metavar="JOB", help="Only events of this job (id or name).")
-@click.option("--last", metavar="N", type=click.IntRange(min=1, max=1000), help="Only the newest N events (and what follows).")
-@click.option("--since", metavar="SEQ", type=click.IntRange(min=0), default=0, help="Only events after this number (seq in --json).")
+@click.option(
+    "--last",
+    metavar="N",
+    type=click.IntRange(min=1, max=1000),
+    help="Only the newest N events (and what follows).",
+)
+@click.option(
+    "--since",
+    metavar="SEQ",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Only events after this number (seq in --json).",
+)
 @state_dir_option
 @json_option
-def events(follow: bool, job: str | None, last: int | None, since: int, state_dir: Path | None, as_json: bool) -> None:
+def events(
+    follow: bool,
+    job: str | None,
+    last: int | None,
+    since: int,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
     """Print everything that happened to nodes, leases and jobs, oldest first.
 
     With --json, one event a line: seq, time, kind, job, node, lease, sentence, data.

@@ -1,7 +1,9 @@
-"""From the words of ``malletrain submit`` to a checked job: sizes, scaling curve, environment, script.
+"""From the words of ``malletrain submit`` to a checked job: sizes, scaling curve, environment,
+script.
 
-Everything that can be found wrong on the submitting machine is found here, before the daemon is asked; the daemon checks again what it is
-sent. Raises :class:`SpecError` with a sentence that says what is accepted.
+Everything that can be found wrong on the submitting machine is found here, before the daemon is
+asked; the daemon checks again what it is sent. Raises :class:`SpecError` with a sentence that says
+what is accepted.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from allocator.curves import CurveError, ScalingCurve
-from malletrain.keys import user_name
-from malletrain.wire import MAX_NODES, JobSpec
+from malletrain.identity.keys import user_name
+from malletrain.protocol.messages import MAX_NODES, JobSpec
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
@@ -39,7 +41,9 @@ def parse_nodes(text: str) -> tuple[int, int]:
     low = int(match[1])
     high = int(match[2]) if match[2] is not None else low
     if low < 1:
-        raise SpecError(f'"{text}" asks for 0 nodes at least, but a job needs 1; accepted is {NODES_HELP}.')
+        raise SpecError(
+            f'"{text}" asks for 0 nodes at least, but a job needs 1; accepted is {NODES_HELP}.'
+        )
     if high < low:
         raise SpecError(f'"{text}" has a maximum below its minimum; accepted is {NODES_HELP}.')
     if high > MAX_NODES:
@@ -53,23 +57,35 @@ def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
         raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.')
     sizes = {int(part) for part in text.split(",")}
     if outside := sorted(k for k in sizes if not low <= k <= high):
-        raise SpecError(f"{outside[0]} is not a size to profile at: the job asks for {low}:{high} nodes.")
+        raise SpecError(
+            f"{outside[0]} is not a size to profile at: the job asks for {low}:{high} nodes."
+        )
     return tuple(sorted(sizes, reverse=True))
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """The environment of ``--env K=V`` given any number of times. ``K`` alone takes the value it has now."""
+    """The environment of ``--env K=V`` given any number of times. ``K`` alone takes the value it
+    has now.
+    """
     made: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not VARIABLE.fullmatch(name):
-            raise SpecError(f'"{pair}" is not an environment variable; accepted is NAME=VALUE, or NAME to pass on its present value.')
+            raise SpecError(
+                f'"{pair}" is not an environment variable; accepted is NAME=VALUE, or NAME to '
+                "pass on its present value."
+            )
         if not equals:
             if name not in os.environ:
-                raise SpecError(f"{name} is not set here, so it cannot be passed on; give a value: --env {name}=VALUE.")
+                raise SpecError(
+                    f"{name} is not set here, so it cannot be passed on; give a value: --env "
+                    f"{name}=VALUE."
+                )
             value = os.environ[name]
         if "\0" in value:
-            raise SpecError(f"The value of {name} contains a NUL character, which no environment can hold.")
+            raise SpecError(
+                f"The value of {name} contains a NUL character, which no environment can hold."
+            )
         made[name] = value
     return made
 
@@ -81,13 +97,19 @@ def read_curve(path: Path) -> dict[str, float]:
     except OSError as error:
         raise SpecError(f"The scaling curve {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise SpecError(f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}.") from None
+        raise SpecError(
+            f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}."
+        ) from None
     points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
     for where, nodes, rate in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
-            raise SpecError(f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1.")
+            raise SpecError(
+                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1."
+            )
         if not math.isfinite(rate) or rate < 0:
-            raise SpecError(f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more.")
+            raise SpecError(
+                f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more."
+            )
     try:
         curve = ScalingCurve.of((int(nodes), rate) for _, nodes, rate in points)
     except CurveError as error:
@@ -96,18 +118,27 @@ def read_curve(path: Path) -> dict[str, float]:
 
 
 def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    rows = [(n, row) for n, row in enumerate(csv.reader(io.StringIO(text)), start=1) if row and not row[0].startswith("#")]
+    rows = [
+        (n, row)
+        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+        if row and not row[0].startswith("#")
+    ]
     if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
         rows = rows[1:]
     elif rows:
-        raise SpecError(f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.')
+        raise SpecError(
+            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.'
+        )
     points = []
     for line, row in rows:
         try:
             nodes, rate = row
             points.append((f"{path} line {line}", float(nodes), float(rate)))
         except ValueError:
-            raise SpecError(f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is {CURVE_HELP}.') from None
+            raise SpecError(
+                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
+                f"{CURVE_HELP}."
+            ) from None
     return points
 
 
@@ -115,7 +146,9 @@ def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}.") from None
+        raise SpecError(
+            f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}."
+        ) from None
     pairs = list(data.items()) if isinstance(data, dict) else data
     points = []
     for pair in pairs:
@@ -125,12 +158,17 @@ def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
                 raise ValueError
             points.append((str(path), float(nodes), float(rate)))
         except (TypeError, ValueError):
-            raise SpecError(f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is {CURVE_HELP}.") from None
+            raise SpecError(
+                f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is "
+                f"{CURVE_HELP}."
+            ) from None
     return points
 
 
 def script_of(text: str) -> Path:
-    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved to a new version between starts."""
+    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
+    to a new version between starts.
+    """
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if not path.exists():
         raise SpecError(f"There is no script {path}; give the path of a Python file.")
@@ -149,12 +187,17 @@ def _service_value(
 
     if not service:
         if value is not None:
-            raise SpecError("--value is for services; give --service too, or --curve for a training job.")
+            raise SpecError(
+                "--value is for services; give --service too, or --curve for a training job."
+            )
         return None
     if value is None:
-        raise SpecError(f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}.")
+        raise SpecError(
+            f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}."
+        )
     if live or launcher != "builtin" or curve is not None or nproc > 1:
-        raise SpecError("A service runs one process on each node and is valued by --value; leave --live, --launcher, --curve and "
+        raise SpecError("A service runs one process on each node and is valued by --value; "
+                        "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
     return read_value(value)
 
@@ -180,11 +223,15 @@ def build(
     service: bool = False,
     value: Path | None = None,
 ) -> JobSpec:
-    """The checked job. By default it has the script's name without suffix, the present directory and the site's goal.
+    """The checked job. By default it has the script's name without suffix, the present directory
+    and the site's goal.
 
-    A service has one process on each node, is valued by its ``value`` file and by default asks for the sizes of that file.
+    A service has one process on each node, is valued by its ``value`` file and by default asks for
+    the sizes of that file.
     """
-    worth = _service_value(service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node)
+    worth = _service_value(
+        service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
+    )
     if nodes is None:
         from malletrain.cli.value import span
 
@@ -195,17 +242,29 @@ def build(
         name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:64] or "job"
     elif not NAME.fullmatch(name):
         raise SpecError(
-            f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the characters . _ + -, a letter or digit first.'
+            f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the '
+            "characters . _ + -, a letter or digit first."
         )
     if not (math.isfinite(weight) and weight > 0):
-        raise SpecError(f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that of every job by default).")
+        raise SpecError(
+            f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
+            "of every job by default)."
+        )
     if nproc_per_node < 0:
-        raise SpecError(f"{nproc_per_node} processes per node is not possible; accepted is 1 or more, or 0 for one on each GPU.")
+        raise SpecError(
+            f"{nproc_per_node} processes per node is not possible; accepted is 1 or more, or 0 "
+            "for one on each GPU."
+        )
     if live and launcher != "builtin":
-        raise SpecError("--live needs the builtin launcher: torchrun starts its workers anew in every round.")
+        raise SpecError(
+            "--live needs the builtin launcher: torchrun starts its workers anew in every round."
+        )
     directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))
     if not directory.is_dir():
-        raise SpecError(f"The working directory {directory} does not exist; create it or give another with --workdir.")
+        raise SpecError(
+            f"The working directory {directory} does not exist; create it or give another with "
+            "--workdir."
+        )
     return JobSpec(
         name=name,
         owner=user_name(),

@@ -11,15 +11,15 @@ from malletrain.cli.common import Refused
 def key() -> None:
     """Print your name and public key, as a line for the list of users of a site's daemon.
 
-    The key pair is made at the first call and kept in ~/.config/malletrain; the secret half never leaves it. Not needed for a daemon of
-    your own, nor where the site's daemon believes MUNGE.
+    The key pair is made at the first call and kept in ~/.config/malletrain; the secret half never
+    leaves it. Not needed for a daemon of your own, nor where the site's daemon believes MUNGE.
 
     \b
     Example, for the operator:
       malletrain key >> /etc/malletrain/users
     """
-    from malletrain.keys import own_key, user_name
-    from malletrain.statedir import StateDirError
+    from malletrain.identity.keys import own_key, user_name
+    from malletrain.identity.state_directory import StateDirError
 
     try:
         click.echo(f"{user_name()} {own_key().public}")

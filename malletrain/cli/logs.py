@@ -16,14 +16,41 @@ PACE_S = 0.3
 
 @click.command()
 @click.argument("job")
-@click.option("-f", "--follow", is_flag=True, help="Go on as the job writes, over every rescale, until the job has ended.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Global rank of the worker.")
-@click.option("--launcher", is_flag=True, help="The log of the launcher instead of a worker's: why workers did not start.")
-@click.option("--service", is_flag=True, help="The logs of a service's processes, one node after another.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Go on as the job writes, over every rescale, until the job has ended.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="R",
+    help="Global rank of the worker.",
+)
+@click.option(
+    "--launcher",
+    is_flag=True,
+    help="The log of the launcher instead of a worker's: why workers did not start.",
+)
+@click.option(
+    "--service", is_flag=True, help="The logs of a service's processes, one node after another."
+)
 @state_dir_option
 @json_option
-def logs(job: str, follow: bool, rank: int, launcher: bool, service: bool, state_dir: Path | None, as_json: bool) -> None:
-    """Print the log of JOB (id or name): standard output and errors of one rank, all rounds in order.
+def logs(
+    job: str,
+    follow: bool,
+    rank: int,
+    launcher: bool,
+    service: bool,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the log of JOB (id or name): standard output and errors of one rank, all rounds in
+    order.
 
     \b
     Examples:
@@ -38,7 +65,13 @@ def logs(job: str, follow: bool, rank: int, launcher: bool, service: bool, state
     with asking(state_dir) as client:
         while True:
             asked = time.monotonic()
-            piece = client.logs(job, stream=stream, cursor=cursor, limit=LIMIT_BYTES, wait_s=5.0 if follow and cursor else 0.0)
+            piece = client.logs(
+                job,
+                stream=stream,
+                cursor=cursor,
+                limit=LIMIT_BYTES,
+                wait_s=5.0 if follow and cursor else 0.0,
+            )
             progressed = piece.cursor != cursor
             cursor = piece.cursor
             if as_json:
@@ -61,4 +94,7 @@ def logs(job: str, follow: bool, rank: int, launcher: bool, service: bool, state
         sys.stdout.write("\n")
     if not wrote:
         others = ", ".join(s for s in piece.streams if s != stream)
-        say(f"{job} has written nothing to {stream} yet" + (f"; there is output of {others}." if others else "."))
+        say(
+            f"{job} has written nothing to {stream} yet"
+            + (f"; there is output of {others}." if others else ".")
+        )

@@ -11,7 +11,11 @@ from malletrain.cli.common import asking, json_option, print_json, state_dir_opt
 
 @click.command()
 @click.argument("job")
-@click.option("--key", is_flag=True, help="Print the secret that the service's processes share instead; for the job's owner only.")
+@click.option(
+    "--key",
+    is_flag=True,
+    help="Print the secret that the service's processes share instead; for the job's owner only.",
+)
 @state_dir_option
 @json_option
 def members(job: str, key: bool, state_dir: Path | None, as_json: bool) -> None:

@@ -11,13 +11,18 @@ from malletrain.cli.common import asking, json_option, print_json, print_text, s
 
 
 @click.command()
-@click.option("--explain", is_flag=True, help="Say for every node of the machine why it is or is not a gap, rule by rule.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say for every node of the machine why it is or is not a gap, rule by rule.",
+)
 @state_dir_option
 @json_option
 def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
     """Show the nodes that are idle or leased, and the job on each.
 
-    The states: idle (a gap without a lease), leasing (asked for), free (leased, no job on it), job, leaving (the main scheduler wants it).
+    The states: idle (a gap without a lease), leasing (asked for), free (leased, no job on it), job,
+    leaving (the main scheduler wants it).
 
     \b
     Examples:

@@ -22,45 +22,127 @@ COUNT = click.IntRange(min=1)
 
 
 def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
-    return click.option(name, type=click.FloatRange(min=0), default=default, show_default=True, metavar="S", help=what)
+    return click.option(
+        name,
+        type=click.FloatRange(min=0),
+        default=default,
+        show_default=True,
+        metavar="S",
+        help=what,
+    )
 
 
 def _one_of(name: str, choices: tuple[str, ...], what: str) -> Callable[[F], F]:
-    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=what)
+    return click.option(
+        name, type=click.Choice(choices), default=choices[0], show_default=True, help=what
+    )
 
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--workload", default="hpo", show_default=True, metavar="hpo|nas|FILE", help="Jobs: drawn at random, or CSV or JSON."),
-    click.option("--curves", type=FILE, metavar="FILE", help="Scaling curves, CSV model,nodes,samples_per_s.  [default: built-in]"),
     click.option(
-        "--jobs", default="1000", show_default=True, metavar="N|FILE",
-        help="How many jobs; or a real log (SWF, CSV of GPU jobs, sacct, PBS) whose arrivals, sizes and lengths they take.",
+        "--workload",
+        default="hpo",
+        show_default=True,
+        metavar="hpo|nas|FILE",
+        help="Jobs: drawn at random, or CSV or JSON.",
     ),
-    click.option("--jobs-from", type=click.FloatRange(min=0), default=0.0, metavar="H", help="Leave out the first H hours of that log."),
-    click.option("--per-node", type=COUNT, metavar="N", help="Processors or GPUs of a node, for logs that count those."),
-    click.option("--max-nodes", type=COUNT, metavar="N", help="Most nodes of a job.  [default: where its curve ends; built-in: 64]"),
-    click.option("--samples", type=POSITIVE, metavar="X", help="Work of each job.  [default: hpo 1.3e8, nas 1.28e7]"),
     click.option(
-        "--given", type=click.Choice(["exact", "other", "linear", "none"]),
-        help="What owners state of their jobs' scaling: the true curve, another model's, a linear one, nothing. Unless it is true, "
+        "--curves",
+        type=FILE,
+        metavar="FILE",
+        help="Scaling curves, CSV model,nodes,samples_per_s.  [default: built-in]",
+    ),
+    click.option(
+        "--jobs",
+        default="1000",
+        show_default=True,
+        metavar="N|FILE",
+        help="How many jobs; or a real log (SWF, CSV of GPU jobs, sacct, PBS) whose arrivals, "
+        "sizes and lengths they take.",
+    ),
+    click.option(
+        "--jobs-from",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        metavar="H",
+        help="Leave out the first H hours of that log.",
+    ),
+    click.option(
+        "--per-node",
+        type=COUNT,
+        metavar="N",
+        help="Processors or GPUs of a node, for logs that count those.",
+    ),
+    click.option(
+        "--max-nodes",
+        type=COUNT,
+        metavar="N",
+        help="Most nodes of a job.  [default: where its curve ends; built-in: 64]",
+    ),
+    click.option(
+        "--samples",
+        type=POSITIVE,
+        metavar="X",
+        help="Work of each job.  [default: hpo 1.3e8, nas 1.28e7]",
+    ),
+    click.option(
+        "--given",
+        type=click.Choice(["exact", "other", "linear", "none"]),
+        help="What owners state of their jobs' scaling: the true curve, another model's, a "
+        "linear one, nothing. Unless it is true, "
         "malletrain measures and freetrain believes.  [default: exact; nas: none]",
     ),
-    _one_of("--policy", ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"), "Who shares out the nodes."),
-    click.option("--max-jobs", type=COUNT, default=20, show_default=True, metavar="J", help="Jobs at a time."),
-    click.option("--t-fwd", type=POSITIVE, default=120.0, show_default=True, metavar="S", help="Forward-looking time."),
-    _seconds("--starvation", 600.0, "A job waits no longer for its minimum than this (inf: for ever)."),
+    _one_of(
+        "--policy",
+        ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
+        "Who shares out the nodes.",
+    ),
+    click.option(
+        "--max-jobs", type=COUNT, default=20, show_default=True, metavar="J", help="Jobs at a time."
+    ),
+    click.option(
+        "--t-fwd",
+        type=POSITIVE,
+        default=120.0,
+        show_default=True,
+        metavar="S",
+        help="Forward-looking time.",
+    ),
+    _seconds(
+        "--starvation", 600.0, "A job waits no longer for its minimum than this (inf: for ever)."
+    ),
     _one_of("--costs", ("real", "freetrain"), "What changes of scale cost."),
-    _one_of("--mode", ("restart", "live"), "What a loss without notice costs: work since the snapshot, or a step (real costs)."),
+    _one_of(
+        "--mode",
+        ("restart", "live"),
+        "What a loss without notice costs: work since the snapshot, or a step (real costs).",
+    ),
     _seconds("--rescale-up", 18.0, "Pause of growing."),
     _seconds("--rescale-down", 12.0, "Pause of shrinking."),
     _seconds("--start-cost", 18.0, "Pause of starting (real costs)."),
     _seconds("--snapshot-every", 60.0, "Time between snapshots (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
     _seconds("--lease-delay", 0.0, "From asking for a node to having it."),
-    click.option("--horizons", is_flag=True, help="Tell the planner how long gaps are expected to last, learned as they end."),
-    click.option("--hours", type=POSITIVE, metavar="H", help="Stop after H hours.  [default: where the trace ends]"),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="K", help="Seed of all that is drawn."),
-)  # fmt: skip
+    click.option(
+        "--horizons",
+        is_flag=True,
+        help="Tell the planner how long gaps are expected to last, learned as they end.",
+    ),
+    click.option(
+        "--hours",
+        type=POSITIVE,
+        metavar="H",
+        help="Stop after H hours.  [default: where the trace ends]",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="K",
+        help="Seed of all that is drawn.",
+    ),
+)
 
 
 def simulation_options(command: F) -> F:
@@ -71,15 +153,36 @@ def simulation_options(command: F) -> F:
 
 
 @click.command()
-@click.option("--trace", "trace_file", required=True, type=FILE, metavar="FILE", help="Which node is idle when: CSV time_s,node,event.")
-@click.option("--node-list", type=FILE, metavar="FILE", help="All nodes, one a line, where the trace does not name them all.")
-@click.option("--nodes", type=COUNT, metavar="N", help="Draw N of the trace's nodes at random.  [default: all]")
+@click.option(
+    "--trace",
+    "trace_file",
+    required=True,
+    type=FILE,
+    metavar="FILE",
+    help="Which node is idle when: CSV time_s,node,event.",
+)
+@click.option(
+    "--node-list",
+    type=FILE,
+    metavar="FILE",
+    help="All nodes, one a line, where the trace does not name them all.",
+)
+@click.option(
+    "--nodes",
+    type=COUNT,
+    metavar="N",
+    help="Draw N of the trace's nodes at random.  [default: all]",
+)
 @simulation_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def simulate(trace_file: Path, node_list: Path | None, nodes: int | None, as_json: bool, **options: Any) -> None:
-    """Run model jobs on a trace of idle nodes: the daemon's own controller and allocator, with a virtual clock.
+def simulate(
+    trace_file: Path, node_list: Path | None, nodes: int | None, as_json: bool, **options: Any
+) -> None:
+    """Run model jobs on a trace of idle nodes: the daemon's own controller and allocator, with a
+    virtual clock.
 
-    Every number is quoted against an upper bound: what the jobs of each moment could process if changes of scale were free.
+    Every number is quoted against an upper bound: what the jobs of each moment could process if
+    changes of scale were free.
 
     \b
     Examples:
@@ -90,7 +193,7 @@ def simulate(trace_file: Path, node_list: Path | None, nodes: int | None, as_jso
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.report import table
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace import TraceError, read, read_names
+    from scavenger.trace.trace import TraceError, read, read_names
 
     try:
         trace = read(trace_file, names=read_names(node_list) if node_list else None)
@@ -116,7 +219,15 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
     from malletrain.sim.policies import POLICIES
 
     o = options
-    costs = CostModel(o["costs"], o["rescale_up"], o["rescale_down"], o["start_cost"], o["snapshot_every"], o["notice"], o["mode"])
+    costs = CostModel(
+        o["costs"],
+        o["rescale_up"],
+        o["rescale_down"],
+        o["start_cost"],
+        o["snapshot_every"],
+        o["notice"],
+        o["mode"],
+    )
     return SimSettings(
         POLICIES[o["policy"]],
         costs,
@@ -146,16 +257,34 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
         raise workloads.WorkloadError(f"{o['jobs']}: No job is submitted in the hours asked for.")
     count = len(arrivals) if log else int(o["jobs"])
     if o["workload"] == "nas":
-        jobs = nas.nas(count, o["seed"], samples=o["samples"] or nas.NAS_SAMPLES, max_nodes=o["max_nodes"] or 64)
+        jobs = nas.nas(
+            count,
+            o["seed"],
+            samples=o["samples"] or nas.NAS_SAMPLES,
+            max_nodes=o["max_nodes"] or 64,
+        )
     else:
-        curves = workloads.read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
+        curves = (
+            workloads.read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
+        )
         if o["workload"] == "hpo":
-            jobs = workloads.hpo(curves, count, o["seed"], samples=o["samples"] or workloads.HPO_SAMPLES, max_nodes=o["max_nodes"])
+            jobs = workloads.hpo(
+                curves,
+                count,
+                o["seed"],
+                samples=o["samples"] or workloads.HPO_SAMPLES,
+                max_nodes=o["max_nodes"],
+            )
         else:
             jobs = workloads.read_workload(o["workload"], curves)
     if log:
-        larger = sum(nodes > job.max_nodes for job, (_, nodes, _) in zip(jobs, arrivals, strict=False))
+        larger = sum(
+            nodes > job.max_nodes for job, (_, nodes, _) in zip(jobs, arrivals, strict=False)
+        )
         if larger:
-            say(f"{larger} of {count} jobs of the log are larger than their curves reach: they grow to their end and run longer.")
+            say(
+                f"{larger} of {count} jobs of the log are larger than their curves reach: they "
+                "grow to their end and run longer."
+            )
         jobs = workloads.arriving(jobs, arrivals)
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

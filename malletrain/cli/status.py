@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json, print_json_line, print_text, state_dir_option
+from malletrain.cli.common import (
+    asking,
+    json_option,
+    print_json,
+    print_json_line,
+    print_text,
+    state_dir_option,
+)
 
 if TYPE_CHECKING:
     from malletrain.client import Client
@@ -16,14 +23,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--watch", is_flag=True, help="Show it again every two seconds until Ctrl-C (or until JOB has ended).")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Show it again every two seconds until Ctrl-C (or until JOB has ended).",
+)
 @state_dir_option
 @json_option
 def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) -> None:
     """Show the daemon and all jobs, or only JOB (id or name).
 
-    The states of a job: queued, profiling, running, suspended (it has fewer nodes than its minimum and keeps its place), and at the end
-    completed, failed or cancelled.
+    The states of a job: queued, profiling, running, suspended (it has fewer nodes than its minimum
+    and keeps its place), and at the end completed, failed or cancelled.
 
     \b
     Examples:
@@ -65,7 +76,9 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
             if as_json:
                 print_json_line(jobs[0] if job else {"status": now, "jobs": jobs})
             else:
-                picture: RenderableType = Group(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
+                picture: RenderableType = Group(
+                    tables.headline(now), Text(""), tables.jobs(jobs, now.now)
+                )
                 if terminal.is_terminal:
                     live.update(picture, refresh=True)
                 else:
@@ -82,8 +95,9 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
 def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     """Show everything about JOB (id or name).
 
-    Its script and limits, how it scales as far as is known and how its profile stands, each rescale with its cost and phases, notices, and
-    for a job that failed the last lines of the log of the rank that failed first.
+    Its script and limits, how it scales as far as is known and how its profile stands, each rescale
+    with its cost and phases, notices, and for a job that failed the last lines of the log of the
+    rank that failed first.
 
     \b
     Example:

@@ -10,74 +10,114 @@ import click
 from malletrain.cli.common import REFUSED, asking, json_option, print_json, state_dir_option
 
 
-# Options end at SCRIPT, so that the script's own options need no "--" before them and are never taken for ours.
+# Options end at SCRIPT, so that the script's own options need no "--" before them and are never
+# taken for ours.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Name of the job. Default: the script's name without its suffix.")
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
-    help="Nodes the job can use: N, or MIN:MAX to grow and shrink. Default: 1; for a service the sizes of its value file.",
+    help="Nodes the job can use: N, or MIN:MAX to grow and shrink. Default: 1; for a service "
+    "the sizes of its value file.",
 )
 @click.option(
-    "--nproc-per-node", metavar="N", type=int, default=0, help="Worker processes on each node. Default: one for each GPU, one without GPUs."
+    "--nproc-per-node",
+    metavar="N",
+    type=int,
+    default=0,
+    help="Worker processes on each node. Default: one for each GPU, one without GPUs.",
 )
-@click.option("--weight", metavar="W", type=float, default=1.0, show_default=True, help="How much the job counts beside the others.")
+@click.option(
+    "--weight",
+    metavar="W",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="How much the job counts beside the others.",
+)
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "efficiency"]),
-    help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: what the site maximises.",
+    help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: "
+    "what the site maximises.",
 )
 @click.option(
     "--curve",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='Known scaling curve: CSV with the header "nodes,samples_per_s", or JSON {"1": 120, "2": 230}. Without it MalleTrain measures.',
+    help='Known scaling curve: CSV with the header "nodes,samples_per_s", or JSON {"1": 120, '
+    '"2": 230}. Without it MalleTrain measures.',
 )
-@click.option("--setup", metavar="CMD", help='Shell command run before the script on each node, such as "module load cuda".')
-@click.option("--env", metavar="K=V", multiple=True, help="Environment variable of the script; K alone passes on its present value.")
-@click.option("--workdir", metavar="DIR", help="Directory the script runs in. Default: the present one.")
+@click.option(
+    "--setup",
+    metavar="CMD",
+    help='Shell command run before the script on each node, such as "module load cuda".',
+)
+@click.option(
+    "--env",
+    metavar="K=V",
+    multiple=True,
+    help="Environment variable of the script; K alone passes on its present value.",
+)
+@click.option(
+    "--workdir", metavar="DIR", help="Directory the script runs in. Default: the present one."
+)
 @click.option(
     "--launcher",
     type=click.Choice(["builtin", "torchrun"]),
     default="builtin",
     show_default=True,
-    help="What starts the workers: the agent itself, or torchrun with the rendezvous of MalleTrain.",
+    help="What starts the workers: the agent itself, or torchrun with the rendezvous of "
+    "MalleTrain.",
 )
 @click.option(
     "--profile/--no-profile",
     default=True,
-    help="Measure how the job scales while it trains: up to its largest size, then down step by step. Default: yes, but not with --curve.",
+    help="Measure how the job scales while it trains: up to its largest size, then down step by "
+    "step. Default: yes, but not with --curve.",
 )
-@click.option("--profile-sizes", metavar="N,N,...", help="Measure at these numbers of nodes instead of a selection of MalleTrain's.")
 @click.option(
-    "--profile-key", metavar="TEXT", help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep."
+    "--profile-sizes",
+    metavar="N,N,...",
+    help="Measure at these numbers of nodes instead of a selection of MalleTrain's.",
+)
+@click.option(
+    "--profile-key",
+    metavar="TEXT",
+    help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep.",
 )
 @click.option(
     "--live",
     is_flag=True,
-    help="The script uses malletrain.elastic: its processes live on when nodes come and go, instead of being started again.",
+    help="The script uses malletrain.elastic: its processes live on when nodes come and go, "
+    "instead of being started again.",
 )
 @click.option(
     "--service",
     is_flag=True,
-    help="The script is a service: one process on each node, told by malletrain.membership of nodes that come and go. Needs --value.",
+    help="The script is a service: one process on each node, told by malletrain.membership of "
+    "nodes that come and go. Needs --value.",
 )
 @click.option(
     "--value",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='What nodes are worth to a service: CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0.',
+    help='What nodes are worth to a service: CSV with the header "nodes,value", or TOML with a '
+    "table [value] of lines such as 4 = 100.0.",
 )
 @state_dir_option
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def submit(script: str, args: tuple[str, ...], state_dir: Path | None, as_json: bool, **options: Any) -> None:
+def submit(
+    script: str, args: tuple[str, ...], state_dir: Path | None, as_json: bool, **options: Any
+) -> None:
     """Submit the training SCRIPT as a job that follows the idle nodes.
 
-    The script is an ordinary torchrun script that also reports its progress (malletrain.report). It is started again at another scale
-    whenever nodes come or go, and goes on from its snapshot. Everything after SCRIPT is passed to it untouched; options of MalleTrain
-    stand before it. The Python that runs malletrain now runs the script too.
+    The script is an ordinary torchrun script that also reports its progress (malletrain.report). It
+    is started again at another scale whenever nodes come or go, and goes on from its snapshot.
+    Everything after SCRIPT is passed to it untouched; options of MalleTrain stand before it. The
+    Python that runs malletrain now runs the script too.
 
     \b
     Examples:
@@ -98,7 +138,9 @@ def submit(script: str, args: tuple[str, ...], state_dir: Path | None, as_json: 
     if as_json:
         print_json(job)
     else:
-        click.echo(f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f")
+        click.echo(
+            f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
+        )
 
 
 @click.command()

@@ -12,9 +12,16 @@ from malletrain.cli.common import Refused, asking, state_dir_option
 
 @click.command()
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1, max=60), default=1.0, show_default=True, metavar="SECONDS", help="Time between two looks."
+    "--interval",
+    type=click.FloatRange(min=0.1, max=60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
 )
-@click.option("--all", "all_nodes", is_flag=True, help="Show also the nodes that the main scheduler uses.")
+@click.option(
+    "--all", "all_nodes", is_flag=True, help="Show also the nodes that the main scheduler uses."
+)
 @click.option("--once", is_flag=True, help="Print the screen once and end; also works in a pipe.")
 @state_dir_option
 def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) -> None:
@@ -35,7 +42,10 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
 
     terminal = console()
     if not terminal.is_terminal and not once:
-        raise Refused("The live screen needs a terminal; use 'malletrain top --once' or 'malletrain status' in a pipe.")
+        raise Refused(
+            "The live screen needs a terminal; use 'malletrain top --once' or 'malletrain "
+            "status' in a pipe."
+        )
     screen = Screen()
     with asking(state_dir) as client:
         follower = Follower(screen, client, all_nodes=all_nodes)

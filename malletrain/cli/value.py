@@ -1,8 +1,9 @@
 """The file of ``malletrain submit --value``: what a service's owner says so many nodes are worth.
 
-Two forms, told apart by their first line. CSV with the header ``nodes,value`` and one line a size; TOML with a table ``[value]`` of
-``nodes = value`` lines. Between listed sizes the value is read off linearly, beyond the last it stays. It need not grow, nor have
-diminishing returns: a service that is of no use on fewer than 4 nodes says so.
+Two forms, told apart by their first line. CSV with the header ``nodes,value`` and one line a size;
+TOML with a table ``[value]`` of ``nodes = value`` lines. Between listed sizes the value is read off
+linearly, beyond the last it stays. It need not grow, nor have diminishing returns: a service that
+is of no use on fewer than 4 nodes says so.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import sys
 from pathlib import Path
 
 from malletrain.cli.jobspec import SpecError
-from malletrain.wire import MAX_NODES
+from malletrain.protocol.messages import MAX_NODES
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-VALUE_HELP = 'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0'
+VALUE_HELP = (
+    'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0'
+)
 
 
 def read_value(path: Path) -> dict[str, float]:
@@ -31,22 +34,37 @@ def read_value(path: Path) -> dict[str, float]:
     except OSError as error:
         raise SpecError(f"The value file {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise SpecError(f"The value file {path} is not a text file; accepted is {VALUE_HELP}.") from None
-    first = next((line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+        raise SpecError(
+            f"The value file {path} is not a text file; accepted is {VALUE_HELP}."
+        ) from None
+    first = next(
+        (
+            line.strip()
+            for line in text.splitlines()
+            if line.strip() and not line.lstrip().startswith("#")
+        ),
+        "",
+    )
     points = _from_toml(text, path) if first.startswith("[") else _from_csv(text, path)
     if not points:
         raise SpecError(f"The value file {path} lists no size; accepted is {VALUE_HELP}.")
     found: dict[int, float] = {}
     for where, nodes, value in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
-            raise SpecError(f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 to {MAX_NODES:,}.")
+            raise SpecError(
+                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 "
+                f"to {MAX_NODES:,}."
+            )
         if not math.isfinite(value) or value < 0:
             raise SpecError(f"{where}: {value:g} is not a value; it is a finite number, 0 or more.")
         if int(nodes) in found:
             raise SpecError(f"{where}: {nodes:g} nodes are listed twice; name each size once.")
         found[int(nodes)] = value
     if not any(found.values()):
-        raise SpecError(f"{path}: Every size is worth 0, so the service would never get a node; give values above 0.")
+        raise SpecError(
+            f"{path}: Every size is worth 0, so the service would never get a node; give values "
+            "above 0."
+        )
     return {str(nodes): found[nodes] for nodes in sorted(found)}
 
 
@@ -57,18 +75,27 @@ def span(value: dict[str, float]) -> str:
 
 
 def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    rows = [(n, row) for n, row in enumerate(csv.reader(io.StringIO(text)), start=1) if row and not row[0].lstrip().startswith("#")]
+    rows = [
+        (n, row)
+        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+        if row and not row[0].lstrip().startswith("#")
+    ]
     if not rows:
         return []
     if [c.strip().lower() for c in rows[0][1]] != ["nodes", "value"]:
-        raise SpecError(f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {VALUE_HELP}.')
+        raise SpecError(
+            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {VALUE_HELP}.'
+        )
     points = []
     for line, row in rows[1:]:
         try:
             nodes, value = row
             points.append((f"{path} line {line}", float(nodes), float(value)))
         except ValueError:
-            raise SpecError(f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is {VALUE_HELP}.') from None
+            raise SpecError(
+                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
+                f"{VALUE_HELP}."
+            ) from None
     return points
 
 
@@ -76,13 +103,20 @@ def _from_toml(text: str, path: Path) -> list[tuple[str, float, float]]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: This is not valid TOML ({error}); accepted is {VALUE_HELP}.") from None
+        raise SpecError(
+            f"{path}: This is not valid TOML ({error}); accepted is {VALUE_HELP}."
+        ) from None
     table = data.get("value")
     if set(data) != {"value"} or not isinstance(table, dict):
-        raise SpecError(f"{path}: The file has the sections {', '.join(data)[:60]}; accepted is {VALUE_HELP}.")
+        raise SpecError(
+            f"{path}: The file has the sections {', '.join(data)[:60]}; accepted is {VALUE_HELP}."
+        )
     points = []
     for nodes, value in table.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not nodes.isdecimal():
-            raise SpecError(f'{path}: "{nodes} = {str(value)[:40]}" is not a size and its value; accepted is {VALUE_HELP}.')
+            raise SpecError(
+                f'{path}: "{nodes} = {str(value)[:40]}" is not a size and its value; accepted '
+                f"is {VALUE_HELP}."
+            )
         points.append((f"{path} [value]", float(nodes), float(value)))
     return points

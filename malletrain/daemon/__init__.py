@@ -1,1 +1,3 @@
-"""The daemon: the controller's shell on the real clock, with sockets, a store and a main scheduler."""
+"""The daemon: the controller's shell on the real clock, with sockets, a store and a main
+scheduler.
+"""

@@ -1,9 +1,11 @@
-"""Accounts: as whom a user's leases are taken, and what one user may do with the jobs of another."""
+"""Accounts: as whom a user's leases are taken, and what one user may do with the jobs of
+another.
+"""
 
 from __future__ import annotations
 
-from malletrain.config import Config
-from malletrain.keys import user_name
+from malletrain.config.model import Config
+from malletrain.identity.keys import user_name
 
 ROOT = "root"
 
@@ -17,7 +19,9 @@ class Accounts:
         self._operators = frozenset(config.daemon.operators)
 
     def of(self, user: str) -> str:
-        """Whose leases a job of ``user`` runs on: the user's own, or (empty) those of the daemon's user."""
+        """Whose leases a job of ``user`` runs on: the user's own, or (empty) those of the daemon's
+        user.
+        """
         return "" if user == self._own else user
 
     def may_manage(self, user: str, owner: str) -> bool:
@@ -29,5 +33,12 @@ class Accounts:
         if not self.of(user):
             return ""
         if not self.submits_as_others:
-            return "This daemon serves the user who runs it only (submit_as in its configuration is empty)."
-        return "Jobs do not run as root; submit them as the user whose they are." if user == ROOT else ""
+            return (
+                "This daemon serves the user who runs it only (submit_as in its "
+                "configuration is empty)."
+            )
+        return (
+            "Jobs do not run as root; submit them as the user whose they are."
+            if user == ROOT
+            else ""
+        )

@@ -1,6 +1,8 @@
-"""What a request must be like before anything is done with it: its parameters, and a job as submitted.
+"""What a request must be like before anything is done with it: its parameters, and a job as
+submitted.
 
-A client may be anybody's program. Nothing here changes anything; what is refused is refused with a sentence.
+A client may be anybody's program. Nothing here changes anything; what is refused is refused with a
+sentence.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
-from malletrain import wire
-from malletrain.wire import MAX_NODES
+from malletrain.protocol import messages
+from malletrain.protocol.messages import MAX_NODES
 
 MOST_PROCESSES = 4096
 """Of one job on one node."""
@@ -43,7 +45,11 @@ def text(params: Mapping[str, Any], name: str, default: str | None = None) -> st
     """The text ``name``; without a default it has to be there."""
     value = params.get(name, default)
     if not isinstance(value, str) or len(value) > MOST_TEXT:
-        raise Refused(f"The request's '{name}' is {_shown(value)}; it is a text of {MOST_TEXT} characters at most.", "usage")
+        raise Refused(
+            f"The request's '{name}' is {_shown(value)}; it is a text of {MOST_TEXT} characters "
+            "at most.",
+            "usage",
+        )
     return value
 
 
@@ -55,7 +61,11 @@ def whole(params: Mapping[str, Any], name: str, default: int, low: int, high: in
 def number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
     """The number ``name``, moved into [low, high]."""
     value = params.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise Refused(f"The request's '{name}' is {_shown(value)}; it is a finite number.", "usage")
     return min(max(value, low), high)
 
@@ -63,60 +73,110 @@ def number(params: Mapping[str, Any], name: str, default: float, low: float, hig
 def _shown(value: object) -> str:
     if value is None:
         return "missing"
-    return f"'{str(value)[:40]}'" if isinstance(value, str | int | float) and len(str(value)[:5000]) <= 40 else f"a {type(value).__name__}"
+    return (
+        f"'{str(value)[:40]}'"
+        if isinstance(value, str | int | float) and len(str(value)[:5000]) <= 40
+        else f"a {type(value).__name__}"
+    )
 
 
-def problem_of(spec: wire.JobSpec, files: bool = True) -> str:
-    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look whether its files are there."""
-    return _size_problem(spec) or _kind_problem(spec) or _file_problem(spec, files) or _curve_problem(spec)
+def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
+    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
+    whether its files are there.
+    """
+    return (
+        _size_problem(spec)
+        or _kind_problem(spec)
+        or _file_problem(spec, files)
+        or _curve_problem(spec)
+    )
 
 
-def _size_problem(spec: wire.JobSpec) -> str:
+def _size_problem(spec: messages.JobSpec) -> str:
     if (size := len(msgspec.msgpack.encode(spec))) > MOST_SPEC_BYTES:
-        return f"The job's description has {size} bytes, more than {MOST_SPEC_BYTES}; put long lists into a file and name that."
+        return (
+            f"The job's description has {size} bytes, more than {MOST_SPEC_BYTES}; put long "
+            "lists into a file and name that."
+        )
     if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
         return "A job needs a name of 1 to 200 printable characters."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
-        return f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 <= MIN <= MAX."
+        return (
+            f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 "
+            "<= MIN <= MAX."
+        )
     if spec.max_nodes > MAX_NODES:
         return f"The job asks for {spec.max_nodes} nodes; {MAX_NODES} is the most."
     if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
-        return f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to {MOST_PROCESSES}, or 0 for one on each GPU."
+        return (
+            f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to "
+            f"{MOST_PROCESSES}, or 0 for one on each GPU."
+        )
     if not WEIGHTS[0] <= spec.weight <= WEIGHTS[1]:
-        return f"The job's weight is {spec.weight:g}; give a number above 0, from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
+        return (
+            f"The job's weight is {spec.weight:g}; give a number above 0, from "
+            f"{WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
+        )
     if len(spec.profile_key) > 200:
         return "A profile key has 200 characters at most."
     return ""
 
 
-def _kind_problem(spec: wire.JobSpec) -> str:
+def _kind_problem(spec: messages.JobSpec) -> str:
     if spec.goal not in {goal.value for goal in Goal}:
-        return f"The job's goal is '{spec.goal}'; accepted is {' or '.join(goal.value for goal in Goal)}."
+        return (
+            f"The job's goal is '{spec.goal}'; accepted is "
+            f"{' or '.join(goal.value for goal in Goal)}."
+        )
     if spec.mode not in ("restart", "live", "service"):
         return f"The mode '{spec.mode}' is not known; accepted is restart, live or service."
-    if spec.mode == "service" and (spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"):
-        return "A service runs one process on each node under the builtin launcher and says what nodes are worth to it: give --value FILE."
+    if spec.mode == "service" and (
+        spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"
+    ):
+        return (
+            "A service runs one process on each node under the builtin launcher and says "
+            "what nodes are worth to it: give --value FILE."
+        )
     if spec.mode == "live" and spec.launcher != "builtin":
-        return "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
+        return (
+            "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
+        )
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
     return ""
 
 
-def _file_problem(spec: wire.JobSpec, files: bool) -> str:
-    words = (spec.script, spec.workdir, spec.python, *spec.args, *spec.env, *spec.env.values(), spec.setup or "")
+def _file_problem(spec: messages.JobSpec, files: bool) -> str:
+    words = (
+        spec.script,
+        spec.workdir,
+        spec.python,
+        *spec.args,
+        *spec.env,
+        *spec.env.values(),
+        spec.setup or "",
+    )
     if any("\0" in word for word in words):
-        return "A path, an argument or a variable of the job contains a NUL character, which no process can be given."
+        return (
+            "A path, an argument or a variable of the job contains a NUL character, which no "
+            "process can be given."
+        )
     if any(not name or "=" in name for name in spec.env):
         return "A variable of the job's environment has no name, or one with '=' in it."
     if not os.path.isabs(spec.script) or (files and not os.path.isfile(spec.script)):
-        return f"The daemon's host sees no file {spec.script}; put the script on a file system that the nodes share."
+        return (
+            f"The daemon's host sees no file {spec.script}; put the script on a file system "
+            "that the nodes share."
+        )
     if files and not os.path.isdir(spec.workdir):
-        return f"The daemon's host sees no directory {spec.workdir}; name a working directory that the nodes share."
+        return (
+            f"The daemon's host sees no directory {spec.workdir}; name a working directory "
+            "that the nodes share."
+        )
     return ""
 
 
-def _curve_problem(spec: wire.JobSpec) -> str:
+def _curve_problem(spec: messages.JobSpec) -> str:
     if spec.curve is not None:
         if too_long := next((k for k in spec.curve if len(k) > 10), None):
             return f"The scaling curve names '{too_long[:40]}' nodes; {MAX_NODES} is the most."
@@ -128,12 +188,21 @@ def _curve_problem(spec: wire.JobSpec) -> str:
             return f"The scaling curve names {curve.largest} nodes; {MAX_NODES} is the most."
         highest = max(rate for _, rate in curve.points)
         if highest * max(1.0, spec.weight) > MOST_RATE:
-            return f"The scaling curve goes up to {highest:g} samples/s at a weight of {spec.weight:g}; {MOST_RATE:g} is the most."
+            return (
+                f"The scaling curve goes up to {highest:g} samples/s at a weight of "
+                f"{spec.weight:g}; {MOST_RATE:g} is the most."
+            )
     if spec.profile_sizes is not None:
         if len(spec.profile_sizes) > MOST_SIZES:
-            return f"The job names {len(spec.profile_sizes)} sizes to profile at; {MOST_SIZES} is the most."
+            return (
+                f"The job names {len(spec.profile_sizes)} sizes to profile at; {MOST_SIZES} "
+                "is the most."
+            )
         if outside := [k for k in spec.profile_sizes if not spec.min_nodes <= k <= spec.max_nodes]:
-            return f"{outside[0]} is not a size to profile at: the job asks for {spec.min_nodes}:{spec.max_nodes} nodes."
+            return (
+                f"{outside[0]} is not a size to profile at: the job asks for "
+                f"{spec.min_nodes}:{spec.max_nodes} nodes."
+            )
         try:
             new_plan(spec.min_nodes, spec.max_nodes, MeasuredCurve(), chosen=spec.profile_sizes)
         except ValueError as e:

@@ -1,8 +1,8 @@
 """The agents that are connected, and what each of them holds.
 
-Decides that an agent holds one job at a time, a new one is assigned when the old one is released, and that it never gets a job of another
-user than its lease's: code of a job runs only as the job's owner. Which job belongs where is the rounds'
-business, whether a node counts as lost the daemon's.
+Decides that an agent holds one job at a time, a new one is assigned when the old one is released,
+and that it never gets a job of another user than its lease's: code of a job runs only as the job's
+owner. Which job belongs where is the rounds' business, whether a node counts as lost the daemon's.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from malletrain import wire
+from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass
 class Agent:
-    """One leased node. ``owner``: whose lease it is, where it is not the daemon's own user's. ``holds``: the job whose processes may be on
-    it; ``following``: what it gets when it is free of that. ``recalled``: the node goes because another owner's jobs need it more."""
+    """One leased node. ``owner``: whose lease it is, where it is not the daemon's own user's.
+    ``holds``: the job whose processes may be on it; ``following``: what it gets when it is free of
+    that. ``recalled``: the node goes because another owner's jobs need it more.
+    """
 
     lease: str
     node: str
@@ -33,16 +35,21 @@ class Agent:
     gone_at: float | None = None
     holds: str | None = None
     releasing: bool = False
-    following: wire.Assign | None = None
+    following: messages.Assign | None = None
     unreachable_since: float | None = None
     rss_bytes: int = 0
 
 
 class Agents:
-    """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the transport's; ``account``: on whose leases a
-    user's jobs run."""
+    """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the
+    transport's; ``account``: on whose leases a user's jobs run.
+    """
 
-    def __init__(self, send: Callable[[bytes, wire.Message], bool], account: Callable[[str], str] = lambda user: "") -> None:
+    def __init__(
+        self,
+        send: Callable[[bytes, messages.Message], bool],
+        account: Callable[[str], str] = lambda user: "",
+    ) -> None:
         self._send = send
         self._account = account
         self._by_lease: dict[str, Agent] = {}
@@ -66,13 +73,15 @@ class Agents:
         if self._by_node.get(agent.node) is agent:
             del self._by_node[agent.node]
 
-    def tell(self, node: str, message: wire.Message) -> None:
-        """Send to the agent on ``node``; one that cannot be reached is marked and hears it never (its Hello tells what it missed)."""
+    def tell(self, node: str, message: messages.Message) -> None:
+        """Send to the agent on ``node``; one that cannot be reached is marked and hears it never
+        (its Hello tells what it missed).
+        """
         agent = self._by_node.get(node)
         if agent:
             self.reach(agent, message)
 
-    def reach(self, agent: Agent, message: wire.Message) -> bool:
+    def reach(self, agent: Agent, message: messages.Message) -> bool:
         """Send, and remember since when the agent cannot be reached."""
         if self._send(agent.peer, message):
             return True
@@ -80,13 +89,18 @@ class Agents:
             agent.unreachable_since = agent.last_seen
         return False
 
-    def assign(self, node: str, message: wire.Assign) -> None:
+    def assign(self, node: str, message: messages.Assign) -> None:
         """Have the agent start ``message.job``, now or when it is free of another."""
         agent = self._by_node.get(node)
         if agent is None:
             return
         if self._account(message.spec.owner) != agent.owner:
-            log.error("job not assigned: the lease is another user's", job=message.job, owner=message.spec.owner, lease=agent.lease)
+            log.error(
+                "job not assigned: the lease is another user's",
+                job=message.job,
+                owner=message.spec.owner,
+                lease=agent.lease,
+            )
             return
         if agent.holds is None or (agent.holds == message.job and not agent.releasing):
             agent.holds, agent.following = message.job, None
@@ -95,7 +109,9 @@ class Agents:
             agent.following = message
 
     def release(self, node: str, job: str, grace_s: float) -> bool:
-        """Have the agent stop ``job``. False when it never got that far: nothing is to be waited for."""
+        """Have the agent stop ``job``. False when it never got that far: nothing is to be waited
+        for.
+        """
         agent = self._by_node.get(node)
         if agent is None:
             return False
@@ -104,7 +120,7 @@ class Agents:
         if agent.holds != job:
             return False
         agent.releasing = True
-        self.reach(agent, wire.Release(job, grace_s))
+        self.reach(agent, messages.Release(job, grace_s))
         return True
 
     def released(self, agent: Agent, job: str) -> None:

@@ -1,25 +1,28 @@
-"""Which scavenger belongs to which kind of main scheduler: the one place where a new kind is added."""
+"""Which scavenger belongs to which kind of main scheduler: the one place where a new kind is
+added.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from malletrain.config import Config
-from malletrain.config_schedulers import BatchScheduler
+from malletrain.config.model import Config
+from malletrain.config.schedulers import BatchScheduler
 from malletrain.daemon import batch
+from scavenger.embedded.scavenger import LocalScavenger, start_cluster
 from scavenger.interface import Scavenger, SchedulerError
-from scavenger.local import LocalScavenger, start_cluster
-from scavenger.pbs_site import KILL_DELAY_S
-from scavenger.slurm_site import KILL_WAIT_S
+from scavenger.pbs.site import KILL_DELAY_S
+from scavenger.slurm.site import KILL_WAIT_S
 
 
 @dataclass(frozen=True)
 class Backend:
     """One kind of main scheduler.
 
-    ``connect``: its scavenger; starts nothing. ``prepare``: what must be there before the daemon polls (may start an embedded cluster).
-    ``grace_s``: seconds between the notice of a preemption and its end. ``check``: (works, sentence) per thing tested.
+    ``connect``: its scavenger; starts nothing. ``prepare``: what must be there before the daemon
+    polls (may start an embedded cluster). ``grace_s``: seconds between the notice of a preemption
+    and its end. ``check``: (works, sentence) per thing tested.
     """
 
     connect: Callable[[Config], Scavenger]
@@ -62,26 +65,41 @@ def _prepare_local(config: Config) -> None:
 
 def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
     if config.scheduler.local.autostart and not _runs(config):
-        yield True, f"An embedded cluster of {config.scheduler.local.nodes} nodes will be started in {config.cluster_dir}."
+        yield (
+            True,
+            f"An embedded cluster of {config.scheduler.local.nodes} nodes will be started in "
+            f"{config.cluster_dir}.",
+        )
     else:
         yield from _connect_local(config).check()
 
 
-def _of_batch(connect: Callable[[Config], Scavenger], table: Callable[[Config], BatchScheduler], default_grace_s: float) -> Backend:
-    """The backend of a batch scheduler. ``default_grace_s``: what agents are told by the daemon where the configuration says nothing; the
-    scavenger, which asks the scheduler, tells each lease the true one."""
+def _of_batch(
+    connect: Callable[[Config], Scavenger],
+    table: Callable[[Config], BatchScheduler],
+    default_grace_s: float,
+) -> Backend:
+    """The backend of a batch scheduler. ``default_grace_s``: what agents are told by the daemon
+    where the configuration says nothing; the scavenger, which asks the scheduler, tells each lease
+    the true one.
+    """
 
     def check(config: Config) -> Iterator[tuple[bool, str]]:
         yield from batch.reachable(config)
         yield from connect(config).check()
 
     return Backend(
-        connect, lambda config: batch.prepare(config, table(config)), lambda config: table(config).grace or default_grace_s, check
+        connect,
+        lambda config: batch.prepare(config, table(config)),
+        lambda config: table(config).grace or default_grace_s,
+        check,
     )
 
 
 _BACKENDS = {
-    "local": Backend(_connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local),
+    "local": Backend(
+        _connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local
+    ),
     "slurm": _of_batch(batch.connect_slurm, lambda config: config.scheduler.slurm, KILL_WAIT_S),
     "pbs": _of_batch(batch.connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S),
 }

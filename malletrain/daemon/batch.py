@@ -8,33 +8,40 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
-from malletrain.config import Config
-from malletrain.config_schedulers import BatchScheduler
-from malletrain.keys import SERVER, KeyFileError, read_key, user_name
-from malletrain.statedir import make_private_dir
-from scavenger import pbs_job, pbs_source, slurm_job, slurm_source
-from scavenger.batch_settings import BatchSettings, OptionsT
-from scavenger.commands import Commands, Policy
-from scavenger.gap_memory import GapMemory
-from scavenger.hostlist import expand
-from scavenger.hours import parse_hours
+from malletrain.config.model import Config
+from malletrain.config.schedulers import BatchScheduler
+from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
+from malletrain.identity.state_directory import make_private_dir
+from scavenger.batch.commands import Commands, Policy
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.hours import parse_hours
+from scavenger.batch.rules import GapRules
+from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.interface import SchedulerError
-from scavenger.pbs import PbsScavenger
-from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger
+from scavenger.pbs import job as pbs_job
+from scavenger.pbs import source as pbs_source
+from scavenger.pbs.scavenger import PbsScavenger
+from scavenger.slurm import job as slurm_job
+from scavenger.slurm import source as slurm_source
+from scavenger.slurm.hostlist import expand
+from scavenger.slurm.scavenger import SlurmScavenger
 
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 def connect_slurm(config: Config) -> SlurmScavenger:
-    """The scavenger of Slurm; asks it nothing. Raises SchedulerError when the site's batch script cannot be read."""
+    """The scavenger of Slurm; asks it nothing. Raises SchedulerError when the site's batch script
+    cannot be read.
+    """
     table = config.scheduler.slurm
     commands = Commands(_policy(table), slurm_source.asking_environment())
     return SlurmScavenger(slurm_settings(config), commands, memory=_memory(config), api=table.api)
 
 
 def connect_pbs(config: Config) -> PbsScavenger:
-    """The scavenger of PBS; asks it nothing. Raises SchedulerError when the site's batch script cannot be read."""
+    """The scavenger of PBS; asks it nothing. Raises SchedulerError when the site's batch script
+    cannot be read.
+    """
     table = config.scheduler.pbs
     commands = Commands(_policy(table), pbs_source.asking_environment())
     return PbsScavenger(pbs_settings(config), commands, memory=_memory(config), api=table.api)
@@ -50,16 +57,24 @@ def pbs_settings(config: Config) -> BatchSettings[pbs_job.LeaseOptions]:
     return _settings(config, "pbs", config.scheduler.pbs, pbs_job.LeaseOptions)
 
 
-def _settings(config: Config, kind: str, table: BatchScheduler, options: type[OptionsT]) -> BatchSettings[OptionsT]:
-    """What the ``table`` of this ``kind`` of scheduler says and the sections that are for all kinds. ``options``: what only this kind knows
-    of; each of its fields is a key of the table."""
+def _settings(
+    config: Config, kind: str, table: BatchScheduler, options: type[OptionsT]
+) -> BatchSettings[OptionsT]:
+    """What the ``table`` of this ``kind`` of scheduler says and the sections that are for all
+    kinds. ``options``: what only this kind knows of; each of its fields is a key of the table.
+    """
     gaps = config.gaps
     own = {f.name: getattr(table, f.name) for f in fields(options)}  # type: ignore[arg-type]
     backfill = table.mode == "backfill"
     return BatchSettings(
         tag=lease_tag(config),
         template=template(table.script, kind),
-        lease=options(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}),
+        lease=options(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in own.items()
+            }
+        ),
         rules=gap_rules(config),
         user=user_name(),
         submit_as=tuple(table.submit_as),
@@ -101,7 +116,8 @@ def reachable(config: Config) -> Iterator[tuple[bool, str]]:
     host = config.daemon.listen.removeprefix("tcp://")
     if host.startswith(LOOPBACK) and not config.daemon.advertise:
         sentence = (
-            f"Agents on other nodes cannot reach the daemon at {host}; in [daemon] set listen to an address that they can reach, such as "
+            f"Agents on other nodes cannot reach the daemon at {host}; in [daemon] set listen "
+            "to an address that they can reach, such as "
             '"tcp://0.0.0.0:7443" (and advertise = "127.0.0.1" where all nodes are this machine).'
         )
         yield False, sentence
@@ -128,17 +144,23 @@ def output_dir(config: Config) -> Path:
 
 
 def template(script: Path | None, kind: str) -> str:
-    """The batch script of the leases: the site's own, else the one for this ``kind``. Raises SchedulerError."""
+    """The batch script of the leases: the site's own, else the one for this ``kind``. Raises
+    SchedulerError.
+    """
     if script is None:
         return (files("jobscripts") / kind / "lease.sh").read_text("utf-8")
     try:
         return script.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SchedulerError(f"The batch script {script} of the leases cannot be read: {error}.") from None
+        raise SchedulerError(
+            f"The batch script {script} of the leases cannot be read: {error}."
+        ) from None
 
 
 def lease_tag(config: Config) -> str:
-    """What tells the leases of this daemon from those of others: of its key, or of its place as long as it has none."""
+    """What tells the leases of this daemon from those of others: of its key, or of its place as
+    long as it has none.
+    """
     try:
         text = read_key(config.state_dir / "keys" / SERVER).public
     except KeyFileError:

@@ -1,8 +1,10 @@
-"""The controller's shell: feeds it events, carries its commands out, and saves everything before anybody hears of it.
+"""The controller's shell: feeds it events, carries its commands out, and saves everything before
+anybody hears of it.
 
-One step is: something happened → controller and rounds decide → the store is written in one transaction → messages go out. A daemon that is
-killed between two steps has lost nothing; one killed within a step has told nobody. When the store refuses, the step fails and the daemon
-ends: the jobs go on, and the next start adopts them.
+One step is: something happened → controller and rounds decide → the store is written in one
+transaction → messages go out. A daemon that is killed between two steps has lost nothing; one
+killed within a step has told nobody. When the store refuses, the step fails and the daemon ends:
+the jobs go on, and the next start adopts them.
 """
 
 from __future__ import annotations
@@ -17,29 +19,19 @@ from typing import Any
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa import Result
 from jpa.costs import KINDS, RescaleCosts
-from malletrain import wire
-from malletrain.clock import Clock
-from malletrain.config import Config
-from malletrain.controller import Controller
-from malletrain.daemon.accounts import Accounts
-from malletrain.daemon.agents import Agents
-from malletrain.daemon.books import Books, JobRun, decode_spec
-from malletrain.daemon.curves import Curves
-from malletrain.daemon.lease_rows import LeaseRows
-from malletrain.daemon.round_shell import RoundShell
-from malletrain.daemon.settings import controller_settings, round_settings
-from malletrain.daemon.trail import Trail
-from malletrain.events import (
+from malletrain.config.model import Config
+from malletrain.core.controller import Controller
+from malletrain.core.events import (
     Announce,
     Command,
     CurveLearned,
     Event,
-    GiveBack,
     JobState,
     JobSubmitted,
-    KeepLearned,
+    KeepScalingModel,
     Progressed,
-    Recall,
+    ReclaimNodes,
+    ReleaseLeases,
     Rescale,
     RescaleCosted,
     RescaleFinished,
@@ -49,29 +41,47 @@ from malletrain.events import (
     TakeLeases,
     Tick,
 )
-from malletrain.live_rounds import LiveRounds
-from malletrain.metrics import Metrics
-from malletrain.monitor import JobMonitor
-from malletrain.rounds import JobRounds
-from malletrain.schema import JobRow
-from malletrain.service_rounds import ServiceRounds
-from malletrain.store import Store
+from malletrain.daemon.accounts import Accounts
+from malletrain.daemon.agents import Agents
+from malletrain.daemon.audit_log import AuditLog
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.curves import Curves
+from malletrain.daemon.job_repository import JobRepository, JobRun, decode_spec
+from malletrain.daemon.lease_rows import LeaseRows
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.monitor import JobMonitor
+from malletrain.daemon.round_shell import RoundShell
+from malletrain.daemon.settings import controller_settings, round_settings
+from malletrain.protocol import messages
+from malletrain.rounds.live import LiveRounds
+from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.service import ServiceRounds
+from malletrain.store.schema import JobRow
+from malletrain.store.store import Store
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
-"""How often the controller hears of a job's progress: of the one being profiled, and of the others."""
+"""How often the controller hears of a job's progress: of the one being profiled, and of the others.
+"""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""What a change of a service's size is taken to cost in seconds of its value: nobody stops for a joiner, and leavers hand over what they
-hold; a little, so that no plan swaps nodes to and fro for nothing."""
+"""What a change of a service's size is taken to cost in seconds of its value: nobody stops for a
+joiner, and leavers hand over what they hold; a little, so that no plan swaps nodes to and fro for
+nothing.
+"""
 NO_CURVE = (
-    "How the job scales could not be found out: {why} It is taken to speed up as nodes^{exponent:g}. Call malletrain.report() at the "
+    "How the job scales could not be found out: {why} It is taken to speed up as "
+    "nodes^{exponent:g}. Call malletrain.report() at the "
     "end of every step, or give a curve with --curve."
 )
 
-ROUNDS: dict[str, type[JobRounds]] = {"restart": JobRounds, "live": LiveRounds, "service": ServiceRounds}
+ROUNDS: dict[str, type[JobRounds]] = {
+    "restart": JobRounds,
+    "live": LiveRounds,
+    "service": ServiceRounds,
+}
 
 
 @dataclass
-class Outside:
+class LeaseActions:
     """What the core asks of the rest of the daemon."""
 
     take_leases: Callable[[tuple[str, ...], str], None]
@@ -88,26 +98,32 @@ class Core:
         self.store = store
         self.clock = clock
         self.metrics = metrics
-        self.trail = Trail(store, clock)
-        self.books = Books(store, clock, metrics, self.trail)
+        self.trail = AuditLog(store, clock)
+        self.books = JobRepository(store, clock, metrics, self.trail)
         self.controller = Controller(controller_settings(config))
         a = config.allocation
-        self.curves = Curves(store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start))
+        self.curves = Curves(
+            store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start)
+        )
         self.runs: dict[str, JobRun] = {}
         self.accounts = Accounts(config)
         self.lease_rows = LeaseRows(store)
         self.agents = Agents(self._post, self.accounts.of)
-        self.rounds = RoundShell(config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over)
-        self.outside: Outside = Outside(lambda nodes, owner: None, lambda nodes: None, lambda nodes, within_s: None)
-        self.transmit: Callable[[bytes, wire.Message], bool] = lambda peer, message: False
+        self.rounds = RoundShell(
+            config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over
+        )
+        self.outside: LeaseActions = LeaseActions(
+            lambda nodes, owner: None, lambda nodes: None, lambda nodes, within_s: None
+        )
+        self.transmit: Callable[[bytes, messages.Message], bool] = lambda peer, message: False
         self._events: deque[Event] = deque()
-        self._outbox: list[tuple[bytes, wire.Message]] = []
+        self._outbox: list[tuple[bytes, messages.Message]] = []
         self._depth = 0
         self._timer: asyncio.TimerHandle | None = None
         self._plans_seen = 0
         self.failed: asyncio.Future[None] | None = None
 
-    # --- steps -----------------------------------------------------------------------------------------------------------------------
+    # --- steps ---
 
     @contextmanager
     def step(self) -> Iterator[float]:
@@ -157,10 +173,14 @@ class Core:
         self._timer = None
         if due:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.005, min(due) - self.clock.now()), self.guard(self.tick))
+            self._timer = loop.call_later(
+                max(0.005, min(due) - self.clock.now()), self.guard(self.tick)
+            )
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
-        """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing in a log."""
+        """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing
+        in a log.
+        """
 
         def guarded(*args: Any) -> None:
             try:
@@ -172,14 +192,14 @@ class Core:
 
         return guarded
 
-    def _post(self, peer: bytes, message: wire.Message) -> bool:
+    def _post(self, peer: bytes, message: messages.Message) -> bool:
         """Send after the step is saved; at once outside of one."""
         if self._depth:
             self._outbox.append((peer, message))
             return True
         return self.transmit(peer, message)
 
-    def _deliver(self, peer: bytes, message: wire.Message) -> None:
+    def _deliver(self, peer: bytes, message: messages.Message) -> None:
         if not self.transmit(peer, message):
             for agent in self.agents:
                 if agent.peer == peer and agent.unreachable_since is None:
@@ -192,13 +212,19 @@ class Core:
             self._plans_seen = self.controller.plans
             self.metrics.plan(plan.solve_s, plan.gap)
 
-    # --- jobs ------------------------------------------------------------------------------------------------------------------------
+    # --- jobs ---
 
-    def add(self, row: JobRow, spec: wire.JobSpec) -> JobRun:
+    def add(self, row: JobRow, spec: messages.JobSpec) -> JobRun:
         """Take a job in hand: a new one, or one that the store knows."""
         rounds = ROUNDS[spec.mode](round_settings(self.config), min_nodes=spec.min_nodes)
         rounds.generation = row.generation
-        run = JobRun(row, spec, rounds, JobMonitor(row.samples, row.samples_before, row.generation), saved_at=self.clock.now())
+        run = JobRun(
+            row,
+            spec,
+            rounds,
+            JobMonitor(row.samples, row.samples_before, row.generation),
+            saved_at=self.clock.now(),
+        )
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         learned = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
@@ -224,17 +250,29 @@ class Core:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
 
-    def progressed(self, run: JobRun, record: wire.Progress) -> None:
+    def progressed(self, run: JobRun, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""
         if not self.config.profiling.enabled:
             return
         run.counts.feed(record)
         now = self.clock.now()
         every = MEASURED_EVERY_S if run.row.state == JobState.PROFILING.value else OBSERVED_EVERY_S
-        if now - run.told_at < every or run.counts.generation != run.rounds.generation or not run.counts.advance():
+        if (
+            now - run.told_at < every
+            or run.counts.generation != run.rounds.generation
+            or not run.counts.advance()
+        ):
             return
         run.told_at = now
-        self.feed(Progressed(run.row.id, len(run.rounds.members), run.counts.time, run.counts.samples, run.monitor.batch))
+        self.feed(
+            Progressed(
+                run.row.id,
+                len(run.rounds.members),
+                run.counts.time,
+                run.counts.samples,
+                run.monitor.batch,
+            )
+        )
 
     def keep_rescales(self, run: JobRun) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""
@@ -245,7 +283,9 @@ class Core:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
     def suspect(self, node: str) -> None:
-        """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault until it is back or lost."""
+        """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault
+        until it is back or lost.
+        """
         for run in self.runs.values():
             if node in run.rounds.members:
                 run.rounds.suspects.add(node)
@@ -260,27 +300,35 @@ class Core:
         run.starting_until = None
         self.feed(RescaleFinished(run.row.id))
 
-    # --- the controller's commands -----------------------------------------------------------------------------------------------------
+    # --- the controller's commands ---
 
     def _carry_out(self, command: Command, now: float) -> None:
         if isinstance(command, TakeLeases):
             self.outside.take_leases(command.nodes, command.owner)
-        elif isinstance(command, GiveBack):
+        elif isinstance(command, ReleaseLeases):
             self.outside.give_back(command.nodes)
-        elif isinstance(command, Recall):
+        elif isinstance(command, ReclaimNodes):
             self.outside.recall(command.nodes, command.within_s)
         elif isinstance(command, Stop):
             self._stop(self.runs[command.job], command, now)
         elif isinstance(command, Announce):
             self._announce(self.runs[command.job], command)
-        elif isinstance(command, KeepLearned):
+        elif isinstance(command, KeepScalingModel):
             run = self.runs[command.job]
             self.curves.keep(command.job, run.spec, command.learned)
         elif isinstance(command, Suspend):
             run, record = self.runs[command.job], self.controller.jobs[command.job]
             tries = {"tries": record.tries, "last_broke": record.last_broke}
-            self.books.save(run, state=JobState.SUSPENDED.value, planned_nodes=(), reason="waits for nodes", **tries)
-            self.trail.record("job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id)
+            self.books.save(
+                run,
+                state=JobState.SUSPENDED.value,
+                planned_nodes=(),
+                reason="waits for nodes",
+                **tries,
+            )
+            self.trail.record(
+                "job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id
+            )
             self._move(run, (), now, command.within_s)
         else:
             self._change(self.runs[command.job], command, now)
@@ -293,7 +341,10 @@ class Core:
         elif said.kind == "job-interrupted":
             self.curves.interrupted(job, dict(said.data))
         elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
-            self.books.notice(run, NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent))
+            self.books.notice(
+                run,
+                NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent),
+            )
         state = self.controller.jobs[job].state
         if not state.ended and run.row.state != state.value:
             self.books.save(run, state=state.value)
@@ -303,14 +354,25 @@ class Core:
         first = {} if run.row.started is not None else {"started": now}
         record = self.controller.jobs[run.row.id]
         tries = {"tries": record.tries, "last_broke": record.last_broke}
-        self.books.save(run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first)
+        self.books.save(
+            run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first
+        )
         within = command.within_s if isinstance(command, Rescale) else None
         kind = "job-started" if isinstance(command, Start) else "job-rescaled"
         sentence = f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}."
-        self.trail.record(kind, sentence, job=run.row.id, nodes=list(command.nodes), before=list(old), within_s=within)
+        self.trail.record(
+            kind,
+            sentence,
+            job=run.row.id,
+            nodes=list(command.nodes),
+            before=list(old),
+            within_s=within,
+        )
         self._move(run, command.nodes, now, within)
 
-    def _move(self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None) -> None:
+    def _move(
+        self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None
+    ) -> None:
         run.starting_until = None
         if run.spec.mode != "service":  # whose processes do not stop
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
@@ -319,15 +381,27 @@ class Core:
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
         self.rounds.act(run, run.rounds.stop())
         tries = self.controller.jobs[run.row.id].tries
-        self.books.save(run, state=command.state.value, reason=command.reason, planned_nodes=(), ended=now, tries=tries)
-        said = {JobState.COMPLETED: "The job is done.", JobState.CANCELLED: "The job was cancelled."}
+        self.books.save(
+            run,
+            state=command.state.value,
+            reason=command.reason,
+            planned_nodes=(),
+            ended=now,
+            tries=tries,
+        )
+        said = {
+            JobState.COMPLETED: "The job is done.",
+            JobState.CANCELLED: "The job was cancelled.",
+        }
         sentence = said.get(command.state) or f"The job failed: {command.reason}"
-        self.trail.record(f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total)
+        self.trail.record(
+            f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total
+        )
         self.metrics.job_ended(run.row.id)
         del self.runs[run.row.id]
         self.outside.job_ended(run)
 
-    # --- a restart ---------------------------------------------------------------------------------------------------------------------
+    # --- a restart ---
 
     def restore(self) -> None:
         """Take in hand what the store knows; agents will report what runs."""

@@ -1,7 +1,7 @@
 """What agents say, turned into events: who is there, who leaves, how their jobs stand.
 
-Decides when an agent counts as lost and that an agent speaks only of the job it holds. What follows from the news is the controller's and
-the rounds' decision.
+Decides when an agent counts as lost and that an agent speaks only of the job it holds. What follows
+from the news is the controller's and the rounds' decision.
 """
 
 from __future__ import annotations
@@ -11,71 +11,81 @@ from typing import Any
 
 import structlog
 
-from malletrain import wire
+from malletrain.core.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
 from malletrain.daemon.agents import Agent
-from malletrain.daemon.books import JobRun
 from malletrain.daemon.core import Core
+from malletrain.daemon.job_repository import JobRun
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.reports import Reports
-from malletrain.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
-from malletrain.rounds import Stage
-from malletrain.schema import NODE_JOINED, NODE_LOST
+from malletrain.protocol import messages
+from malletrain.rounds.restart import Stage
+from malletrain.store.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
 
 GIVEN_BACK, RECALLED = "given back", "recalled"
-"""The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's job needs it more."""
+"""The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's
+job needs it more.
+"""
 RECALL_SENTENCE = "Jobs of another user have more use for the node."
 
 
 class Inbox:
     """Handles every message of every agent. ``boot`` names this start of the daemon."""
 
-    def __init__(self, core: Core, logs: LogSink, boot: str, horizon: Callable[[str], tuple[float | None, str | None]]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        logs: LogSink,
+        boot: str,
+        horizon: Callable[[str], tuple[float | None, str | None]],
+    ) -> None:
         self.core = core
         self.reports = Reports(core, logs)
         self.boot = boot
         self.horizon = horizon
-        self.adopting: dict[str, dict[str, wire.Assignment]] | None = {}
+        self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
         self.on_trouble: Callable[[], None] = lambda: None
         self._table: dict[type, Callable[[Agent, JobRun, Any], None]] = {
-            wire.Phase: self._phase,
-            wire.StoreUp: self._store_up,
-            wire.Drained: self._drained,
-            wire.Progress: self.reports.progress,
-            wire.Mark: lambda agent, run, m: run.monitor.mark(m),
-            wire.Metric: self.reports.metric,
-            wire.Notice: self.reports.notice,
+            messages.Phase: self._phase,
+            messages.StoreUp: self._store_up,
+            messages.Drained: self._drained,
+            messages.Progress: self.reports.progress,
+            messages.Mark: lambda agent, run, m: run.monitor.mark(m),
+            messages.Metric: self.reports.metric,
+            messages.Notice: self.reports.notice,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
         """One message of the agent of ``lease``."""
         core = self.core
-        if isinstance(message, wire.Hello):
+        if isinstance(message, messages.Hello):
             self._hello(peer, lease, message)
             return
         agent = core.agents.of_lease(lease)
         if agent is None:
-            core.transmit(peer, wire.WhoAreYou(self.boot))
+            core.transmit(peer, messages.WhoAreYou(self.boot))
             return
         self._seen(agent, peer)
-        if isinstance(message, wire.Heartbeat):
+        if isinstance(message, messages.Heartbeat):
             agent.rss_bytes = message.rss_bytes
-            core.transmit(peer, wire.Alive(self.boot))
-        elif isinstance(message, wire.Leaving):
+            core.transmit(peer, messages.Alive(self.boot))
+        elif isinstance(message, messages.Leaving):
             self._leaving(agent, message.in_s, message.reason)
-        elif isinstance(message, wire.Released):
+        elif isinstance(message, messages.Released):
             self._released(agent, message.job)
-        elif isinstance(message, wire.LogChunk):
+        elif isinstance(message, messages.LogChunk):
             self.reports.log_chunk(agent, message)
         elif type(message) in self._table:
-            job = message.assignment.job if isinstance(message, wire.Phase) else message.job
+            job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = core.runs.get(job)
-            heard = not agent.releasing or isinstance(message, wire.Progress)  # what was done before the release counts
+            heard = not agent.releasing or isinstance(
+                message, messages.Progress
+            )  # what was done before the release counts
             if run is not None and agent.holds == job and heard:
                 self._table[type(message)](agent, run, message)
         else:
-            core.transmit(peer, wire.Error(f"An agent may not send {type(message).__name__}."))
+            core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
 
     def watch(self) -> None:
         """Look for agents that have fallen silent; call it every half second or so."""
@@ -91,12 +101,14 @@ class Inbox:
     def probe(self) -> None:
         """Some connection ended: find out whose."""
         for agent in self.core.agents:
-            if agent.unreachable_since is None and not self.core.agents.reach(agent, wire.Alive(self.boot)):
+            if agent.unreachable_since is None and not self.core.agents.reach(
+                agent, messages.Alive(self.boot)
+            ):
                 agent.unreachable_since = self.core.clock.now()
                 self.core.suspect(agent.node)
                 self.on_trouble()
 
-    # --- who is there ----------------------------------------------------------------------------------------------------------------
+    # --- who is there ---
 
     def _seen(self, agent: Agent, peer: bytes) -> None:
         agent.last_seen = self.core.clock.now()
@@ -105,25 +117,35 @@ class Inbox:
             for run in self.core.runs.values():
                 run.rounds.suspects.discard(agent.node)
 
-    def _hello(self, peer: bytes, lease: str, hello: wire.Hello) -> None:
+    def _hello(self, peer: bytes, lease: str, hello: messages.Hello) -> None:
         core = self.core
         row = core.store.get_lease(lease)
-        if row is None or row.state == "ended" or row.end_reason == GIVEN_BACK or hello.lease != lease:
-            core.transmit(peer, wire.Goodbye("This lease has ended."))
+        if (
+            row is None
+            or row.state == "ended"
+            or row.end_reason == GIVEN_BACK
+            or hello.lease != lease
+        ):
+            core.transmit(peer, messages.Goodbye("This lease has ended."))
             return
-        if row.owner and hello.node != row.node:  # the agent is another user's process: it may say much, but not that it is elsewhere
-            log.warning("agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node)
-            core.transmit(peer, wire.Goodbye(f"This lease is for {row.node}."))
+        if (
+            row.owner and hello.node != row.node
+        ):  # the agent is another user's process: it may say much, but not that it is elsewhere
+            log.warning(
+                "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
+            )
+            core.transmit(peer, messages.Goodbye(f"This lease is for {row.node}."))
             return
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
             recalled = row.end_reason == RECALLED  # of which the agent knows nothing
             if row.state == "leaving" and hello.leaving_in_s is None and not recalled:
-                # Not the agent that was told to leave: the job of its lease was requeued and has begun again.
+                # Not the agent that was told to leave: the job of its lease was requeued and has
+                # begun again.
                 if agent is not None:
                     self.lost(agent, "its lease has begun again")
-                core.transmit(peer, wire.Goodbye("This lease has left."))
+                core.transmit(peer, messages.Goodbye("This lease has left."))
                 return
             if agent is None:
                 if (other := core.agents.on(hello.node)) is not None:
@@ -132,21 +154,35 @@ class Inbox:
                 agent = Agent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
                 core.agents.add(agent)
                 if row.state != "leaving":
-                    core.lease_rows.update(lease, state="running", node=hello.node, started=row.started or now)
+                    core.lease_rows.update(
+                        lease, state="running", node=hello.node, started=row.started or now
+                    )
             self._seen(agent, peer)
-            core.agents.reach(agent, wire.Welcome(self.boot, core.config.daemon.heartbeat, core.config.jobs.log_limit))
+            core.agents.reach(
+                agent,
+                messages.Welcome(
+                    self.boot, core.config.daemon.heartbeat, core.config.jobs.log_limit
+                ),
+            )
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self._leaving(agent, hello.leaving_in_s, "")
             elif recalled and agent.gone_at is None:  # before the daemon's last start
                 core.outside.recall((agent.node,), core.controller.settings.recall_s)
 
-    def _settle(self, agent: Agent, held: wire.Assignment | None, new: bool, now: float) -> None:
+    def _settle(
+        self, agent: Agent, held: messages.Assignment | None, new: bool, now: float
+    ) -> None:
         """Bring together what the agent holds and what the daemon thinks it should."""
         core = self.core
         run = core.runs.get(held.job) if held else None
         if run is not None and core.accounts.of(run.spec.owner) != agent.owner:
-            log.warning("agent speaks for a job of another user", lease=agent.lease, owner=agent.owner, job=run.row.id)
+            log.warning(
+                "agent speaks for a job of another user",
+                lease=agent.lease,
+                owner=agent.owner,
+                job=run.row.id,
+            )
             run = None
         if new:
             adopted = run is not None and self.adopting is not None
@@ -158,7 +194,9 @@ class Inbox:
                     core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
             horizon, group = self.horizon(agent.node)
             doing = f"; it works for {held.job}" if held and adopted else ""
-            core.trail.record(NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease)
+            core.trail.record(
+                NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
+            )
             job = held.job if held and adopted else None
             core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, job, agent.owner))
         elif held is None:
@@ -173,18 +211,28 @@ class Inbox:
             core.rounds.act(run, run.rounds.phase(agent.node, held, now))
 
     def adopt(self) -> None:
-        """The time to wait after a restart is over: take over the rounds that are whole, have the others formed anew."""
+        """The time to wait after a restart is over: take over the rounds that are whole, have the
+        others formed anew.
+        """
         found, self.adopting = self.adopting or {}, None
         with self.core.step() as now:
             self.core.controller.hold(now)
             for job, run in self.core.runs.items():
                 phases = found.get(job, {})
                 members = run.row.members or tuple(phases)
-                self.core.rounds.act(run, run.rounds.adopt(run.row.generation, members, phases, now))
-                whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(members)
+                self.core.rounds.act(
+                    run, run.rounds.adopt(run.row.generation, members, phases, now)
+                )
+                whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(
+                    members
+                )
                 if whole:
                     run.monitor.adopted(len(members), now)
-                    self.core.trail.record("job-adopted", f"The job went on meanwhile on {len(members)} nodes.", job=job)
+                    self.core.trail.record(
+                        "job-adopted",
+                        f"The job went on meanwhile on {len(members)} nodes.",
+                        job=job,
+                    )
                 elif phases:
                     self.core.feed(RoundInterrupted(job))
 
@@ -210,10 +258,17 @@ class Inbox:
         core = self.core
         agent.gone_at = core.clock.now() + in_s
         core.lease_rows.update(agent.lease, state="leaving", end_reason=reason)
-        core.trail.record("node-leaving", sentence, node=agent.node, lease=agent.lease, job=agent.holds or "", in_s=in_s)
+        core.trail.record(
+            "node-leaving",
+            sentence,
+            node=agent.node,
+            lease=agent.lease,
+            job=agent.holds or "",
+            in_s=in_s,
+        )
         core.feed(NodeLeaving(agent.node, in_s))
         if agent.holds is None:
-            core.agents.reach(agent, wire.Goodbye(sentence))
+            core.agents.reach(agent, messages.Goodbye(sentence))
 
     def lost(self, agent: Agent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""
@@ -222,15 +277,27 @@ class Inbox:
             core.agents.remove(agent)
             if agent.gone_at is None:
                 core.metrics.preemption(notice=False)
-                core.trail.record("node-vanished", "The node was taken without notice.", node=agent.node, lease=agent.lease)
+                core.trail.record(
+                    "node-vanished",
+                    "The node was taken without notice.",
+                    node=agent.node,
+                    lease=agent.lease,
+                )
             node, lease, job = agent.node, agent.lease, agent.holds or ""
-            core.trail.record(NODE_LOST, f"The node is gone: {why}.", node=node, lease=lease, job=job, notice=agent.gone_at is not None)
+            core.trail.record(
+                NODE_LOST,
+                f"The node is gone: {why}.",
+                node=node,
+                lease=lease,
+                job=job,
+                notice=agent.gone_at is not None,
+            )
             for run in core.runs.values():
                 core.rounds.act(run, run.rounds.gone(agent.node, now))
             core.feed(NodeLost(agent.node))
         self.on_trouble()
 
-    # --- how their jobs stand --------------------------------------------------------------------------------------------------------
+    # --- how their jobs stand ---
 
     def _released(self, agent: Agent, job: str) -> None:
         core = self.core
@@ -239,9 +306,11 @@ class Inbox:
             if (run := core.runs.get(job)) is not None:
                 core.rounds.act(run, run.rounds.released(agent.node, now))
             if agent.gone_at is not None and agent.holds is None:
-                core.agents.reach(agent, wire.Goodbye("The main scheduler wants the node back."))
+                core.agents.reach(
+                    agent, messages.Goodbye("The main scheduler wants the node back.")
+                )
 
-    def _phase(self, agent: Agent, run: JobRun, message: wire.Phase) -> None:
+    def _phase(self, agent: Agent, run: JobRun, message: messages.Phase) -> None:
         if self.adopting is not None and agent.node in self.adopting.get(run.row.id, {}):
             self.adopting[run.row.id][agent.node] = message.assignment
         if message.tail:
@@ -249,22 +318,32 @@ class Inbox:
         with self.core.step() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
-    def _store_up(self, agent: Agent, run: JobRun, message: wire.StoreUp) -> None:
+    def _store_up(self, agent: Agent, run: JobRun, message: messages.StoreUp) -> None:
         with self.core.step():
-            self.core.rounds.act(run, run.rounds.store_up(agent.node, message.generation, message.host, message.port))
+            self.core.rounds.act(
+                run, run.rounds.store_up(agent.node, message.generation, message.host, message.port)
+            )
 
-    def _drained(self, agent: Agent, run: JobRun, message: wire.Drained) -> None:
+    def _drained(self, agent: Agent, run: JobRun, message: messages.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
-                # Of use to whoever wonders where samples went, not a fault of the job: its workers may just be starting.
-                self.core.trail.record("drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node)
+                # Of use to whoever wonders where samples went, not a fault of the job: its workers
+                # may just be starting.
+                self.core.trail.record(
+                    "drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node
+                )
             self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
     def _warn_of_silence(self, run: JobRun, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
-        if run.spec.mode != "service" and run.rounds.stage is Stage.RUNNING and run.monitor.silent_for(now) > limit:
+        if (
+            run.spec.mode != "service"
+            and run.rounds.stage is Stage.RUNNING
+            and run.monitor.silent_for(now) > limit
+        ):
             sentence = (
-                f"The job has reported no progress for more than {limit:g} s: it hangs, or its script does not call malletrain.report(). "
+                f"The job has reported no progress for more than {limit:g} s: it hangs, or its "
+                "script does not call malletrain.report(). "
                 "Without it MalleTrain cannot know how the job scales."
             )
             with self.core.step():

@@ -1,11 +1,13 @@
-"""The rows of the leases that have not ended: in the store, and at hand. Everybody who changes one does it here."""
+"""The rows of the leases that have not ended: in the store, and at hand. Everybody who changes one
+does it here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from malletrain.schema import LeaseRow
-from malletrain.store import Store
+from malletrain.store.schema import LeaseRow
+from malletrain.store.store import Store
 
 
 class LeaseRows:

@@ -1,7 +1,8 @@
 """Leases: asks the scavenger what there is, takes and gives back, and keeps the books.
 
-Scheduler calls run in a worker thread, one at a time; a call that fails changes nothing. A lease is in the store before it is asked for,
-so a daemon that is killed finds on its next start whatever came of it.
+Scheduler calls run in a worker thread, one at a time; a call that fails changes nothing. A lease is
+in the store before it is asked for, so a daemon that is killed finds on its next start whatever
+came of it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from typing import Any, TypeVar
 
 import structlog
 
+from malletrain.core.events import GapsSeen, LeaseNotTaken, NodeLost
 from malletrain.daemon.core import Core
 from malletrain.daemon.inbox import GIVEN_BACK, RECALL_SENTENCE, RECALLED, Inbox
-from malletrain.events import GapsSeen, LeaseNotTaken, NodeLost
-from malletrain.keys import KeyPair, KeyRing
-from malletrain.schema import LeaseRow
-from malletrain.wire import Goodbye
-from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, Scavenger, SchedulerError, Snapshot
+from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.protocol.messages import Goodbye
+from malletrain.store.schema import LeaseRow
+from scavenger.interface import (
+    Gap,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    PollResult,
+    Scavenger,
+    SchedulerError,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +57,7 @@ class Leases:
         self.command = command
         self.active: Mapping[str, LeaseRow] = core.lease_rows.active
         self.gaps: dict[str, Gap] = {}
-        self.snapshot: Snapshot | None = None
+        self.snapshot: PollResult | None = None
         self.poll_error = ""
         self._being_taken: set[str] = set()
         self._calls = asyncio.Lock()
@@ -67,11 +76,13 @@ class Leases:
         """Something happened: poll now."""
         self._poke.set()
 
-    # --- taking and giving back --------------------------------------------------------------------------------------------------------
+    # --- taking and giving back ---
 
     def take(self, nodes: tuple[str, ...], owner: str = "") -> None:
         """Ask for a lease on each of these nodes, as ``owner`` (within a step of the core)."""
-        if owner and not self.core.accounts.submits_as_others:  # a job from a time when others were served
+        if (
+            owner and not self.core.accounts.submits_as_others
+        ):  # a job from a time when others were served
             for node in nodes:
                 self.core.feed(LeaseNotTaken(node, owner))
             return
@@ -82,17 +93,29 @@ class Leases:
             pair = self.keys.make_lease_key(lease)
             gap = self.gaps.get(node)
             node_class = gap.node_class if gap else "default"
-            row = LeaseRow(lease, node, "requested", public_key=pair.public, node_class=node_class, owner=owner, requested=now)
+            row = LeaseRow(
+                lease,
+                node,
+                "requested",
+                public_key=pair.public,
+                node_class=node_class,
+                owner=owner,
+                requested=now,
+            )
             self.core.lease_rows.add(row)
             argv, env = self.command(lease, pair)
             requests.append(LeaseRequest(lease, node, argv, env, owner=owner or None))
             self._being_taken.add(lease)
-            self.core.trail.record("lease-requested", "The node is idle and of use.", node=node, lease=lease)
+            self.core.trail.record(
+                "lease-requested", "The node is idle and of use.", node=node, lease=lease
+            )
         self.core.metrics.lease_requested(len(requests))
         self._spawn(self._take(requests))
 
     async def _take(self, requests: list[LeaseRequest]) -> None:
-        refused: dict[str, str] = {request.id: "the main scheduler did not take the request" for request in requests}
+        refused: dict[str, str] = {
+            request.id: "the main scheduler did not take the request" for request in requests
+        }
         leases: list[Lease] = []
         try:
             leases = await self._call(partial(self.scavenger.take, requests))
@@ -105,8 +128,14 @@ class Leases:
                 else:
                     refused.pop(lease.id, None)
                     row = self.active.get(lease.id)
-                    if row is not None and row.state == "requested" and self.core.agents.of_lease(lease.id) is None:
-                        self.core.lease_rows.update(lease.id, state="pending", scheduler_id=lease.scheduler_id)
+                    if (
+                        row is not None
+                        and row.state == "requested"
+                        and self.core.agents.of_lease(lease.id) is None
+                    ):
+                        self.core.lease_rows.update(
+                            lease.id, state="pending", scheduler_id=lease.scheduler_id
+                        )
             for lease_id, reason in refused.items():
                 self._end(lease_id, reason)
         self._being_taken -= {request.id for request in requests}
@@ -116,11 +145,17 @@ class Leases:
         ending = []
         for node in nodes:
             agent = self.core.agents.on(node)
-            lease = agent.lease if agent else next((row.id for row in self.active.values() if row.node == node), None)
+            lease = (
+                agent.lease
+                if agent
+                else next((row.id for row in self.active.values() if row.node == node), None)
+            )
             if agent is not None:
                 self.core.agents.reach(agent, Goodbye(why))
                 self.core.agents.remove(agent)
-            for run in self.core.runs.values():  # nobody will say that the node is free of a job it was just released from
+            for run in (
+                self.core.runs.values()
+            ):  # nobody will say that the node is free of a job it was just released from
                 self.core.rounds.act(run, run.rounds.gone(node, self.core.clock.now()))
             if lease is not None and lease in self.active:
                 row = self.core.lease_rows.update(lease, state="leaving", end_reason=GIVEN_BACK)
@@ -130,7 +165,9 @@ class Leases:
             self._spawn(self._give_back(ending))
 
     def recall(self, nodes: tuple[str, ...], within_s: float) -> None:
-        """Jobs of another owner need these nodes more: end their leases once their jobs have moved off (within a step of the core)."""
+        """Jobs of another owner need these nodes more: end their leases once their jobs have moved
+        off (within a step of the core).
+        """
         for node in nodes:
             agent = self.core.agents.on(node)
             if agent is None:
@@ -154,13 +191,17 @@ class Leases:
         try:
             await self._call(partial(self.scavenger.give_back, leases))
         except SchedulerError as e:
-            log.warning("leases not given back", reason=str(e), leases=[lease.id for lease in leases])
+            log.warning(
+                "leases not given back", reason=str(e), leases=[lease.id for lease in leases]
+            )
         self.poke()
 
-    # --- polling -----------------------------------------------------------------------------------------------------------------------
+    # --- polling ---
 
     async def run(self) -> None:
-        """Poll for ever: every poll interval, or when the scavenger says that there will be news, and soon after being poked."""
+        """Poll for ever: every poll interval, or when the scavenger says that there will be news,
+        and soon after being poked.
+        """
         interval = self.core.config.scheduler.poll_interval
         while True:
             await self.poll()
@@ -188,7 +229,7 @@ class Leases:
         self.core.metrics.polled(snapshot.time, snapshot.idle_nodes)
         self._reconcile(snapshot)
 
-    def _reconcile(self, snapshot: Snapshot) -> None:
+    def _reconcile(self, snapshot: PollResult) -> None:
         seen = {lease.id: lease for lease in snapshot.leases}
         with self.core.step() as now:
             for lease_id, row in list(self.active.items()):
@@ -196,11 +237,24 @@ class Leases:
                 if lease_id in self._being_taken and lease is None:
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
-                    self._end(lease_id, (lease.reason if lease else "") or row.end_reason or "the main scheduler ended it")
-                elif lease.state is LeaseState.RUNNING and row.state == "pending" and row.started is None:
-                    self.core.lease_rows.update(lease_id, state="running", started=now, node=lease.node or row.node)
+                    self._end(
+                        lease_id,
+                        (lease.reason if lease else "")
+                        or row.end_reason
+                        or "the main scheduler ended it",
+                    )
+                elif (
+                    lease.state is LeaseState.RUNNING
+                    and row.state == "pending"
+                    and row.started is None
+                ):
+                    self.core.lease_rows.update(
+                        lease_id, state="running", started=now, node=lease.node or row.node
+                    )
             self.gaps = {gap.node: gap for gap in snapshot.gaps}
-            self.core.feed(GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in snapshot.gaps}))
+            self.core.feed(
+                GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in snapshot.gaps})
+            )
 
     def _end(self, lease_id: str, reason: str) -> None:
         row = self.core.lease_rows.end(lease_id, reason, self.core.clock.now())
@@ -210,7 +264,9 @@ class Leases:
         words = {GIVEN_BACK: "given-back", RECALLED: "recalled", "preempted": "preempted"}
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
         self.core.metrics.lease_ended(word)
-        self.core.trail.record("lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id)
+        self.core.trail.record(
+            "lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id
+        )
         agent = self.core.agents.of_lease(lease_id)
         if agent is not None:
             self.inbox.lost(agent, reason)
@@ -228,5 +284,10 @@ class Leases:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and self.core.failed is not None and not self.core.failed.done():
+        if (
+            not task.cancelled()
+            and task.exception() is not None
+            and self.core.failed is not None
+            and not self.core.failed.done()
+        ):
             self.core.failed.set_exception(task.exception() or RuntimeError())

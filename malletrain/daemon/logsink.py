@@ -1,7 +1,9 @@
-"""Logs of jobs on the daemon's disk: one file a job, round and stream, written at the offsets that agents name.
+"""Logs of jobs on the daemon's disk: one file a job, round and stream, written at the offsets that
+agents name.
 
-Writing is idempotent (a chunk sent twice lands on itself), so agents may send again whatever was not acknowledged. Reading strings the
-rounds of a stream together, oldest first. It does not decide who may read.
+Writing is idempotent (a chunk sent twice lands on itself), so agents may send again whatever was
+not acknowledged. Reading strings the rounds of a stream together, oldest first. It does not decide
+who may read.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from malletrain.views import LogView
+from malletrain.protocol.views import LogView
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
@@ -19,14 +21,20 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class LogSink:
-    """The folder ``root/<job>/g<generation>-<stream>@<node>.log``; at most ``limit_bytes`` a file are kept."""
+    """The folder ``root/<job>/g<generation>-<stream>@<node>.log``; at most ``limit_bytes`` a file
+    are kept.
+    """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self._root = root
         self._limit = limit_bytes
 
-    def write(self, job: str, generation: int, stream: str, node: str, offset: int, data: bytes) -> int:
-        """Keep ``data`` at ``offset``; returns the offset up to which the file is whole. Raises OSError when the disk refuses."""
+    def write(
+        self, job: str, generation: int, stream: str, node: str, offset: int, data: bytes
+    ) -> int:
+        """Keep ``data`` at ``offset``; returns the offset up to which the file is whole. Raises
+        OSError when the disk refuses.
+        """
         folder = self._root / _safe(job)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"g{generation}-{_safe(stream)}@{_safe(node)}.log"
@@ -46,7 +54,8 @@ class LogSink:
         return end
 
     def read(self, job: str, stream: str, cursor: str, limit: int, ended: bool) -> LogView:
-        """Up to ``limit`` bytes of ``stream`` after ``cursor`` (empty: from the beginning; ``tail:N``: the last N bytes).
+        """Up to ``limit`` bytes of ``stream`` after ``cursor`` (empty: from the beginning;
+        ``tail:N``: the last N bytes).
 
         Rounds are separated by a line that names them when there is more than one.
         """
@@ -73,8 +82,12 @@ class LogSink:
             room -= len(data)
             start_key, offset = key, offset + len(data)
             if room <= 0 or path.stat().st_size > offset:
-                return LogView("".join(text), f"{key[0]}:{offset}:{key[1]}", bool(data), streams, ended)
-        return LogView("".join(text), f"{start_key[0]}:{offset}:{start_key[1]}", False, streams, ended)
+                return LogView(
+                    "".join(text), f"{key[0]}:{offset}:{key[1]}", bool(data), streams, ended
+                )
+        return LogView(
+            "".join(text), f"{start_key[0]}:{offset}:{start_key[1]}", False, streams, ended
+        )
 
     def tail(self, job: str, stream: str, size: int) -> str:
         """The last ``size`` bytes of a stream as text."""

@@ -1,4 +1,6 @@
-"""The daemon's life: take the state directory, restore, listen, poll, adopt; on SIGTERM stop and leave the jobs running."""
+"""The daemon's life: take the state directory, restore, listen, poll, adopt; on SIGTERM stop and
+leave the jobs running.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,32 @@ from typing import Any
 
 import structlog
 
-from malletrain import __version__, logs, wire
-from malletrain.clock import Clock
-from malletrain.config import Config
+from malletrain import __version__
+from malletrain.config.model import Config
+from malletrain.daemon import logs
 from malletrain.daemon.api import Api, StepFailed
 from malletrain.daemon.backends import backend
-from malletrain.daemon.core import Core, Outside
-from malletrain.daemon.door import Door
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.core import Core, LeaseActions
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.leases import Leases
+from malletrain.daemon.login import Login
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.transport import Transport
-from malletrain.keys import LEASE_KEY, KeyPair, KeyRing
-from malletrain.metrics import Metrics, MetricsError
-from malletrain.statedir import INFO, DaemonInfo, StateDirError, lock_state_dir, remove_daemon_info, write_atomically, write_daemon_info
-from malletrain.store import Store, StoreError
-from malletrain.users import Users
+from malletrain.identity.keys import LEASE_KEY, KeyPair, KeyRing
+from malletrain.identity.state_directory import (
+    INFO,
+    DaemonInfo,
+    StateDirError,
+    lock_state_dir,
+    remove_daemon_info,
+    write_atomically,
+    write_daemon_info,
+)
+from malletrain.identity.users import Users
+from malletrain.protocol import messages
+from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
 log = structlog.get_logger(__name__)
@@ -37,7 +49,9 @@ WATCH_EVERY_S = 0.5
 
 
 def run(config: Config) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could not run)."""
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could
+    not run).
+    """
     logs.configure(config.daemon.log_level, config.daemon.log_format)
     try:
         with lock_state_dir(config.state_dir), Store.open(config.database_url) as store:
@@ -48,10 +62,17 @@ def run(config: Config) -> int:
 
 
 def tell_service_manager(state: str) -> None:
-    """Tell systemd how the service is doing, where it asks for that (sd_notify(3)); a manager that does not listen is no trouble."""
+    """Tell systemd how the service is doing, where it asks for that (sd_notify(3)); a manager that
+    does not listen is no trouble.
+    """
     if address := os.environ.get("NOTIFY_SOCKET"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+        ):
+            channel.sendto(
+                state.encode(), f"\0{address[1:]}" if address.startswith("@") else address
+            )
 
 
 class Daemon:
@@ -68,7 +89,7 @@ class Daemon:
             lookup=self.users.user_of if self.users is not None else lambda key: None,
             strangers=config.daemon.several_users,
         )
-        self.door = Door(config, self.keys)
+        self.door = Login(config, self.keys)
         self.core = Core(config, store, self.clock, self.metrics)
         self.core.rounds.key_of = self.keys.job_key
         self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -102,13 +123,15 @@ class Daemon:
             await asyncio.to_thread(backend(self.config).prepare, self.config)
             scavenger = backend(self.config).connect(self.config)
             self.leases = Leases(core, self.inbox, self.keys, scavenger, self._agent_command)
-            core.outside = Outside(self.leases.take, self.leases.give_back, self.leases.recall)
+            core.outside = LeaseActions(self.leases.take, self.leases.give_back, self.leases.recall)
             self.inbox.on_trouble = self.leases.poke
             self.api = Api(core, self.leases, self.logs, self.boot, scavenger.name)
             if self.config.daemon.metrics_listen:
                 self.metrics.serve(self.config.daemon.metrics_listen)
             self.metrics.started(__version__)
-            tasks = [loop.create_task(work) for work in (self._lead(), self.leases.run(), self._watch())]
+            tasks = [
+                loop.create_task(work) for work in (self._lead(), self.leases.run(), self._watch())
+            ]
             self._announce()
             tell_service_manager("READY=1")
             await self._until(stop, tasks)
@@ -136,12 +159,22 @@ class Daemon:
                 self.core.books.save(run)
             running = sum(bool(run.rounds.members) for run in self.core.runs.values())
             nodes = len(list(self.core.agents))
-            self.core.trail.record("daemon-stopped", f"The daemon stops; {running} jobs go on without it on {nodes} nodes.")
-        remove_daemon_info(self.config.state_dir / INFO)  # what was announced to the site stays: it is true again at the next start
+            self.core.trail.record(
+                "daemon-stopped",
+                f"The daemon stops; {running} jobs go on without it on {nodes} nodes.",
+            )
+        remove_daemon_info(
+            self.config.state_dir / INFO
+        )  # what was announced to the site stays: it is true again at the next start
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         failed = self.core.failed
-        if not task.cancelled() and task.exception() is not None and failed is not None and not failed.done():
+        if (
+            not task.cancelled()
+            and task.exception() is not None
+            and failed is not None
+            and not failed.done()
+        ):
             failed.set_exception(task.exception() or RuntimeError())
 
     async def _lead(self) -> None:
@@ -152,7 +185,10 @@ class Daemon:
         with self.core.step():
             known = len(self.leases.active) if self.leases else 0
             self.core.trail.record(
-                "daemon-started", f"The daemon runs; it knows {len(self.core.runs)} unfinished jobs and {known} leases.", boot=self.boot
+                "daemon-started",
+                f"The daemon runs; it knows {len(self.core.runs)} unfinished jobs and {known} "
+                "leases.",
+                boot=self.boot,
             )
         await asyncio.sleep(wait)
         self.inbox.adopt()
@@ -179,41 +215,62 @@ class Daemon:
             states[job.state.value] = states.get(job.state.value, 0) + 1
         self.metrics.jobs(states)
 
-    # --- the socket's callbacks --------------------------------------------------------------------------------------------------------
+    # --- the socket's callbacks ---
 
     def _message(self, peer: bytes, who: str, message: object) -> None:
         role, _, name = who.partition(":")
-        handlers = {"lease": self._agent_message, "client": self._client_message, "stranger": self._stranger_message}
+        handlers = {
+            "lease": self._agent_message,
+            "client": self._client_message,
+            "stranger": self._stranger_message,
+        }
         self.core.guard(handlers[role])(peer, name, message)
 
     def _agent_message(self, peer: bytes, lease: str, message: object) -> None:
         self.inbox.handle(peer, lease, message)
 
     def _client_message(self, peer: bytes, user: str, message: object) -> None:
-        if not isinstance(message, wire.Request) or self.api is None:
-            why = "The daemon is just starting; ask again." if self.api is None else f"A client may not send {type(message).__name__}."
-            self.transport.send(peer, wire.Error(why))
+        if not isinstance(message, messages.Request) or self.api is None:
+            why = (
+                "The daemon is just starting; ask again."
+                if self.api is None
+                else f"A client may not send {type(message).__name__}."
+            )
+            self.transport.send(peer, messages.Error(why))
             return
         self._reply(peer, message, self.api.answer(user, message))
 
     def _stranger_message(self, peer: bytes, key: str, message: object) -> None:
-        if isinstance(message, wire.Request):
+        if isinstance(message, messages.Request):
             self._reply(peer, message, self.door.answer(key, message))
         else:
-            self.transport.send(peer, wire.Goodbye("The lease has ended."))
+            self.transport.send(peer, messages.Goodbye("The lease has ended."))
 
-    def _reply(self, peer: bytes, request: wire.Request, answer: Coroutine[Any, Any, wire.Reply]) -> None:
+    def _reply(
+        self, peer: bytes, request: messages.Request, answer: Coroutine[Any, Any, messages.Reply]
+    ) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(peer, request, answer))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _answer(self, peer: bytes, request: wire.Request, answer: Coroutine[Any, Any, wire.Reply]) -> None:
+    async def _answer(
+        self, peer: bytes, request: messages.Request, answer: Coroutine[Any, Any, messages.Reply]
+    ) -> None:
         try:
             reply = await answer
         except Exception as error:
             log.exception("request failed", op=request.op)
-            reply = wire.Reply(request.id, False, error="The daemon failed at this request; its log says how.", code="internal")
-            if isinstance(error, StepFailed) and self.core.failed is not None and not self.core.failed.done():
+            reply = messages.Reply(
+                request.id,
+                False,
+                error="The daemon failed at this request; its log says how.",
+                code="internal",
+            )
+            if (
+                isinstance(error, StepFailed)
+                and self.core.failed is not None
+                and not self.core.failed.done()
+            ):
                 self.core.failed.set_exception(error.__cause__ or error)
         self.transport.send(peer, reply)
 
@@ -228,7 +285,7 @@ class Daemon:
         for delay in (0.02, 0.2):
             loop.call_later(delay, self.core.guard(self.inbox.probe))
 
-    # --- small things ------------------------------------------------------------------------------------------------------------------
+    # --- small things ---
 
     def _horizon(self, node: str) -> tuple[float | None, str | None]:
         return self.leases.horizon(node) if self.leases else (None, None)
@@ -240,10 +297,15 @@ class Daemon:
             *("--server-key", self.keys.server.public),
             *("--lease", lease),
         )
-        return argv, {LEASE_KEY: key.secret, "MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}"}
+        return argv, {
+            LEASE_KEY: key.secret,
+            "MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}",
+        }
 
     def _listen(self) -> str:
-        """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that was killed look for it there."""
+        """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that
+        was killed look for it there.
+        """
         listen, kept = self.config.daemon.listen, self.config.state_dir / "port"
         if not listen.endswith(":0"):
             return self.transport.start(listen)
@@ -251,7 +313,10 @@ class Daemon:
             try:
                 return self.transport.start(listen[:-1] + kept.read_text().strip())
             except OSError as e:
-                log.warning("the last port is taken; agents of the last daemon will not find this one", reason=str(e))
+                log.warning(
+                    "the last port is taken; agents of the last daemon will not find this one",
+                    reason=str(e),
+                )
         bound = self.transport.start(listen)
         write_atomically(kept, bound.rpartition(":")[2] + "\n")
         return bound
@@ -264,11 +329,12 @@ class Daemon:
 
     def _announce(self) -> None:
         host = socket.gethostname()
-        info = DaemonInfo(self.endpoint, self.keys.server.public, os.getpid(), host, __version__, self.clock.now())
+        info = DaemonInfo(
+            self.endpoint, self.keys.server.public, os.getpid(), host, __version__, self.clock.now()
+        )
         write_daemon_info(self.config.state_dir / INFO, info)
         if self.config.daemon.announce is not None:
             write_daemon_info(self.config.daemon.announce, info)
         if self.users is not None and self.users.user_of("") is None and self.users.problem:
             log.warning("list of users not read", reason=self.users.problem)
         log.info("listening", endpoint=self.endpoint, state_dir=str(self.config.state_dir))
-

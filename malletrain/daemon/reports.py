@@ -1,7 +1,9 @@
-"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the books and onto the daemon's disk.
+"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the books
+and onto the daemon's disk.
 
-Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says of its own node. The bounds of single
-fields are :mod:`malletrain.wire`'s; that an agent speaks of the job it holds is the inbox's.
+Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says
+of its own node. The bounds of single fields are :mod:`malletrain.protocol.messages`'s; that an
+agent speaks of the job it holds is the inbox's.
 """
 
 from __future__ import annotations
@@ -10,19 +12,22 @@ from collections import OrderedDict
 
 import structlog
 
-from malletrain import wire
+from malletrain.core.events import JobState, PriorSuggested
 from malletrain.daemon.agents import Agent
-from malletrain.daemon.books import JobRun, decode_spec
 from malletrain.daemon.core import Core
+from malletrain.daemon.job_repository import JobRun, decode_spec
 from malletrain.daemon.logsink import LogSink
-from malletrain.events import Believed, JobState
+from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S = 2.0
 MOST_METRICS, LONGEST_METRIC = 100, 100
 """Of one job; characters of a name."""
-TOO_MANY_METRICS = f"A job has {MOST_METRICS} metrics at most, with names of {LONGEST_METRIC} characters at most; the others are not kept."
+TOO_MANY_METRICS = (
+    f"A job has {MOST_METRICS} metrics at most, with names of {LONGEST_METRIC} "
+    "characters at most; the others are not kept."
+)
 GPUS = 64
 """Processes that a node has at most where the job leaves their number to its GPUs."""
 _REMEMBERED = 256
@@ -36,14 +41,18 @@ class Reports:
         self._logs = logs
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
 
-    def progress(self, agent: Agent, run: JobRun, message: wire.Progress) -> None:
+    def progress(self, agent: Agent, run: JobRun, message: messages.Progress) -> None:
         """Counts of one worker."""
         core = self._core
         before = run.monitor.total
         run.monitor.progress(message)
         core.metrics.samples(run.monitor.total - before)
         core.keep_rescales(run)
-        if run.starting_until is not None and message.generation == run.rounds.generation and message.samples > 0:
+        if (
+            run.starting_until is not None
+            and message.generation == run.rounds.generation
+            and message.samples > 0
+        ):
             core.first_sample(run)
         core.progressed(run, message)
         now = core.clock.now()
@@ -51,16 +60,18 @@ class Reports:
             with core.step():
                 core.books.checkpoint(run, now)
 
-    def metric(self, agent: Agent, run: JobRun, message: wire.Metric) -> None:
+    def metric(self, agent: Agent, run: JobRun, message: messages.Metric) -> None:
         """A number with a name."""
         metrics = run.row.metrics
         with self._core.step():
-            if len(message.name) > LONGEST_METRIC or (message.name not in metrics and len(metrics) >= MOST_METRICS):
+            if len(message.name) > LONGEST_METRIC or (
+                message.name not in metrics and len(metrics) >= MOST_METRICS
+            ):
                 self._core.books.notice(run, TOO_MANY_METRICS)
             else:
                 self._core.books.save(run, metrics={**metrics, message.name: message.value})
 
-    def notice(self, agent: Agent, run: JobRun, message: wire.Notice) -> None:
+    def notice(self, agent: Agent, run: JobRun, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
         core = self._core
         with core.step():
@@ -71,23 +82,41 @@ class Reports:
             elif message.kind == "profile" and core.config.profiling.enabled:
                 learned = core.curves.described(run.row.id, run.spec, message.data)
                 if learned is not None:
-                    core.feed(Believed(run.row.id, learned))
+                    core.feed(PriorSuggested(run.row.id, learned))
 
-    def log_chunk(self, agent: Agent, chunk: wire.LogChunk) -> None:
+    def log_chunk(self, agent: Agent, chunk: messages.LogChunk) -> None:
         """A piece of a log; the job may have ended meanwhile."""
         if not self._may_write(agent, chunk):
-            log.warning("log refused", lease=agent.lease, owner=agent.owner, job=chunk.job, stream=chunk.stream, node=chunk.node)
-            self._core.transmit(agent.peer, wire.Error(f"The log {chunk.stream} of job {chunk.job} is not this agent's to write."))
+            log.warning(
+                "log refused",
+                lease=agent.lease,
+                owner=agent.owner,
+                job=chunk.job,
+                stream=chunk.stream,
+                node=chunk.node,
+            )
+            self._core.transmit(
+                agent.peer,
+                messages.Error(
+                    f"The log {chunk.stream} of job {chunk.job} is not this agent's to write."
+                ),
+            )
             return
         try:
-            end = self._logs.write(chunk.job, chunk.generation, chunk.stream, chunk.node, chunk.offset, chunk.data)
+            end = self._logs.write(
+                chunk.job, chunk.generation, chunk.stream, chunk.node, chunk.offset, chunk.data
+            )
         except OSError as e:
             log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
             return
-        self._core.transmit(agent.peer, wire.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end))
+        self._core.transmit(
+            agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
+        )
 
-    def _may_write(self, agent: Agent, chunk: wire.LogChunk) -> bool:
-        """Whether the log is one that this agent can have: of its node, of its user's job, of a round and a rank that there were."""
+    def _may_write(self, agent: Agent, chunk: messages.LogChunk) -> bool:
+        """Whether the log is one that this agent can have: of its node, of its user's job, of a
+        round and a rank that there were.
+        """
         known = self._known(chunk.job)
         if known is None or chunk.node != agent.node:
             return False
@@ -115,5 +144,5 @@ class Reports:
         return found
 
 
-def _ranks(spec: wire.JobSpec) -> int:
+def _ranks(spec: messages.JobSpec) -> int:
     return spec.max_nodes * (spec.nproc_per_node or GPUS)

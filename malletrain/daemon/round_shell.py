@@ -1,22 +1,24 @@
-"""The shell of every job's rounds: carries their actions out through the agents, writes them down, and lets the controller know.
+"""The shell of every job's rounds: carries their actions out through the agents, writes them down,
+and lets the controller know.
 
-The rounds decide (:mod:`malletrain.rounds` and its kin); everything here happens within a step of the core.
+The rounds decide (:mod:`malletrain.rounds` and its kin); everything here happens within a step of
+the core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from malletrain import wire
-from malletrain.clock import Clock
-from malletrain.config import Config
+from malletrain.config.model import Config
+from malletrain.core.events import Event, JobCompleted, NodeRejected, RoundFormed, WorkersFailed
 from malletrain.daemon.agents import Agents
-from malletrain.daemon.books import Books, JobRun
-from malletrain.daemon.trail import Trail
-from malletrain.events import Event, JobBroke, JobCompleted, NodeUnfit, RoundFormed
-from malletrain.live_rounds import LiveRounds
-from malletrain.round_actions import SendAbort, SendView
-from malletrain.rounds import (
+from malletrain.daemon.audit_log import AuditLog
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.job_repository import JobRepository, JobRun
+from malletrain.protocol import messages
+from malletrain.rounds.actions import SendAbort, SendView
+from malletrain.rounds.live import LiveRounds
+from malletrain.rounds.restart import (
     Action,
     Broke,
     Finished,
@@ -34,15 +36,17 @@ LONGEST_REASON = 1000
 
 
 class RoundShell:
-    """For all jobs of one daemon. ``feed`` takes events for the controller, ``service_formed`` a service whose members are all up."""
+    """For all jobs of one daemon. ``feed`` takes events for the controller, ``service_formed`` a
+    service whose members are all up.
+    """
 
     def __init__(
         self,
         config: Config,
         clock: Clock,
         agents: Agents,
-        books: Books,
-        trail: Trail,
+        books: JobRepository,
+        trail: AuditLog,
         feed: Callable[[Event], None],
         service_formed: Callable[[JobRun], None],
     ) -> None:
@@ -69,14 +73,23 @@ class RoundShell:
                 if action.number:
                     run.monitor.draining(self._clock.now())
                 timeout = run.rounds.drain_s
-                self._agents.tell(action.node, wire.Drain(job, action.generation, action.number, timeout))
+                self._agents.tell(
+                    action.node, messages.Drain(job, action.generation, action.number, timeout)
+                )
             elif isinstance(action, SendAbort):
-                self._agents.tell(action.node, wire.Abort(job, action.generation))
+                self._agents.tell(action.node, messages.Abort(job, action.generation))
             elif isinstance(action, SaveRound):
                 if isinstance(run.rounds, LiveRounds) and run.rounds.because_lost:
-                    run.monitor.rescale_began(run.row.members, action.members, self._clock.now(), lost=True)
+                    run.monitor.rescale_began(
+                        run.row.members, action.members, self._clock.now(), lost=True
+                    )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
-                self._books.save(run, generation=action.generation, members=action.members, samples_before=run.monitor.before)
+                self._books.save(
+                    run,
+                    generation=action.generation,
+                    members=action.members,
+                    samples_before=run.monitor.before,
+                )
                 self._trail.record(
                     "round-formed",
                     f"Round {action.generation} has {len(action.members)} members.",
@@ -86,7 +99,10 @@ class RoundShell:
                 )
             elif isinstance(action, SendRound):
                 host, port = action.store or ("", 0)
-                self._agents.tell(action.node, wire.Round(job, action.generation, action.rank, action.size, host, port))
+                self._agents.tell(
+                    action.node,
+                    messages.Round(job, action.generation, action.rank, action.size, host, port),
+                )
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
             elif isinstance(action, Formed) and run.spec.mode == "service":
@@ -99,8 +115,13 @@ class RoundShell:
                 self._feed(JobCompleted(job))
             elif isinstance(action, LeftOut):
                 for node in action.nodes:
-                    self._trail.record("node-unfit", f"The node is left out: {action.sentence}.", job=job, node=node)
-                    self._feed(NodeUnfit(node))
+                    self._trail.record(
+                        "node-unfit",
+                        f"The node is left out: {action.sentence}.",
+                        job=job,
+                        node=node,
+                    )
+                    self._feed(NodeRejected(node))
             else:
                 self._broke(run, action)
 
@@ -108,25 +129,54 @@ class RoundShell:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
-        sentence = action.sentence if len(action.sentence) <= LONGEST_REASON else action.sentence[: LONGEST_REASON - 1] + "…"
+        sentence = (
+            action.sentence
+            if len(action.sentence) <= LONGEST_REASON
+            else action.sentence[: LONGEST_REASON - 1] + "…"
+        )
         self._books.save(run, failure=failure)
-        self._trail.record("job-broke", sentence, job=run.row.id, generation=run.rounds.generation, ranks=[f.rank for f in action.failures])
-        self._feed(JobBroke(run.row.id, sentence))
+        self._trail.record(
+            "job-broke",
+            sentence,
+            job=run.row.id,
+            generation=run.rounds.generation,
+            ranks=[f.rank for f in action.failures],
+        )
+        self._feed(WorkersFailed(run.row.id, sentence))
 
-    def _assign(self, run: JobRun) -> wire.Assign:
+    def _assign(self, run: JobRun) -> messages.Assign:
         jobs = self._config.jobs
         key = self.key_of(run.row.id) if run.spec.mode == "service" else ""
-        return wire.Assign(run.row.id, run.spec, stop_grace_s=jobs.stop_grace, join_timeout_s=jobs.join_timeout, key=key)
+        return messages.Assign(
+            run.row.id,
+            run.spec,
+            stop_grace_s=jobs.stop_grace,
+            join_timeout_s=jobs.join_timeout,
+            key=key,
+        )
 
-    def _view(self, run: JobRun, action: SendView) -> wire.Round:
+    def _view(self, run: JobRun, action: SendView) -> messages.Round:
         """What a member of a service is told."""
         rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
-        return wire.Round(run.row.id, action.generation, rank, len(action.members), members=self.peers(action.members))
+        return messages.Round(
+            run.row.id,
+            action.generation,
+            rank,
+            len(action.members),
+            members=self.peers(action.members),
+        )
 
-    def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[wire.Peer, ...]:
+    def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[messages.Peer, ...]:
         """The members of a service with their hosts, and how long the leavers have left."""
         now, peers = self._clock.now(), []
         for node, address, leaves in view:
             agent = self._agents.on(node)
-            peers.append(wire.Peer(node, agent.host if agent else "", address, None if leaves is None else max(0.0, leaves - now)))
+            peers.append(
+                messages.Peer(
+                    node,
+                    agent.host if agent else "",
+                    address,
+                    None if leaves is None else max(0.0, leaves - now),
+                )
+            )
         return tuple(peers)

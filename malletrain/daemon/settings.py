@@ -1,16 +1,20 @@
-"""What the site's configuration says to the decision core: to the controller, its planner and advisor, and to every job's rounds. Pure."""
+"""What the site's configuration says to the decision core: to the controller, its planner and
+advisor, and to every job's rounds. Pure.
+"""
 
 from __future__ import annotations
 
 from allocator import RescaleCost
-from malletrain.config import Config
-from malletrain.controller import ControllerSettings
-from malletrain.planning import PlanningSettings
-from malletrain.profiling import ProfilingSettings, advisor_config
-from malletrain.rounds import RoundSettings
+from malletrain.config.model import Config
+from malletrain.core.controller import ControllerSettings
+from malletrain.core.planning import PlanningSettings
+from malletrain.core.profiling import ProfilingSettings, advisor_config
+from malletrain.rounds.restart import RoundSettings
 
 MOVING_S = 10.0
-"""How long a job may take to move off a node that is recalled, beyond its drain and the end of its workers."""
+"""How long a job may take to move off a node that is recalled, beyond its drain and the end of its
+workers.
+"""
 NOTICE_SETTLE_S = 0.3
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 
@@ -60,7 +64,9 @@ def controller_settings(config: Config) -> ControllerSettings:
 
 
 def round_settings(config: Config) -> RoundSettings:
-    """What the site's configuration says to the rounds. A failure waits for the news of a loss for half an agent's time-out."""
+    """What the site's configuration says to the rounds. A failure waits for the news of a loss for
+    half an agent's time-out.
+    """
     jobs = config.jobs
     return RoundSettings(
         warmup_s=jobs.join_timeout,

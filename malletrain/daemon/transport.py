@@ -1,7 +1,8 @@
 """The daemon's one socket: a ZeroMQ ROUTER under CURVE, on the event loop.
 
-Decides who gets in (known keys only), what a message is (:mod:`malletrain.wire`), and what happens to one that is none: its sender is told,
-it is counted, nothing else. It does not know what messages mean.
+Decides who gets in (known keys only), what a message is (:mod:`malletrain.protocol.messages`), and
+what happens to one that is none: its sender is told, it is counted, nothing else. It does not know
+what messages mean.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from malletrain import wire
+from malletrain.protocol import messages
 
-HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
+HARD_LIMIT_BYTES = 4 * messages.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
 log = structlog.get_logger(__name__)
@@ -38,7 +39,8 @@ class Transport:
     """Receives and sends messages of known peers.
 
     Args:
-        lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a stranger. Called from another thread.
+        lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a
+            stranger. Called from another thread.
         on_message: ``(peer, who, message)`` for every valid message; ``peer`` addresses the answer.
         on_invalid: called with a sentence for every message that is none.
         on_disconnect: some connection ended.
@@ -75,12 +77,17 @@ class Transport:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, listen: str) -> str:
-        """Bind to ``listen`` (port 0: any) and begin to receive; returns the address bound. Raises OSError with a sentence."""
+        """Bind to ``listen`` (port 0: any) and begin to receive; returns the address bound. Raises
+        OSError with a sentence.
+        """
         address = listen[:-2] + ":*" if listen.endswith(":0") else listen
         try:
             self._socket.bind(address)
         except zmq.ZMQError as e:
-            raise OSError(f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in [daemon] listen.") from None
+            raise OSError(
+                f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in "
+                "[daemon] listen."
+            ) from None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
@@ -97,16 +104,21 @@ class Transport:
         self._auth.stop()
         self._context.term()
 
-    def send(self, peer: bytes, message: wire.Message) -> bool:
-        """Send to ``peer``; False when it is not connected (or does not read): then it hears nothing. An answer that is none of the
-        protocol (it is too large, say) is sent as an error."""
+    def send(self, peer: bytes, message: messages.Message) -> bool:
+        """Send to ``peer``; False when it is not connected (or does not read): then it hears
+        nothing. An answer that is none of the protocol (it is too large, say) is sent as an error.
+        """
         try:
-            frames = wire.encode(message)
-        except wire.WireError as e:
+            frames = messages.encode(message)
+        except messages.WireError as e:
             log.error("message not sent", reason=str(e))
-            if not (isinstance(message, wire.Reply) and message.ok):
+            if not (isinstance(message, messages.Reply) and message.ok):
                 return False
-            frames = wire.encode(wire.Reply(message.id, False, error=f"The answer cannot be sent. {e}", code="internal"))
+            frames = messages.encode(
+                messages.Reply(
+                    message.id, False, error=f"The answer cannot be sent. {e}", code="internal"
+                )
+            )
         try:
             self._socket.send_multipart([peer, *frames], zmq.DONTWAIT)
         except zmq.ZMQError as e:
@@ -114,7 +126,8 @@ class Transport:
                 raise
             return False
         finally:
-            # ZeroMQ's descriptor is edge-triggered: sending may have swallowed the edge of a message that came in meanwhile.
+            # ZeroMQ's descriptor is edge-triggered: sending may have swallowed the edge of a
+            # message that came in meanwhile.
             if self._loop:
                 self._loop.call_soon(self._receive)
         return True
@@ -135,16 +148,17 @@ class Transport:
         peer = frames[0].bytes
         who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
         if who is None:
-            # Its key was withdrawn after it had connected: its lease has ended, yet it is still there (its node lost contact with the main
-            # scheduler). Told only that it may not speak, it would stay for ever.
+            # Its key was withdrawn after it had connected: its lease has ended, yet it is still
+            # there (its node lost contact with the main scheduler). Told only that it may not
+            # speak, it would stay for ever.
             self._on_invalid("A message came from a peer whose key is not valid any more.")
-            self.send(peer, wire.Goodbye("The lease has ended."))
+            self.send(peer, messages.Goodbye("The lease has ended."))
             return
         try:
-            message = wire.decode([frame.bytes for frame in frames[1:]])
-        except wire.WireError as e:
+            message = messages.decode([frame.bytes for frame in frames[1:]])
+        except messages.WireError as e:
             self._on_invalid(f"{who}: {e}")
-            self.send(peer, wire.Error(str(e)))
+            self.send(peer, messages.Error(str(e)))
             return
         self._on_message(peer, who, message)
 

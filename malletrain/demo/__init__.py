@@ -1,1 +1,3 @@
-"""The demo: the main job end to end on one machine, with an account of where every idle node-second went."""
+"""The demo: the main job end to end on one machine, with an account of where every idle node-second
+went.
+"""

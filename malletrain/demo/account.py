@@ -2,18 +2,23 @@
 
 Definitions, for one node and one instant between the begin and the end of the account:
 
-* **offered**: the main scheduler does not want the node (its own history says so). The grace time of a preemption is not offered.
+* **offered**: the main scheduler does not want the node (its own history says so). The grace time
+  of a preemption is not offered.
 * **held** by a job: the plan in force gives the node to the job, and the node is there.
-* **training**: the node is a member of a round of a job, and the instant lies between the first sample of that round and its last one.
+* **training**: the node is a member of a round of a job, and the instant lies between the first
+  sample of that round and its last one.
 * **harvested**: offered and training.
-* **lost to preemption**: offered, held, not training, and the next round to process a sample of this job (or, when there is none, the
-  suspension) had to do without a node that the main scheduler took.
-* **lost to rescaling**: offered, held, not training, for any other reason: the first start, growing, shrinking, moving, ending; also the
-  time in which a node warms up for a job that trains on meanwhile without it.
-* **not used**: the rest of what was offered, ``leased`` (the agent is there or coming up, no job has the node) or ``not leased``.
+* **lost to preemption**: offered, held, not training, and the next round to process a sample of
+  this job (or, when there is none, the suspension) had to do without a node that the main scheduler
+  took.
+* **lost to rescaling**: offered, held, not training, for any other reason: the first start,
+  growing, shrinking, moving, ending; also the time in which a node warms up for a job that trains
+  on meanwhile without it.
+* **not used**: the rest of what was offered, ``leased`` (the agent is there or coming up, no job
+  has the node) or ``not leased``.
 
-So offered = harvested + lost to rescaling + lost to preemption + leased and not used + not leased. Nothing here asks anybody: histories
-in, numbers out.
+So offered = harvested + lost to rescaling + lost to preemption + leased and not used + not leased.
+Nothing here asks anybody: histories in, numbers out.
 """
 
 from __future__ import annotations
@@ -24,12 +29,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from malletrain.demo.intervals import Interval, Intervals, both, length, normal, without
-from malletrain.timeline import IDLE_SPAN, JOB_SPAN, LEASED_SPAN, PAUSE_SPAN, Mark, Span
+from malletrain.render.timeline import IDLE_SPAN, JOB_SPAN, LEASED_SPAN, PAUSE_SPAN, Mark, Span
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the main scheduler did: per node the times it was offered and leased, and the preemptions of leases."""
+    """What the main scheduler did: per node the times it was offered and leased, and the
+    preemptions of leases.
+    """
 
     offered: Mapping[str, Intervals]
     leased: Mapping[str, Intervals]
@@ -38,7 +45,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Round:
-    """One membership of one job that processed samples from ``first`` to ``last`` (epoch seconds)."""
+    """One membership of one job that processed samples from ``first`` to ``last`` (epoch
+    seconds).
+    """
 
     job: str
     generation: int
@@ -70,9 +79,11 @@ class Account:
 
 
 def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> Machine:
-    """The history of the embedded cluster (rows of its ``history.csv``: time, node, event, lease, reason) between ``begin`` and ``end``.
+    """The history of the embedded cluster (rows of its ``history.csv``: time, node, event, lease,
+    reason) between ``begin`` and ``end``.
 
-    ``idle`` and ``leased`` say that the node is offered from then on, ``preempted`` and ``busy`` that it no longer is.
+    ``idle`` and ``leased`` say that the node is offered from then on, ``preempted`` and ``busy``
+    that it no longer is.
     """
     idle_since: dict[str, float] = {}
     leases: dict[str, tuple[str, float]] = {}
@@ -114,7 +125,17 @@ def account(machine: Machine, rounds: Sequence[Round], held: Sequence[Held]) -> 
     blame = _Blame(machine, rounds)
     nodes = sorted(machine.offered)
     spans: list[Span] = []
-    sums = dict.fromkeys(("offered", "harvested", "lost_to_rescaling", "lost_to_preemption", "leased_unused", "not_leased"), 0.0)
+    sums = dict.fromkeys(
+        (
+            "offered",
+            "harvested",
+            "lost_to_rescaling",
+            "lost_to_preemption",
+            "leased_unused",
+            "not_leased",
+        ),
+        0.0,
+    )
     for node in nodes:
         offered, leased = machine.offered[node], machine.leased.get(node, ())
         spans += [Span(node, *piece, IDLE_SPAN) for piece in offered]
@@ -122,12 +143,18 @@ def account(machine: Machine, rounds: Sequence[Round], held: Sequence[Held]) -> 
         training: Intervals = ()
         for job in sorted({r.job for r in rounds if node in r.members}):
             # A node that was taken trains to the end of its lease and not to the end of its round.
-            mine = both(normal((r.first, r.last) for r in rounds if r.job == job and node in r.members), leased)
+            mine = both(
+                normal((r.first, r.last) for r in rounds if r.job == job and node in r.members),
+                leased,
+            )
             spans += [Span(node, *piece, JOB_SPAN, job) for piece in mine]
             training = normal((*training, *mine))
         kept: Intervals = ()
         for job in sorted({h.job for h in held if h.node == node}):
-            mine = without(both(normal(h.interval for h in held if h.node == node and h.job == job), leased), normal((*training, *kept)))
+            mine = without(
+                both(normal(h.interval for h in held if h.node == node and h.job == job), leased),
+                normal((*training, *kept)),
+            )
             kept = normal((*kept, *mine))
             spans += [Span(node, *piece, PAUSE_SPAN, job) for piece in mine]
             for start, end in both(mine, offered):
@@ -162,6 +189,9 @@ class _Blame:
             return "lost_to_rescaling"
         before = rounds[following - 1]
         until = rounds[following].first if following < len(rounds) else moment
-        # The members of the round before count from its first sample on: who was taken since then is the reason for the next round.
-        taken = any(before.first <= t <= until and node in before.members for t, node in self._taken)
+        # The members of the round before count from its first sample on: who was taken since then
+        # is the reason for the next round.
+        taken = any(
+            before.first <= t <= until and node in before.members for t, node in self._taken
+        )
         return "lost_to_preemption" if taken else "lost_to_rescaling"

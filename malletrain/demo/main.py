@@ -1,4 +1,6 @@
-"""The demo from beginning to end: stage, jobs, chaos, account. What it decides is the order of things; the parts decide the rest."""
+"""The demo from beginning to end: stage, jobs, chaos, account. What it decides is the order of
+things; the parts decide the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +17,40 @@ from rich.console import Console
 
 from malletrain.cli.jobspec import build
 from malletrain.client import Client, ClientError
-from malletrain.config import load_config
+from malletrain.config.model import load_config
 from malletrain.demo import plan, story
 from malletrain.demo.account import Account, account, machine_of
 from malletrain.demo.stage import DemoError, Stage
 from malletrain.demo.summary import JobResult, Result, render
 from malletrain.demo.watch import Watcher
+from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
-from malletrain.timeline import Timeline, draw
-from malletrain.views import JobDetail, JobView, StatusView
-from scavenger import replay, synth, trace
+from malletrain.render.timeline import Timeline, draw
 from scavenger.interface import SchedulerError
+from scavenger.trace import replay, synthesis, trace
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
 SHORTEST_GAP_S = 8.0
-"""Real seconds below which a synthetic gap is left out: loading PyTorch on a busy small machine takes about as long."""
+"""Real seconds below which a synthetic gap is left out: loading PyTorch on a busy small machine
+takes about as long.
+"""
 IDLE_SHARE = 0.65
-"""Share of the nodes that is idle in a synthetic trace. Summit's 8 % of six nodes would be half a node."""
+"""Share of the nodes that is idle in a synthetic trace. Summit's 8 % of six nodes would be half a
+node.
+"""
 TRIES = 40
-"""Synthetic traces looked at for one that takes enough nodes at times when jobs train: ``TAKEN_PER_S`` before ``LATE`` of its time."""
+"""Synthetic traces looked at for one that takes enough nodes at times when jobs train:
+``TAKEN_PER_S`` before ``LATE`` of its time.
+"""
 TAKEN_PER_S, LATE = 1 / 10, 0.75
 HELD_S = 1.0
 """Seconds at the beginning of a synthetic trace in which all nodes are idle."""
 CALM = 0.3
-"""Share of the time before nodes begin to come and go on a synthetic trace: the first job is profiled on nodes that stay."""
+"""Share of the time before nodes begin to come and go on a synthetic trace: the first job is
+profiled on nodes that stay.
+"""
 CALM_AT_MOST = 0.5
 """The same where the machine is so slow that the profile is not over by then."""
 LOOK_EVERY_S = 0.5
@@ -91,18 +101,27 @@ def run(options: Options) -> int:
 def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
-    given = cut_trace(options) if options.trace else None  # a mistake in it shows before anything is replaced
+    given = (
+        cut_trace(options) if options.trace else None
+    )  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
     with Stage(options.output) as stage:
         folder = stage.folder
-        folder.config.write_text(plan.config_text(folder.state, folder.cluster, stage.port, options.nodes))
+        folder.config.write_text(
+            plan.config_text(folder.state, folder.cluster, stage.port, options.nodes)
+        )
         load_config(folder.config)  # a mistake shows here and not in the daemon's log
-        terminal.print(f"Three jobs on {options.nodes} virtual nodes; everything is kept in {folder.root}. Loading PyTorch once …")
+        terminal.print(
+            f"Three jobs on {options.nodes} virtual nodes; everything is kept in {folder.root}. "
+            "Loading PyTorch once …"
+        )
         loading = stage.loading_s()
         cut = given or cut_trace(options)
         trace.write(cut, folder.trace)
         times, counts = cut.idle_count()
-        offered = plan.offered_node_seconds(list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s)
+        offered = plan.offered_node_seconds(
+            list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s
+        )
         if not given:
             offered += CALM * options.duration_s * options.nodes
         work = plan.share(loading) * offered
@@ -119,7 +138,9 @@ def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, s
             seed=options.seed,
         )
         stage.start_daemon()
-        watcher = Watcher(terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain)
+        watcher = Watcher(
+            terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain
+        )
         with watcher.showing():
             start = time.time()
             for job in plan.JOBS:
@@ -134,7 +155,11 @@ def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, s
             undisturbed = stage.wait_for_undisturbed(UNDISTURBED_S)
         accuracies = {job.name: stage.undisturbed_accuracy(job.name) for job in plan.JOBS}
         sums, picture = _account(watcher, stage, details, start, end)
-    notes = () if undisturbed else (f"An undisturbed run did not end well; its log is in {folder.undisturbed}.",)
+    notes = (
+        ()
+        if undisturbed
+        else (f"An undisturbed run did not end well; its log is in {folder.undisturbed}.",)
+    )
     result = _result(jobs, status, accuracies, sums, time.time() - began, notes)
     draw(picture, folder.timeline)
     logs = f"{folder.daemon_log}, jobs in {folder.state / 'logs'}"
@@ -142,7 +167,9 @@ def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, s
 
 
 def example_script() -> Path:
-    """The digits example that ships with the package. Raises DemoError when the installation lacks it."""
+    """The digits example that ships with the package. Raises DemoError when the installation lacks
+    it.
+    """
     import jobscripts
 
     path = Path(jobscripts.__file__).parent / "examples" / "digits.py"
@@ -154,11 +181,18 @@ def example_script() -> Path:
 def cut_trace(options: Options) -> trace.Trace:
     """The trace that is played, in real seconds and with the names of the virtual nodes.
 
-    In the first second of a synthetic one all nodes are idle; that second is held until the first profile is over.
+    In the first second of a synthetic one all nodes are idle; that second is held until the first
+    profile is over.
     """
     names = [f"n{k + 1}" for k in range(options.nodes)]
     if options.trace is not None:
-        return replay.fit(trace.read(options.trace), names, speedup=SPEEDUP, duration_s=options.duration_s, seed=options.seed)
+        return replay.fit(
+            trace.read(options.trace),
+            names,
+            speedup=SPEEDUP,
+            duration_s=options.duration_s,
+            seed=options.seed,
+        )
     make = lively_trace
     lively_s = (1 - CALM) * options.duration_s
     best: trace.Trace | None = None
@@ -170,7 +204,8 @@ def cut_trace(options: Options) -> trace.Trace:
         except trace.TraceError:
             if make is any_trace:
                 raise
-            make = any_trace  # this number of nodes and seconds has no lively one; looking again would take long
+            # this number of nodes and seconds has no lively one; looking again would take long
+            make = any_trace
             made = make(names, lively_s, seed)
         made = plan.after_calm(made, HELD_S)
         # Nodes taken when the jobs are nearly done show nothing.
@@ -184,28 +219,46 @@ def cut_trace(options: Options) -> trace.Trace:
 
 
 def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
-    """A synthetic trace with Summit's lengths of gaps in which nodes come and go singly all the time, in real seconds."""
+    """A synthetic trace with Summit's lengths of gaps in which nodes come and go singly all the
+    time, in real seconds.
+    """
     idle = IDLE_SHARE * len(names)
-    return synth.demo_trace(len(names), duration_s, SPEEDUP, seed, mean_idle=idle, shortest_gap_s=SHORTEST_GAP_S).sped_up(SPEEDUP)
+    return synthesis.demo_trace(
+        len(names), duration_s, SPEEDUP, seed, mean_idle=idle, shortest_gap_s=SHORTEST_GAP_S
+    ).sped_up(SPEEDUP)
 
 
 def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
     """A synthetic trace with Summit's lengths of gaps as it comes, in real seconds."""
-    model = synth.Model(IDLE_SHARE, synth.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP))
-    return synth.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
+    model = synthesis.Model(
+        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+    )
+    return synthesis.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
 
 
-def submit(client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options) -> JobView:
+def submit(
+    client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options
+) -> JobView:
     """Submit one job as 'malletrain submit' does."""
     arguments = [
         *job.arguments(work, options.seed),
         *plan.pacing(),
         *("--snapshot", str(snapshots / f"{job.name}.pt"), "--snapshot-every", "3"),
     ]
-    return client.submit(build(str(script), arguments, name=job.name, nodes=job.nodes(options.nodes), workdir=str(snapshots)))
+    return client.submit(
+        build(
+            str(script),
+            arguments,
+            name=job.name,
+            nodes=job.nodes(options.nodes),
+            workdir=str(snapshots),
+        )
+    )
 
 
-def _watch(watcher: Watcher, stage: Stage, start: float, deadline: float, options: Options) -> list[JobView]:
+def _watch(
+    watcher: Watcher, stage: Stage, start: float, deadline: float, options: Options
+) -> list[JobView]:
     """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
     while True:
@@ -213,10 +266,15 @@ def _watch(watcher: Watcher, stage: Stage, start: float, deadline: float, option
         if all(j.state in ENDED for j in jobs):
             return jobs
         now = time.time()
-        if now > start + CALM_AT_MOST * options.duration_s or any(e.kind == "profile-finished" for e in watcher.events):
+        if now > start + CALM_AT_MOST * options.duration_s or any(
+            e.kind == "profile-finished" for e in watcher.events
+        ):
             stage.go_on()
         if now > deadline:
-            raise DemoError(f"After {now - start:.0f} s the jobs are not done, so the demo gives up; see {stage.folder.daemon_log}.")
+            raise DemoError(
+                f"After {now - start:.0f} s the jobs are not done, so the demo gives up; see "
+                f"{stage.folder.daemon_log}."
+            )
         if kill_at is not None and now >= kill_at:
             kill_at = None
             watcher.away(lambda: _chaos(watcher, stage))
@@ -224,9 +282,14 @@ def _watch(watcher: Watcher, stage: Stage, start: float, deadline: float, option
 
 
 def _chaos(watcher: Watcher, stage: Stage) -> Client:
-    """kill -9 of the daemon in the middle of everything, some seconds without one, and a new one."""
+    """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
+    one.
+    """
     stage.kill_daemon()
-    watcher.say(f"The daemon was killed (kill -9). Training goes on without it; a new one starts in {DOWN_S:g} s.")
+    watcher.say(
+        "The daemon was killed (kill -9). Training goes on without it; a new one starts in "
+        f"{DOWN_S:g} s."
+    )
     watcher.pause(DOWN_S)
     stage.start_daemon()
     client = stage.client()
@@ -234,7 +297,9 @@ def _chaos(watcher: Watcher, stage: Stage) -> Client:
     return client
 
 
-def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: float, end: float) -> tuple[Account, Timeline]:
+def _account(
+    watcher: Watcher, stage: Stage, details: list[JobDetail], start: float, end: float
+) -> tuple[Account, Timeline]:
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:
         machine = machine_of(csv.DictReader(file), start, end)
@@ -249,7 +314,9 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
         end=end,
         spans=sums.spans,
         marks=machine.preemptions,
-        series=tuple(story.throughput(job, counts, unknown) for job, counts in watcher.counts.items()),
+        series=tuple(
+            story.throughput(job, counts, unknown) for job, counts in watcher.counts.items()
+        ),
         outages=tuple(watcher.outages),
         title=f"Three jobs on {len(nodes)} nodes that the main scheduler takes and leaves",
     )
@@ -257,9 +324,24 @@ def _account(watcher: Watcher, stage: Stage, details: list[JobDetail], start: fl
 
 
 def _result(
-    jobs: list[JobView], status: StatusView, undisturbed: dict[str, float | None], sums: Account, wall_s: float, notes: tuple[str, ...]
+    jobs: list[JobView],
+    status: StatusView,
+    undisturbed: dict[str, float | None],
+    sums: Account,
+    wall_s: float,
+    notes: tuple[str, ...],
 ) -> Result:
-    made = tuple(JobResult(j.name, j.state, j.samples, j.rescales, _known(j.metrics, "accuracy"), undisturbed.get(j.name)) for j in jobs)
+    made = tuple(
+        JobResult(
+            j.name,
+            j.state,
+            j.samples,
+            j.rescales,
+            _known(j.metrics, "accuracy"),
+            undisturbed.get(j.name),
+        )
+        for j in jobs
+    )
     return Result(made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes)
 
 

@@ -1,9 +1,11 @@
-"""What the demo runs: which jobs, how much work, which trace, which configuration. Pure; nothing is started here.
+"""What the demo runs: which jobs, how much work, which trace, which configuration. Pure; nothing is
+started here.
 
-How the work is paced: a virtual node stands for an accelerator, so every worker sleeps a fixed time per sample (``--sample-delay``), and
-more nodes are faster although all share one machine. A job's work in node-seconds is then known before it starts, and is chosen as a share
-of what the trace offers (:func:`share`), so that the jobs live through most of the trace. After the trace all nodes stay idle, so that a
-slow machine only makes the end later, never the jobs incomplete.
+How the work is paced: a virtual node stands for an accelerator, so every worker sleeps a fixed time
+per sample (``--sample-delay``), and more nodes are faster although all share one machine. A job's
+work in node-seconds is then known before it starts, and is chosen as a share of what the trace
+offers (:func:`share`), so that the jobs live through most of the trace. After the trace all nodes
+stay idle, so that a slow machine only makes the end later, never the jobs incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scavenger.trace import Trace
+from scavenger.trace.trace import Trace
 
 TRAINING_SAMPLES = 1437
 """Images per epoch of the digits example (1,797 less 360 for the test)."""
@@ -27,7 +29,9 @@ NOTICE, NOTICE_CHAOS = 0.8, 0.5
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One training job: ``share`` of the total work, ``min``:``max`` nodes, and what makes its network differ from the others'."""
+    """One training job: ``share`` of the total work, ``min``:``max`` nodes, and what makes its
+    network differ from the others'.
+    """
 
     name: str
     share: float
@@ -38,7 +42,9 @@ class DemoJob:
     lr: float
 
     def epochs(self, node_seconds: float) -> int:
-        """Epochs that take its share of ``node_seconds``; at least 4, so that the network learns whatever the trace is."""
+        """Epochs that take its share of ``node_seconds``; at least 4, so that the network learns
+        whatever the trace is.
+        """
         return max(4, round(self.share * node_seconds * SAMPLES_PER_S / TRAINING_SAMPLES))
 
     def nodes(self, machine: int) -> str:
@@ -65,9 +71,11 @@ JOBS = (
 
 
 def share(start_s: float) -> float:
-    """Work of all jobs ÷ node-seconds that the trace offers, on a machine that needs ``start_s`` seconds to load PyTorch.
+    """Work of all jobs ÷ node-seconds that the trace offers, on a machine that needs ``start_s``
+    seconds to load PyTorch.
 
-    The rest is what leasing, rescaling and preemption take, which is mostly the time that a new node needs to load PyTorch.
+    The rest is what leasing, rescaling and preemption take, which is mostly the time that a new
+    node needs to load PyTorch.
     """
     return min(0.75, max(0.3, 0.8 - 0.035 * start_s))
 
@@ -78,7 +86,9 @@ def pacing() -> list[str]:
 
 
 def config_text(state_dir: Path, cluster_dir: Path, port: int, nodes: int) -> str:
-    """The daemon's configuration. Times are those of a machine whose gaps last minutes, shortened as much as the trace is."""
+    """The daemon's configuration. Times are those of a machine whose gaps last minutes, shortened
+    as much as the trace is.
+    """
 
     def quoted(path: Path) -> str:
         return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -148,9 +158,13 @@ def after_calm(trace: Trace, calm_s: float) -> Trace:
     taken = np.flatnonzero(~trace.idle_at(0.0))
     every = np.arange(len(trace.names))
     return Trace.validated(
-        np.concatenate([np.zeros(len(every)), np.full(len(taken), calm_s), trace.time[later] + calm_s]),
+        np.concatenate(
+            [np.zeros(len(every)), np.full(len(taken), calm_s), trace.time[later] + calm_s]
+        ),
         np.concatenate([every, taken, trace.node[later]]),
-        np.concatenate([np.ones(len(every), np.bool_), np.zeros(len(taken), np.bool_), trace.idle[later]]),
+        np.concatenate(
+            [np.ones(len(every), np.bool_), np.zeros(len(taken), np.bool_), trace.idle[later]]
+        ),
         trace.names,
         trace.duration_s + calm_s,
     )

@@ -1,7 +1,9 @@
-"""The processes of a demo: cluster, daemon, undisturbed runs. Decides how they are started and that none is left, whatever happens.
+"""The processes of a demo: cluster, daemon, undisturbed runs. Decides how they are started and that
+none is left, whatever happens.
 
-The embedded cluster is a session of its own and lives for :data:`LIFETIME_S` at most; the daemon and the undisturbed runs are killed by the
-kernel when the demo dies. So even ``kill -9`` of the demo leaves nothing for long.
+The embedded cluster is a session of its own and lives for :data:`LIFETIME_S` at most; the daemon
+and the undisturbed runs are killed by the kernel when the demo dies. So even ``kill -9`` of the
+demo leaves nothing for long.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain import _tether
 from malletrain.client import Client, ClientError
+from malletrain.launch import supervisor
+from scavenger.embedded.scavenger import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
-from scavenger.local import ClusterProcess, start_cluster
 
 LIFETIME_S = 900.0
 DAEMON_START_S = 30.0
@@ -79,7 +81,9 @@ class Folder:
 
 
 class Stage:
-    """A folder taken by this demo, and what runs in it. Use as a context manager: leaving it ends everything."""
+    """A folder taken by this demo, and what runs in it. Use as a context manager: leaving it ends
+    everything.
+    """
 
     def __init__(self, root: Path) -> None:
         self.folder = Folder(root.resolve())
@@ -90,25 +94,38 @@ class Stage:
         self._lock = self._take_folder()
 
     def _take_folder(self) -> int:
-        """Empty the folder of an earlier demo and lock it. Raises DemoError when it is something else, or in use."""
+        """Empty the folder of an earlier demo and lock it. Raises DemoError when it is something
+        else, or in use.
+        """
         root, lock = self.folder.root, self.folder.lock
         try:
             if root.is_dir() and any(root.iterdir()) and not lock.exists():
-                raise DemoError(f"{root} is not empty and not the folder of an earlier demo; give another with --output.")
+                raise DemoError(
+                    f"{root} is not empty and not the folder of an earlier demo; give another "
+                    "with --output."
+                )
             root.mkdir(parents=True, exist_ok=True)
             handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise DemoError(f"The output folder {root} cannot be used: {error.strerror}; give another with --output.") from None
+            raise DemoError(
+                f"The output folder {root} cannot be used: {error.strerror}; give another with "
+                "--output."
+            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise DemoError(f"Another demo runs in {root}; wait for its end, or give another folder with --output.") from None
+            raise DemoError(
+                f"Another demo runs in {root}; wait for its end, or give another folder with "
+                "--output."
+            ) from None
         with contextlib.suppress(SchedulerError):  # what a demo left that was killed
             ClusterProcess.attach(self.folder.cluster).stop(2.0)
         for entry in root.iterdir():
             if entry != lock:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                shutil.rmtree(
+                    entry
+                ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         for path in (self.folder.snapshots, self.folder.undisturbed):
             path.mkdir()
         return handle
@@ -120,9 +137,16 @@ class Stage:
         self.close(hurry=exc[0] is not None)
 
     def start_cluster(self, nodes: int, **options: object) -> None:
-        """The embedded cluster; ``options`` as :func:`scavenger.local.start_cluster`."""
+        """The embedded cluster; ``options`` as
+        :func:`scavenger.embedded.scavenger.start_cluster`.
+        """
         with _later():
-            self.cluster = start_cluster(self.folder.cluster, nodes, lifetime_s=LIFETIME_S, **options)  # type: ignore[arg-type]
+            self.cluster = start_cluster(
+                self.folder.cluster,
+                nodes,
+                lifetime_s=LIFETIME_S,
+                **options,  # type: ignore[arg-type]
+            )
 
     def go_on(self) -> None:
         """Let nodes come and go from now on."""
@@ -130,12 +154,19 @@ class Stage:
             self.cluster.go_on()
 
     def start_daemon(self) -> None:
-        """The daemon as ``malletraind`` starts it, its log in ``daemon.log``. Returns at once; see :meth:`client`."""
+        """The daemon as ``malletraind`` starts it, its log in ``daemon.log``. Returns at once; see
+        :meth:`client`.
+        """
         with open(self.folder.daemon_log, "ab") as log, _later():
-            self.daemon = self._tethered([sys.executable, "-m", "malletrain", "daemon", "--config", str(self.folder.config)], log)
+            self.daemon = self._supervised(
+                [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.folder.config)],
+                log,
+            )
 
     def client(self) -> Client:
-        """A client of the daemon, once it answers. Raises DemoError with the daemon's last words when it does not come up."""
+        """A client of the daemon, once it answers. Raises DemoError with the daemon's last words
+        when it does not come up.
+        """
         deadline = time.monotonic() + DAEMON_START_S
         while True:
             client = None
@@ -148,9 +179,14 @@ class Stage:
                     client.close()
                 ended = self.daemon is not None and self.daemon.poll() is not None
                 if ended or time.monotonic() > deadline:
-                    words = self.folder.daemon_log.read_text(errors="replace").strip().splitlines()[-5:]
+                    words = (
+                        self.folder.daemon_log.read_text(errors="replace").strip().splitlines()[-5:]
+                    )
                     said = "\n".join(words) or "it said nothing"
-                    raise DemoError(f"The daemon did not come up ({error}) See {self.folder.daemon_log}:\n{said}") from None
+                    raise DemoError(
+                        f"The daemon did not come up ({error}) See "
+                        f"{self.folder.daemon_log}:\n{said}"
+                    ) from None
             time.sleep(0.1)
 
     def kill_daemon(self) -> None:
@@ -160,15 +196,24 @@ class Stage:
             self.daemon.wait()
 
     def loading_s(self) -> float:
-        """Seconds in which a process loads PyTorch here. The first time fetches it from the disk and does not count when it took long."""
+        """Seconds in which a process loads PyTorch here. The first time fetches it from the disk
+        and does not count when it took long.
+        """
         took = 0.0
         for _ in range(2):
             began = time.monotonic()
             try:
                 # The optimizer loads what a bare import leaves out.
-                subprocess.run([sys.executable, "-c", "import torch._dynamo"], check=True, capture_output=True, timeout=LOADING_LIMIT_S)
+                subprocess.run(
+                    [sys.executable, "-c", "import torch._dynamo"],
+                    check=True,
+                    capture_output=True,
+                    timeout=LOADING_LIMIT_S,
+                )
             except subprocess.SubprocessError as error:
-                raise DemoError(f"PyTorch cannot be loaded ({error}); run: pip install 'malletrain[demo]'") from None
+                raise DemoError(
+                    f"PyTorch cannot be loaded ({error}); run: pip install 'malletrain[demo]'"
+                ) from None
             took = time.monotonic() - began
             if took < 4.0:
                 break
@@ -176,13 +221,19 @@ class Stage:
 
     def run_undisturbed(self, name: str, script: Path, arguments: Sequence[str]) -> None:
         """Start the same training in one process, without MalleTrain, at the lowest priority."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLETRAIN_") and k not in ("RANK", "WORLD_SIZE")}
+        environment = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith("MALLETRAIN_") and k not in ("RANK", "WORLD_SIZE")
+        }
         with open(self.folder.undisturbed / f"{name}.log", "wb") as log, _later():
             command = ["nice", "-n", "19", sys.executable, str(script), *arguments]
-            self._undisturbed.append(self._tethered(command, log, environment))
+            self._undisturbed.append(self._supervised(command, log, environment))
 
     def undisturbed_accuracy(self, name: str) -> float | None:
-        """Test accuracy of the undisturbed run of ``name``; None while it is not over, or when it failed."""
+        """Test accuracy of the undisturbed run of ``name``; None while it is not over, or when it
+        failed.
+        """
         text = (self.folder.undisturbed / f"{name}.log").read_text(errors="replace")
         found = ACCURACY.findall(text)
         return float(found[-1]) if found else None
@@ -202,15 +253,34 @@ class Stage:
         """How many undisturbed runs are not over."""
         return sum(process.poll() is None for process in self._undisturbed)
 
-    def _tethered(self, command: list[str], log: object, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own (Ctrl-C is not for it) that dies with this one."""
-        tether = [sys.executable, "-I", "-S", str(Path(_tether.__file__)), "--parent", str(os.getpid()), "--"]
+    def _supervised(
+        self, command: list[str], log: object, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own (Ctrl-C is not for it) that dies with this
+        one.
+        """
+        tether = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(supervisor.__file__)),
+            "--parent",
+            str(os.getpid()),
+            "--",
+        ]
         return subprocess.Popen(
-            [*tether, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment,  # type: ignore[call-overload]
-        )  # fmt: skip
+            [*tether, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,  # type: ignore[call-overload]
+        )
 
     def close(self, hurry: bool = False) -> None:
-        """End everything; in a hurry without the grace times. Ctrl-C is not heard meanwhile, so that nothing is left half-way."""
+        """End everything; in a hurry without the grace times. Ctrl-C is not heard meanwhile, so
+        that nothing is left half-way.
+        """
         with _deaf():
             for process in self._undisturbed:
                 if process.poll() is None:
@@ -229,9 +299,14 @@ class Stage:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[list[int]]:
-    """Only note SIGINT, SIGTERM and SIGHUP in the body; yields the list of those that came. (Ignoring them would be inherited.)"""
+    """Only note SIGINT, SIGTERM and SIGHUP in the body; yields the list of those that came.
+    (Ignoring them would be inherited.)
+    """
     came: list[int] = []
-    before = {s: signal.signal(s, lambda number, frame: came.append(number)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        s: signal.signal(s, lambda number, frame: came.append(number))
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield came
     finally:
@@ -241,7 +316,9 @@ def _deaf() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _later() -> Iterator[None]:
-    """A request to stop is obeyed after the body, so that no process is started whose number nobody has."""
+    """A request to stop is obeyed after the body, so that no process is started whose number nobody
+    has.
+    """
     with _deaf() as came:
         yield
     if came:
@@ -249,7 +326,9 @@ def _later() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that is free now. A fixed one lets agents find the daemon again after it was killed."""
+    """A TCP port of the loopback that is free now. A fixed one lets agents find the daemon again
+    after it was killed.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

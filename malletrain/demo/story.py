@@ -1,12 +1,14 @@
-"""From what the daemon tells (events, job details) to rounds and holdings, which the account adds up. Pure."""
+"""From what the daemon tells (events, job details) to rounds and holdings, which the account adds
+up. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from malletrain.demo.account import Held, Round
-from malletrain.timeline import Series
-from malletrain.views import EventView, JobDetail
+from malletrain.protocol.views import EventView, JobDetail
+from malletrain.render.timeline import Series
 
 GAVE = ("job-started", "job-rescaled")
 TOOK = ("job-suspended", "job-completed", "job-failed", "job-cancelled")
@@ -42,12 +44,16 @@ def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -
 
 
 def throughput(
-    job: str, counts: Sequence[tuple[float, float]], unknown: Sequence[tuple[float, float]] = (), window_s: float = 2.0
+    job: str,
+    counts: Sequence[tuple[float, float]],
+    unknown: Sequence[tuple[float, float]] = (),
+    window_s: float = 2.0,
 ) -> Series:
-    """Samples/s of one job from its (time, samples) looked at now and then: from each look on, the slope to the next one.
+    """Samples/s of one job from its (time, samples) looked at now and then: from each look on, the
+    slope to the next one.
 
-    The slope is taken over ``window_s`` seconds at least. Looks within ``unknown`` (begin, end) do not count: a daemon that was just
-    restarted has not heard of the newest samples yet.
+    The slope is taken over ``window_s`` seconds at least. Looks within ``unknown`` (begin, end) do
+    not count: a daemon that was just restarted has not heard of the newest samples yet.
     """
     looks: list[tuple[float, float]] = []
     for moment, samples in counts:
@@ -64,25 +70,34 @@ def throughput(
 
 
 def rounds_of(
-    events: Sequence[EventView], details: Sequence[JobDetail], counts: Mapping[str, Sequence[tuple[float, float]]], end: float
+    events: Sequence[EventView],
+    details: Sequence[JobDetail],
+    counts: Mapping[str, Sequence[tuple[float, float]]],
+    end: float,
 ) -> list[Round]:
     """Every round that processed samples, with its first and last sample.
 
-    The first sample of a round is the end of its rescale; the last sample of the round before it lies ``cost_s`` earlier. The last round
-    of a job goes on until the job stops, or until ``end``. A round whose first sample came while the daemon was away has no measured
-    rescale: it begins when ``counts`` (job name → (time, samples), looked at now and then) first shows more samples than before.
+    The first sample of a round is the end of its rescale; the last sample of the round before it
+    lies ``cost_s`` earlier. The last round of a job goes on until the job stops, or until ``end``.
+    A round whose first sample came while the daemon was away has no measured rescale: it begins
+    when ``counts`` (job name → (time, samples), looked at now and then) first shows more samples
+    than before.
     """
     formed: dict[str, list[tuple[float, int, tuple[str, ...]]]] = {}
     stops: dict[str, list[float]] = {}
     for e in events:
         if e.kind == FORMED:
-            formed.setdefault(e.job, []).append((e.time, int(e.data["generation"]), tuple(e.data["members"])))
+            formed.setdefault(e.job, []).append(
+                (e.time, int(e.data["generation"]), tuple(e.data["members"]))
+            )
         elif e.kind in TOOK:
             stops.setdefault(e.job, []).append(e.time)
     made = []
     for detail in details:
         job, name = detail.job.id, detail.job.name
-        measured = {s.generation: (s.ended, s.cost_s or 0.0) for s in detail.rescales if s.ended is not None}
+        measured = {
+            s.generation: (s.ended, s.cost_s or 0.0) for s in detail.rescales if s.ended is not None
+        }
         mine = formed.get(job, [])
         begun: list[tuple[float, float, int, tuple[str, ...]]] = []
         formings = [moment for moment, _, _ in mine]
@@ -102,6 +117,10 @@ def rounds_of(
 
 
 def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
-    """When the samples were first seen to be more than shortly after ``since``: the last ones of the round before come in late."""
+    """When the samples were first seen to be more than shortly after ``since``: the last ones of
+    the round before come in late.
+    """
     before = max((samples for moment, samples in counts if moment <= since + LATE_S), default=0.0)
-    return next((moment for moment, samples in counts if since < moment < until and samples > before), None)
+    return next(
+        (moment for moment, samples in counts if since < moment < until and samples > before), None
+    )

@@ -81,13 +81,29 @@ def render(result: Result, files: Sequence[tuple[str, str]] = ()) -> RenderableT
         ("not leased", a.not_leased, "dim"),
     )
     for label, value, style in rows:
-        sums.add_row(Text(label, style), f"{value:,.0f}", f"{100 * value / whole:.0f} %", Text("█" * round(30 * value / whole), style))
+        sums.add_row(
+            Text(label, style),
+            f"{value:,.0f}",
+            f"{100 * value / whole:.0f} %",
+            Text("█" * round(30 * value / whole), style),
+        )
     numbers = ("SAMPLES", "RESCALES", "ACCURACY", "UNDISTURBED")
     jobs = table("JOB", "STATE", *numbers, "", right=numbers)
     for j in result.jobs:
-        verdict = Text("as good", "green") if j.as_good else Text("differs" if j.accuracy and j.undisturbed_accuracy else "unknown", "red")
+        verdict = (
+            Text("as good", "green")
+            if j.as_good
+            else Text("differs" if j.accuracy and j.undisturbed_accuracy else "unknown", "red")
+        )
         accuracies = (_percent(j.accuracy), _percent(j.undisturbed_accuracy))
-        jobs.add_row(Text(plain(j.name)), state(j.state), count(j.samples), str(j.rescales), *accuracies, verdict)
+        jobs.add_row(
+            Text(plain(j.name)),
+            state(j.state),
+            count(j.samples),
+            str(j.rescales),
+            *accuracies,
+            verdict,
+        )
     line = Text(
         f"{result.rescales} rescales and {result.preemptions} preemptions survived; "
         f"{count(result.samples)} samples processed in {result.wall_s:.0f} s.", "bold",

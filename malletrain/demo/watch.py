@@ -1,4 +1,6 @@
-"""Watching a demo: what is shown while it runs, and what is written down for the account. Survives the daemon's absence."""
+"""Watching a demo: what is shown while it runs, and what is written down for the account. Survives
+the daemon's absence.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from malletrain.client import Client
+from malletrain.protocol.views import EventView, JobView
 from malletrain.render import tables
 from malletrain.render.follow import Follower
 from malletrain.render.live import Screen
 from malletrain.render.text import count, rate
-from malletrain.views import EventView, JobView
 
 LINE_EVERY_S = 10.0
 """With ``--plain``, time between two lines on how the jobs are."""
@@ -59,10 +61,14 @@ class Watcher:
             self.screen.note = sentence
             self._draw()
         else:
-            self.terminal.print(Text(f"{time.strftime('%H:%M:%S')}  {sentence}", "bold"), soft_wrap=True)
+            self.terminal.print(
+                Text(f"{time.strftime('%H:%M:%S')}  {sentence}", "bold"), soft_wrap=True
+            )
 
     def look(self) -> list[JobView]:
-        """Ask once and show what is new; the jobs as they are. Raises ClientError when the daemon does not answer."""
+        """Ask once and show what is new; the jobs as they are. Raises ClientError when the daemon
+        does not answer.
+        """
         fresh = self.follower.look()
         now = time.time()
         self.events += fresh
@@ -87,7 +93,9 @@ class Watcher:
 
     def _draw(self) -> None:
         if self._live is not None:
-            self._live.update(self.screen.render(self.terminal.width, self.terminal.height), refresh=True)
+            self._live.update(
+                self.screen.render(self.terminal.width, self.terminal.height), refresh=True
+            )
 
     def _lines(self, fresh: list[EventView], now: float) -> None:
         names = {j.id: j.name for j in self.screen.jobs}
@@ -96,6 +104,11 @@ class Watcher:
         if now >= self._line_due:
             self._line_due = now + LINE_EVERY_S
             for j in self.screen.jobs:
-                where = f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
-                line = f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, {count(j.samples)} samples, {j.rescales} rescales"
+                where = (
+                    f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
+                )
+                line = (
+                    f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, "
+                    f"{count(j.samples)} samples, {j.rescales} rescales"
+                )
                 self.terminal.print(Text(line, "dim"), soft_wrap=True)

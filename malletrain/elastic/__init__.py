@@ -19,6 +19,6 @@ from malletrain.elastic.run import Run
 from malletrain.elastic.scaling import lr_linear, lr_sqrt
 from malletrain.elastic.state import StateError
 from malletrain.elastic.step import Step
-from malletrain.snapshot import SnapshotError
+from malletrain.training.snapshot import SnapshotError
 
 __all__ = ["ElasticError", "Run", "SnapshotError", "StateError", "Step", "lr_linear", "lr_sqrt"]

@@ -1,7 +1,9 @@
-"""Snapshots written in the background: the training loop stops for a copy to host memory and no longer.
+"""Snapshots written in the background: the training loop stops for a copy to host memory and no
+longer.
 
-Decides that at most one snapshot is being written at a time, so that what is on disk is never older than the interval plus the time of
-one write. What a snapshot is, and the one taken on demand before a suspension, are :class:`malletrain.Snapshot`'s.
+Decides that at most one snapshot is being written at a time, so that what is on disk is never older
+than the interval plus the time of one write. What a snapshot is, and the one taken on demand before
+a suspension, are :class:`malletrain.Snapshot`'s.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from typing import Any
 
 import torch
 
-from malletrain import progress
-from malletrain.snapshot import Snapshot, Taken
+from malletrain.training import report
+from malletrain.training.snapshot import Snapshot, Taken
 
 
 class BackgroundSnapshot(Snapshot):
-    """The same as :class:`malletrain.Snapshot`; only those taken because their time has come are written by a thread."""
+    """The same as :class:`malletrain.Snapshot`; only those taken because their time has come are
+    written by a thread.
+    """
 
     _thread: threading.Thread | None = None
     _due_now = False
@@ -41,11 +45,13 @@ class BackgroundSnapshot(Snapshot):
             self.wait()
             return super()._save(taken)
         try:
-            copied = Taken(to_host(self._payload()), progress.totals())
+            copied = Taken(to_host(self._payload()), report.totals())
         except Exception:  # said in a sentence, and tried again, by the one place that does
             return super()._save()
         write = super()._save
-        self._thread = threading.Thread(target=lambda: write(copied), name="malletrain-snapshot", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: write(copied), name="malletrain-snapshot", daemon=True
+        )
         self._thread.start()
         return None
 
@@ -57,5 +63,7 @@ def to_host(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_host(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(to_host(item) for item in value) if type(value) in (list, tuple) else value
+        return (
+            type(value)(to_host(item) for item in value) if type(value) in (list, tuple) else value
+        )
     return value

@@ -1,7 +1,8 @@
-"""The way to a round while this process still trains in the one before: its store, and whether everybody is there.
+"""The way to a round while this process still trains in the one before: its store, and whether
+everybody is there.
 
-Decides when the group before may be left: not before all ranks of the next one have checked in with the same model. How the group is formed
-then is decided by :mod:`malletrain.elastic.group`.
+Decides when the group before may be left: not before all ranks of the next one have checked in with
+the same model. How the group is formed then is decided by :mod:`malletrain.elastic.group`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _POLL_S = 0.002
 
 
 class RoundStore(dist.Store):
-    """The store of one round: every wait ends at once when ``interrupted`` says so, and lasts as long as it must otherwise."""
+    """The store of one round: every wait ends at once when ``interrupted`` says so, and lasts as
+    long as it must otherwise.
+    """
 
     def __init__(self, inner: Any, interrupted: Callable[[], bool]) -> None:
         super().__init__()
@@ -61,10 +64,11 @@ class RoundStore(dist.Store):
 
 
 class CheckIn:
-    """The way to a round, gone in a thread while this process still trains: connect to the store and say so.
+    """The way to a round, gone in a thread while this process still trains: connect to the store
+    and say so.
 
-    ``everyone`` is true once all ranks have done that; only then may anybody leave the group before. ``failed`` is called, in that thread,
-    when the store cannot be reached.
+    ``everyone`` is true once all ranks have done that; only then may anybody leave the group
+    before. ``failed`` is called, in that thread, when the store cannot be reached.
     """
 
     def __init__(self, place: Place, signature: str, failed: Callable[[], None]) -> None:
@@ -76,25 +80,36 @@ class CheckIn:
         self.unfit = False
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
-        threading.Thread(target=self._go, name=f"malletrain-round-{place.generation}", daemon=True).start()
+        threading.Thread(
+            target=self._go, name=f"malletrain-round-{place.generation}", daemon=True
+        ).start()
 
     def _go(self) -> None:
         try:
-            store = dist.TCPStore(self.place.host, self.place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+            store = dist.TCPStore(
+                self.place.host,
+                self.place.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=60),
+            )
             if self.place.rank == 0:
                 store.set("signature", self._signature)
             elif store.get("signature").decode() != self._signature:
                 self.unfit = True
                 return
             if store.add(f"here/{self.place.rank}", 1) > 1:
-                return  # another process had this place and died; the round cannot be formed any more
+                # another process had this place and died; the round cannot be formed any more
+                return
             if store.add("here", 1) == self.place.size:
                 store.set("all", "1")
             self._store = store
             while not self.void and not store.check(["all"]):
                 time.sleep(_POLL_S)
             self.everyone = not self.void
-        except Exception:  # whatever the store says: this way is closed, and the daemon forms another round
+        except (
+            Exception
+        ):  # whatever the store says: this way is closed, and the daemon forms another round
             if not self.void:
                 self._failed()
 
@@ -103,8 +118,10 @@ class CheckIn:
         while not self.everyone:
             if self.unfit:
                 raise UnfitModel(
-                    f"The model of this process (rank {self.place.rank} of round {self.place.generation}) has other parameters, shapes or "
-                    "types than its peers'. All workers must run the same script with the same arguments; was it changed meanwhile?"
+                    f"The model of this process (rank {self.place.rank} of round "
+                    f"{self.place.generation}) has other parameters, shapes or "
+                    "types than its peers'. All workers must run the same script with the same "
+                    "arguments; was it changed meanwhile?"
                 )
             if interrupted() or self.void:
                 raise Interrupted("This round is void; a newer one follows.")

@@ -1,8 +1,9 @@
 """Process groups that can be left, given up and formed again within one process.
 
-Decides how a group is formed over a store that can be interrupted, how all its ranks agree to leave it after the same step, and how a
-collective that waits for a vanished peer is ended: gloo has no abort, so the sockets of the group are shut down, which every operation on
-them notices at once, and what gloo itself misses is left behind; NCCL's communicators are aborted. It decides neither when
+Decides how a group is formed over a store that can be interrupted, how all its ranks agree to leave
+it after the same step, and how a collective that waits for a vanished peer is ended: gloo has no
+abort, so the sockets of the group are shut down, which every operation on them notices at once, and
+what gloo itself misses is left behind; NCCL's communicators are aborted. It decides neither when
 (:mod:`malletrain.elastic.run`) nor who is in a round.
 """
 
@@ -26,7 +27,9 @@ from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
 
 CONNECT_TIMEOUT_S = 20.0
-"""For the connections between peers whose addresses are known; waiting for peers to come is not limited but interrupted."""
+"""For the connections between peers whose addresses are known; waiting for peers to come is not
+limited but interrupted.
+"""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
 GRAVE_S = 0.5
@@ -49,7 +52,9 @@ def _listens_on(fd: int) -> int:
     """The TCP port that ``fd`` listens on, else 0."""
     try:
         with socket.socket(fileno=os.dup(fd)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
                 return int(one.getsockname()[1])
     except OSError:
         pass
@@ -57,7 +62,9 @@ def _listens_on(fd: int) -> int:
 
 
 def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
-    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``known`` to be ours or came in on one of our ``ports``."""
+    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``known`` to be ours or
+    came in on one of our ``ports``.
+    """
     try:
         with socket.socket(fileno=os.dup(fd)) as connection:
             if os.readlink(f"/proc/self/fd/{connection.fileno()}") != identity:
@@ -72,8 +79,9 @@ def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
 
 
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """gloo's part of a group. A peer that is lost meanwhile would be waited for until ``timeout``; this wait is given up instead when the
-    round is void, and left behind in a thread."""
+    """gloo's part of a group. A peer that is lost meanwhile would be waited for until ``timeout``;
+    this wait is given up instead when the round is void, and left behind in a thread.
+    """
     made: list[Any] = []
     task = _Apart(lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)))
     round_is_void = _forming
@@ -94,9 +102,10 @@ dist.Backend.register_backend(_BACKEND, _connect, devices=["cpu"])
 class Group:
     """The default process group of one round.
 
-    gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for it until its timeout. Therefore no
-    thread of the script ever waits for gloo itself: it waits for a future that :meth:`abort` completes too. What was lost track of stays
-    behind with its group until it times out (:func:`_bury`).
+    gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for
+    it until its timeout. Therefore no thread of the script ever waits for gloo itself: it waits for
+    a future that :meth:`abort` completes too. What was lost track of stays behind with its group
+    until it times out (:func:`_bury`).
 
     Args:
         place: this process in the round.
@@ -129,22 +138,30 @@ class Group:
         backend = "gloo" if store is None else _BACKEND
         if nccl:
             backend = f"cpu:{backend},cuda:nccl"
-        options: dict[str, Any] = {} if store is None else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
+        options: dict[str, Any] = (
+            {}
+            if store is None
+            else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
+        )
         global _forming
         if store is not None:
             _forming = store.interrupted
         hook = sys.excepthook
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options)
+            dist.init_process_group(
+                backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options
+            )
         except BaseException:
-            # torch numbers groups and counts one that came to nothing; under another number nobody would find the next one's keys.
+            # torch numbers groups and counts one that came to nothing; under another number nobody
+            # would find the next one's keys.
             dist.distributed_c10d._world.group_count = 0
             raise
         finally:
             sys.excepthook = hook  # torch wraps it once more for every group
         self._held, self._nccl = dist.distributed_c10d._get_default_group(), nccl
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
-        # What was opened meanwhile are gloo's listener and its connections to peers; those from peers may come in later.
+        # What was opened meanwhile are gloo's listener and its connections to peers; those from
+        # peers may come in later.
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
         self._ports = {port for fd in self._sockets if (port := _listens_on(fd))}
 
@@ -155,8 +172,12 @@ class Group:
 
     # --- operations that can be given up ---
 
-    def watched(self, work: Any, value: Any = None, then: Callable[[], object] | None = None) -> Any:
-        """A future for a gloo collective: completed with ``value`` when it is done (after ``then``, in gloo's thread) or given up."""
+    def watched(
+        self, work: Any, value: Any = None, then: Callable[[], object] | None = None
+    ) -> Any:
+        """A future for a gloo collective: completed with ``value`` when it is done (after ``then``,
+        in gloo's thread) or given up.
+        """
         future: Any = torch.futures.Future()
 
         def complete() -> None:
@@ -191,8 +212,9 @@ class Group:
             raise Interrupted("A peer is lost.")
 
     def apart(self, call: Callable[[], None]) -> None:
-        """Run ``call``, which sends to or receives from single peers, in a thread that can be left behind. Raises what it raises, or
-        Interrupted when it is given up."""
+        """Run ``call``, which sends to or receives from single peers, in a thread that can be left
+        behind. Raises what it raises, or Interrupted when it is given up.
+        """
         task = _Apart(call)
         with self._lock:
             self._waiting[task] = task.over.set
@@ -207,13 +229,18 @@ class Group:
             raise task.error
 
     def average(self, tensor: torch.Tensor) -> Any:
-        """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that go by gloo."""
+        """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that
+        go by gloo.
+        """
         self.exchanges += 1
-        return self.watched(dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size))
+        return self.watched(
+            dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size)
+        )
 
     def begin_step(self, go: bool, stop: bool) -> None:
-        """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop (``stop``); the answer travels while
-        the step computes."""
+        """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop
+        (``stop``); the answer travels while the step computes.
+        """
         self._flag[0], self._flag[1] = int(go), int(stop)
         if self.several and not self.broken:
             self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
@@ -249,7 +276,9 @@ class Group:
             give_up()
 
     def leave(self) -> None:
-        """Make room for the next group. The connections stay until :meth:`close`: a peer may not have read all of the last step yet."""
+        """Make room for the next group. The connections stay until :meth:`close`: a peer may not
+        have read all of the last step yet.
+        """
         self._flag_work = None
         if self._held is not None and dist.is_initialized():
             if self.broken:
@@ -257,7 +286,9 @@ class Group:
             dist.destroy_process_group()
 
     def close(self) -> None:
-        """Drop the connections, a little later: taking a group down holds the interpreter for some hundredths of a second."""
+        """Drop the connections, a little later: taking a group down holds the interpreter for some
+        hundredths of a second.
+        """
         held, self._held = [self._held], None
         if held[0] is not None:
             timer = threading.Timer(CLOSE_LATER_S, held.clear)
@@ -266,7 +297,9 @@ class Group:
 
 
 def rehearse() -> None:
-    """Do once, alone, what a new group needs, so that its code and the network are warm when the others wait for it."""
+    """Do once, alone, what a new group needs, so that its code and the network are warm when the
+    others wait for it.
+    """
     if dist.is_initialized():
         return
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -275,8 +308,8 @@ def rehearse() -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
     for _ in range(2):  # DDP arranges its buckets after the first
         ddp(torch.ones(1, 1)).sum().backward()
-    # The last hold on a group must be Python's own. Were it the reducer's, gloo's threads would be waited for without letting go of the
-    # interpreter, which they may need.
+    # The last hold on a group must be Python's own. Were it the reducer's, gloo's threads would be
+    # waited for without letting go of the interpreter, which they may need.
     del ddp, model
     dist.destroy_process_group()
     del held
@@ -304,9 +337,13 @@ class _Apart:
 
 
 def _bury(group_and_works: list[Any]) -> None:
-    """Keep a group until the operations that were given up have ended: taking it down before would wait for them."""
+    """Keep a group until the operations that were given up have ended: taking it down before would
+    wait for them.
+    """
     for one in group_and_works:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # not even the end of the interpreter takes it down
+        ctypes.pythonapi.Py_IncRef(
+            ctypes.py_object(one)
+        )  # not even the end of the interpreter takes it down
 
     def wait_and_drop() -> None:
         while not all(work.is_completed() for work in group_and_works[1:]):

@@ -1,11 +1,13 @@
 """The worker's end of the news: which round it belongs to, and when a peer is lost.
 
-Three sources of rounds, one interface: the launcher of a live job (a Unix socket, path in ``MALLETRAIN_LIVE``), torchrun's environment (one
-round that never changes), or nothing at all (a round of one). A thread listens; the training thread asks :attr:`pending` and
-:meth:`wait_round`. It decides nothing about groups (:mod:`malletrain.elastic.group`).
+Three sources of rounds, one interface: the launcher of a live job (a Unix socket, path in
+``MALLETRAIN_LIVE``), torchrun's environment (one round that never changes), or nothing at all (a
+round of one). A thread listens; the training thread asks :attr:`pending` and :meth:`wait_round`. It
+decides nothing about groups (:mod:`malletrain.elastic.group`).
 
-On the socket both ends send JSON objects, one a line. Worker: ``{"say": "hello", "local_rank", "pid"}``, ``ready``, ``running`` (with
-``generation``), ``lost`` (a peer of ``generation`` is gone). Launcher: ``{"round": g, "rank", "size", "host", "port"}``, ``{"abort": g}``.
+On the socket both ends send JSON objects, one a line. Worker: ``{"say": "hello", "local_rank",
+"pid"}``, ``ready``, ``running`` (with ``generation``), ``lost`` (a peer of ``generation`` is gone).
+Launcher: ``{"round": g, "rank", "size", "host", "port"}``, ``{"abort": g}``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ ENV_LOG_DIR = "MALLETRAIN_LOG_DIR"
 
 @dataclass(frozen=True)
 class Place:
-    """This process in a round: ``rank`` of ``size`` processes, the round's store at ``host``:``port`` (port 0: torchrun's, or none)."""
+    """This process in a round: ``rank`` of ``size`` processes, the round's store at
+    ``host``:``port`` (port 0: torchrun's, or none).
+    """
 
     generation: int
     rank: int
@@ -53,7 +57,9 @@ class Link:
         return self._newest
 
     def wait_round(self, after: int) -> Place:
-        """Wait for a round newer than ``after``, for ever if need be: the launcher ends this process when there will be none."""
+        """Wait for a round newer than ``after``, for ever if need be: the launcher ends this
+        process when there will be none.
+        """
         with self._news:
             while self._newest is None or self._newest.generation <= after:
                 self._news.wait(1.0)
@@ -91,7 +97,13 @@ class LiveLink(Link):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
-        self._send({"say": "hello", "local_rank": int(os.environ.get("LOCAL_RANK", "0")), "pid": os.getpid()})
+        self._send(
+            {
+                "say": "hello",
+                "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+                "pid": os.getpid(),
+            }
+        )
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="malletrain-link", daemon=True).start()
@@ -103,7 +115,9 @@ class LiveLink(Link):
         with self._sending:
             try:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
-            except OSError:  # the launcher is gone, and the kernel is about to end this process with it
+            except (
+                OSError
+            ):  # the launcher is gone, and the kernel is about to end this process with it
                 pass
 
     def _listen(self) -> None:

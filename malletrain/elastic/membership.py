@@ -1,8 +1,11 @@
-"""This process in the group, from round to round: told of a new one, checked in, switched over, lost.
+"""This process in the group, from round to round: told of a new one, checked in, switched over,
+lost.
 
-Decides when the group is left and formed anew. The order of things at a change: all members of the new round check in while the old group
-trains; all ranks of the old group agree, in a collective that travels along with every step, that this step is its last; the new group is
-formed; ranks that have no state, or are a step behind, get it; training goes on. When a peer is lost whatever is under way is given up.
+Decides when the group is left and formed anew. The order of things at a change: all members of the
+new round check in while the old group trains; all ranks of the old group agree, in a collective
+that travels along with every step, that this step is its last; the new group is formed; ranks that
+have no state, or are a step behind, get it; training goes on. When a peer is lost whatever is under
+way is given up.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from malletrain import progress
-from malletrain._tether import rank_log_name
 from malletrain.elastic import sharing
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
@@ -23,16 +24,22 @@ from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import ENV_LOG_DIR, Place, connect
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training
+from malletrain.launch.supervisor import rank_log_name
+from malletrain.training import report
 
 LAST_RESORT_S = 10.0
 LAST_RESORT_CODE = 75
 """EX_TEMPFAIL of sysexits.h."""
 PARTS = ("leave", "group", "state", "rebuild")
-"""Of a change: until the old group is left (after a loss: until the new one is known), formed anew, state shared, models wrapped again."""
+"""Of a change: until the old group is left (after a loss: until the new one is known), formed anew,
+state shared, models wrapped again.
+"""
 
 
 class Membership:
-    """The rounds of this process. ``changed`` is called after every change of the group, in the training thread."""
+    """The rounds of this process. ``changed`` is called after every change of the group, in the
+    training thread.
+    """
 
     def __init__(self, training: Training, changed: Callable[[], None]) -> None:
         self.training = training
@@ -71,7 +78,11 @@ class Membership:
     def ready_to_go(self) -> bool:
         """Whether everybody of a newer round has checked in."""
         check_in = self._check_in
-        return check_in is not None and check_in.everyone and check_in.place.generation > self.group.place.generation
+        return (
+            check_in is not None
+            and check_in.everyone
+            and check_in.place.generation > self.group.place.generation
+        )
 
     # --- news, in the listening thread ---
 
@@ -90,20 +101,27 @@ class Membership:
             timer.start()
 
     def _last_resort(self, changes: int) -> None:
-        """The training thread waits for something that cannot be given up: better to be started again than to hang."""
+        """The training thread waits for something that cannot be given up: better to be started
+        again than to hang.
+        """
         if self.changes == changes and not self.change_due and not self._joining:
-            progress.tell(
-                f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was lost; this process starts again. Collectives "
+            report.tell(
+                f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was "
+                "lost; this process starts again. Collectives "
                 "of the script's own cannot be given up: use as few as possible."
             )
             os._exit(LAST_RESORT_CODE)
 
     def _void(self, place: Place) -> bool:
         newest = self._link.newest()
-        return place.generation in self._aborted or (newest is not None and newest.generation > place.generation)
+        return place.generation in self._aborted or (
+            newest is not None and newest.generation > place.generation
+        )
 
     def _say_lost(self, generation: int) -> None:
-        """Whoever has state and cannot go on with the group says so: if nobody was lost, nothing else would bring a new round."""
+        """Whoever has state and cannot go on with the group says so: if nobody was lost, nothing
+        else would bring a new round.
+        """
         if self.training.has_state:
             self._link.say("lost", generation)
 
@@ -117,7 +135,9 @@ class Membership:
         self._say_lost(group.place.generation)
 
     def settle(self) -> None:
-        """Change the group, if the last step was the last of the one before; a process that is to leave waits here for its end."""
+        """Change the group, if the last step was the last of the one before; a process that is to
+        leave waits here for its end.
+        """
         if self.change_due:
             self.change_due = False
             self.join()
@@ -125,9 +145,10 @@ class Membership:
     def join(self) -> None:
         """Become part of the next round, however many attempts that takes.
 
-        Raises UnfitModel, StateError or SnapshotError, and under torchrun what the collectives raise.
+        Raises UnfitModel, StateError or SnapshotError, and under torchrun what the collectives
+        raise.
         """
-        progress.flush()
+        report.flush()
         self._joining = True
         old = self._group
         tried = old.place.generation if old is not None else 0
@@ -164,7 +185,7 @@ class Membership:
         self._group = group = Group(place, store, self.training.device.type == "cuda")
         if self._void(place):
             raise Interrupted("This round is void; a newer one follows.")
-        progress.entered(place.generation, place.rank, place.size)
+        report.entered(place.generation, place.rank, place.size)
         marks.append(time.time())
         sharing.share(self.training, group)
         marks.append(time.time())
@@ -178,11 +199,13 @@ class Membership:
         marks.append(time.time())
         self.parts = dict(zip(PARTS, (b - a for a, b in itertools.pairwise(marks)), strict=True))
         for name, at in (("switch", marks[0]), ("restoring", marks[2]), ("restored", marks[3])):
-            progress.mark(name, at)
+            report.mark(name, at)
         self._link.say("running", place.generation)
 
     def leave_together(self) -> None:
-        """At the end of the script: whoever went first would look like a loss to those that have not read the last step yet."""
+        """At the end of the script: whoever went first would look like a loss to those that have
+        not read the last step yet.
+        """
         while self.live and self._group is not None and self._group.several:
             group = self._group
             try:
@@ -197,7 +220,9 @@ class Membership:
 
 
 def _write_to_log_of(place: Place) -> None:
-    """From now on this process's output belongs to the log of its rank in this round, where ``malletrain logs`` looks for it."""
+    """From now on this process's output belongs to the log of its rank in this round, where
+    ``malletrain logs`` looks for it.
+    """
     directory = os.environ.get(ENV_LOG_DIR)
     if not directory:
         return

@@ -1,7 +1,8 @@
 """The model over the ranks of the round: DistributedDataParallel, made anew whenever the group is.
 
-Decides nothing about gradients: torch's own reducer collects them in buckets that are exchanged while the backward pass goes on, so an
-undisturbed run is a DDP run. With gloo the exchange of a bucket, and of the buffers, goes through the group, so that it can be given up.
+Decides nothing about gradients: torch's own reducer collects them in buckets that are exchanged
+while the backward pass goes on, so an undisturbed run is a DDP run. With gloo the exchange of a
+bucket, and of the buffers, goes through the group, so that it can be given up.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 from malletrain.elastic.group import Group
 
 _NO_BUFFERS = (
-    "forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
 )
 
 
 class Parallel(torch.nn.Module):
-    """Use it where a script uses its DistributedDataParallel model. ``module`` is the script's own, and its state is this one's."""
+    """Use it where a script uses its DistributedDataParallel model. ``module`` is the script's own,
+    and its state is this one's.
+    """
 
-    def __init__(self, module: torch.nn.Module, used: Callable[[], None], options: dict[str, Any]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, used: Callable[[], None], options: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.module = module
         self._used = used
@@ -38,7 +45,8 @@ class Parallel(torch.nn.Module):
     def rebuild(self, group: Group) -> None:
         """For a new group. Nothing is exchanged: all ranks hold the same state by now.
 
-        Gradients are dropped. They are those of the last step, which the next one begins without; DDP would copy them into its new buckets.
+        Gradients are dropped. They are those of the last step, which the next one begins without;
+        DDP would copy them into its new buckets.
         """
         self.__dict__["_ddp"], self._group = None, None
         self.module.zero_grad(set_to_none=True)
@@ -51,7 +59,8 @@ class Parallel(torch.nn.Module):
         else:
             options.pop("broadcast_buffers", None)
             options[_NO_BUFFERS] = False
-            # DDP divides while it copies gradients into buckets, which a hook cannot; not copying them back makes up for it.
+            # DDP divides while it copies gradients into buckets, which a hook cannot; not copying
+            # them back makes up for it.
             options.setdefault("gradient_as_bucket_view", True)
             self._group = group
         ddp = DistributedDataParallel(self.module, init_sync=False, **options)

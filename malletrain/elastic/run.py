@@ -1,7 +1,8 @@
 """The run of a training script in live mode: what the script calls.
 
-Decides how a script is written: what it hands over, how it loops, what it may ask. How the group changes is
-:mod:`malletrain.elastic.membership`'s, when a step counts :mod:`malletrain.elastic.step`'s.
+Decides how a script is written: what it hands over, how it loops, what it may ask. How the group
+changes is :mod:`malletrain.elastic.membership`'s, when a step counts
+:mod:`malletrain.elastic.step`'s.
 """
 
 from __future__ import annotations
@@ -15,28 +16,33 @@ from typing import Any
 
 import torch
 
-from malletrain import progress
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.membership import Membership
 from malletrain.elastic.parallel import Parallel, average_gradients
 from malletrain.elastic.step import Step, Steps
 from malletrain.elastic.training import Training
-from malletrain.sampler import ElasticSampler
+from malletrain.training import report
+from malletrain.training.sampler import ElasticSampler
 
 
 class Run:
-    """The state of a training script and the round it is in. Waits, when made, for the first round and the state that belongs to it.
+    """The state of a training script and the round it is in. Waits, when made, for the first round
+    and the state that belongs to it.
 
     Args:
-        snapshot: path of a snapshot file in a folder that all nodes share: what a suspended job, or one that lost all its nodes, goes on
-            from. Written in the background. Without it such a job begins anew.
+        snapshot: path of a snapshot file in a folder that all nodes share: what a suspended job, or
+            one that lost all its nodes, goes on from. Written in the background. Without it such a
+            job begins anew.
         snapshot_every_s: seconds between snapshots.
-        device: where the script trains; by default the GPU of this process if there is one, else the CPU.
-        warmup: called once before this process says that it is ready, while the others still train: a forward and backward pass that
-            warms up the device or compiles the model. What it does to gradients, buffers and random numbers is undone; it must not
-            call ``optimizer.step()``.
-        objects: the state, by name: modules, optimizers, schedulers, GradScaler, ElasticSampler, anything with ``state_dict()`` and
-            ``load_state_dict()``, or a plain dict of numbers, texts and tensors.
+        device: where the script trains; by default the GPU of this process if there is one, else
+            the CPU.
+        warmup: called once before this process says that it is ready, while the others still train:
+            a forward and backward pass that warms up the device or compiles the model. What it does
+            to gradients, buffers and random numbers is undone; it must not call
+            ``optimizer.step()``.
+        objects: the state, by name: modules, optimizers, schedulers, GradScaler, ElasticSampler,
+            anything with ``state_dict()`` and ``load_state_dict()``, or a plain dict of numbers,
+            texts and tensors.
 
     Raises:
         TypeError: for an object whose state cannot be taken.
@@ -54,7 +60,10 @@ class Run:
         **objects: Any,
     ) -> None:
         if not objects:
-            raise TypeError("elastic.Run: no state; pass objects by name, e.g. elastic.Run(model=model, optimizer=optimizer).")
+            raise TypeError(
+                "elastic.Run: no state; pass objects by name, e.g. elastic.Run(model=model, "
+                "optimizer=optimizer)."
+            )
         self.device = torch.device(device) if device is not None else _own_device()
         self._training = Training(objects, self.device, snapshot, snapshot_every_s)
         if warmup is not None:
@@ -107,34 +116,45 @@ class Run:
     def global_batch(self) -> int:
         """Samples of a full step over all ranks, by the sampler."""
         if self.sampler is None:
-            raise ElasticError("run.global_batch is the sampler's: pass an ElasticSampler to elastic.Run.")
+            raise ElasticError(
+                "run.global_batch is the sampler's: pass an ElasticSampler to elastic.Run."
+            )
         return self.sampler.global_batch_size
 
     @property
     def loss_weight(self) -> float:
-        """Multiply a mean loss by this: then the averaged gradient is the exact mean over the global batch, also when shares are uneven,
-        and over all micro-batches of a step."""
+        """Multiply a mean loss by this: then the averaged gradient is the exact mean over the
+        global batch, also when shares are uneven, and over all micro-batches of a step.
+        """
         return self._steps.now.weight() if self._steps.now is not None else 1.0
 
     @property
     def change_parts(self) -> dict[str, float]:
-        """Seconds that the last change of the group took here, by part (:data:`malletrain.elastic.membership.PARTS`)."""
+        """Seconds that the last change of the group took here, by part
+        (:data:`malletrain.elastic.membership.PARTS`).
+        """
         return dict(self._membership.parts)
 
     def ddp(self, module: torch.nn.Module, **options: Any) -> Parallel:
-        """``module`` over all ranks; write it where the script had ``DistributedDataParallel(module)``. Options are those of that class."""
+        """``module`` over all ranks; write it where the script had
+        ``DistributedDataParallel(module)``. Options are those of that class.
+        """
         made = Parallel(module, self._steps.note_exchange, options)
         self._membership.parallels.append(made)
         made.rebuild(self._membership.group)
         return made
 
     def average_gradients(self, module: torch.nn.Module) -> None:
-        """Average the gradients of ``module`` over all ranks in one go, for scripts that cannot use :meth:`ddp`."""
+        """Average the gradients of ``module`` over all ranks in one go, for scripts that cannot use
+        :meth:`ddp`.
+        """
         self._steps.note_exchange()
         average_gradients(self._membership.group, module)
 
     def on_change(self, hook: Callable[[Run], None]) -> Callable[[Run], None]:
-        """Call ``hook(run)`` now and after every change of the group (learning rates: :func:`lr_linear`, :func:`lr_sqrt`)."""
+        """Call ``hook(run)`` now and after every change of the group (learning rates:
+        :func:`lr_linear`, :func:`lr_sqrt`).
+        """
         self._hooks.append(hook)
         hook(self)
         return hook
@@ -146,7 +166,8 @@ class Run:
     # --- loops ---
 
     def step(self, samples: int | None = None) -> Step:
-        """``with run.step():`` around everything from ``zero_grad()`` to ``optimizer.step()`` of one training step.
+        """``with run.step():`` around everything from ``zero_grad()`` to ``optimizer.step()`` of
+        one training step.
 
         Args:
             samples: what this process trains on in the step; needed only without an ElasticSampler.
@@ -154,18 +175,24 @@ class Run:
         return Step(self._steps, samples)
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
-        """What is left of the present epoch, from ``loader`` (a DataLoader whose ``batch_sampler`` is the run's sampler).
+        """What is left of the present epoch, from ``loader`` (a DataLoader whose ``batch_sampler``
+        is the run's sampler).
 
-        Every batch must be trained on inside ``with run.step():``. With ``accumulate`` > 1 each item is a list of up to so many batches;
-        go through it with ``step.micro(batches)``. After a change of the group the loader is begun anew where the sampler stands, so that
-        every sample is used once.
+        Every batch must be trained on inside ``with run.step():``. With ``accumulate`` > 1 each
+        item is a list of up to so many batches; go through it with ``step.micro(batches)``. After a
+        change of the group the loader is begun anew where the sampler stands, so that every sample
+        is used once.
 
         Raises:
-            ElasticError: without a sampler in the run, or when a batch was not trained on inside a step.
+            ElasticError: without a sampler in the run, or when a batch was not trained on inside a
+                step.
         """
         sampler, steps, membership = self.sampler, self._steps, self._membership
         if sampler is None:
-            raise ElasticError("run.batches() needs the position in the data: pass an ElasticSampler to elastic.Run, or use run.steps(n).")
+            raise ElasticError(
+                "run.batches() needs the position in the data: pass an ElasticSampler to "
+                "elastic.Run, or use run.steps(n)."
+            )
         if accumulate < 1:
             raise ElasticError(f"run.batches(): accumulate must be 1 or more, not {accumulate}.")
         membership.settle()
@@ -178,7 +205,10 @@ class Run:
                 attempts = steps.attempts
                 yield taken[0] if accumulate == 1 else taken
                 if steps.attempts == attempts:
-                    raise ElasticError("A batch was taken from run.batches() but not trained on inside `with run.step():`.")
+                    raise ElasticError(
+                        "A batch was taken from run.batches() but not trained on inside `with "
+                        "run.step():`."
+                    )
                 if not self.stopping:
                     membership.settle()
                 if membership.changes != changes or sampler.epoch != epoch or self.stopping:
@@ -188,19 +218,25 @@ class Run:
             sampler.end()
 
     def steps(self, total: int) -> Iterator[int]:
-        """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for loops without an ElasticSampler."""
+        """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for
+        loops without an ElasticSampler.
+        """
         self._membership.settle()
         while self.steps_done < total and not self.stopping:
             attempts = self._steps.attempts
             yield self.steps_done
             if self._steps.attempts == attempts:
-                raise ElasticError("run.steps() goes on when a step is done: write the loop's body inside `with run.step(samples=n):`.")
+                raise ElasticError(
+                    "run.steps() goes on when a step is done: write the loop's body inside "
+                    "`with run.step(samples=n):`."
+                )
             if not self.stopping:
                 self._membership.settle()
 
     def request_stop(self) -> None:
-        """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all ranks after the same step; any rank may
-        ask, inside or between steps."""
+        """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all
+        ranks after the same step; any rank may ask, inside or between steps.
+        """
         self._steps.stop_wanted = True
 
     def save(self) -> bool:
@@ -228,10 +264,12 @@ class Run:
             self._training.snapshot.wait()
         if not self._crashed:
             self._membership.leave_together()
-        progress.flush()
+        report.flush()
 
 
 def _own_device() -> torch.device:
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return torch.device(
+            "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        )
     return torch.device("cpu")

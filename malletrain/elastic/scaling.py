@@ -1,6 +1,8 @@
-"""Learning rates for a global batch that changes with the scale: the linear and the square-root rule.
+"""Learning rates for a global batch that changes with the scale: the linear and the square-root
+rule.
 
-With a fixed global batch size (``ElasticSampler(global_batch_size=...)``, the default advice) neither is needed.
+With a fixed global batch size (``ElasticSampler(global_batch_size=...)``, the default advice)
+neither is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ Rule = Callable[[Any], None]
 
 
 def lr_linear(optimizer: Any, base_batch: int) -> Rule:
-    """A hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017, section 2.1).
+    """A hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017, section
+    2.1).
 
     Args:
         optimizer: a torch optimizer; every parameter group keeps its own ratio.
@@ -29,12 +32,16 @@ def lr_sqrt(optimizer: Any, base_batch: int) -> Rule:
 
 def _rule(optimizer: Any, base_batch: int, law: Callable[[float], float]) -> Rule:
     if base_batch < 1:
-        raise ValueError(f"base_batch is the global batch size the learning rate is meant for, from 1, not {base_batch}.")
+        raise ValueError(
+            "base_batch is the global batch size the learning rate is meant for, from 1, not "
+            f"{base_batch}."
+        )
 
     def change(run: Any) -> None:
         wanted = law(run.global_batch / base_batch)
         for group in optimizer.param_groups:
-            # What a scheduler made of it meanwhile stays: only the ratio to the factor before is applied.
+            # What a scheduler made of it meanwhile stays: only the ratio to the factor before is
+            # applied.
             factor = wanted / group.get("malletrain_lr_factor", 1.0)
             group["lr"] *= factor
             if "initial_lr" in group:  # what most schedulers compute from

@@ -16,7 +16,9 @@ from malletrain.elastic.training import Standing, Training
 
 
 def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
-    """(rank whose state counts, ranks that must get it) by what each rank stands at. The lowest rank of those that are furthest gives."""
+    """(rank whose state counts, ranks that must get it) by what each rank stands at. The lowest
+    rank of those that are furthest gives.
+    """
     source = max(range(len(table)), key=lambda rank: (table[rank], -rank))
     if not table[source].has_state:
         return 0, list(range(1, len(table)))
@@ -24,7 +26,8 @@ def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
 
 
 def share(training: Training, group: Group) -> None:
-    """Have every rank hold the state of the one that is furthest; without any, the snapshot's or that of rank 0 as the script made it.
+    """Have every rank hold the state of the one that is furthest; without any, the snapshot's or
+    that of rank 0 as the script made it.
 
     Raises what :meth:`Group.wait` raises, StateError or SnapshotError.
     """
@@ -32,7 +35,9 @@ def share(training: Training, group: Group) -> None:
     mine = training.standing()
     table = [mine]
     if group.several:
-        row = torch.tensor([mine.has_state, mine.updates, mine.steps, mine.whole], dtype=torch.int64)
+        row = torch.tensor(
+            [mine.has_state, mine.updates, mine.steps, mine.whole], dtype=torch.int64
+        )
         rows = [torch.empty_like(row) for _ in range(place.size)]
         group.wait(dist.all_gather(rows, row, async_op=True))
         table = [Standing(bool(a), b, c, bool(d)) for a, b, c, d in (row.tolist() for row in rows)]
@@ -53,7 +58,8 @@ def _move(training: Training, group: Group, chain: list[int]) -> None:
         return
     packed = transfer.send_bytes(group, chain, b"")
     had = training.has_state
-    # What is here already is not overwritten piece by piece: should the source be lost meanwhile, it is what counts.
+    # What is here already is not overwritten piece by piece: should the source be lost meanwhile,
+    # it is what counts.
     skeleton, tensors = training.state.destinations(packed, in_place=not had)
     transfer.move(group, chain, tensors)
     training.take_over(skeleton, tensors, had)

@@ -1,7 +1,9 @@
-"""The user's state as one list of tensors and one small skeleton, so that it can be sent, compared and put back.
+"""The user's state as one list of tensors and one small skeleton, so that it can be sent, compared
+and put back.
 
-Decides what belongs to the state (every object with ``state_dict``, plain dicts, the random number generators, the counters of the run) and
-whether two processes have the same kind of model. It sends nothing (:mod:`malletrain.elastic.transfer`).
+Decides what belongs to the state (every object with ``state_dict``, plain dicts, the random number
+generators, the counters of the run) and whether two processes have the same kind of model. It sends
+nothing (:mod:`malletrain.elastic.transfer`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 import torch
 
-from malletrain import rng
-from malletrain.snapshot import SnapshotError, check_object, unwrapped
+from malletrain.training import rng
+from malletrain.training.snapshot import SnapshotError, check_object, unwrapped
 
 
 class StateError(RuntimeError):
@@ -80,7 +82,11 @@ class Holder:
 
     def modules(self) -> dict[str, torch.nn.Module]:
         """The modules among the objects, without their wrappings."""
-        return {name: m for name, value in self.objects.items() if isinstance(m := unwrapped(value), torch.nn.Module)}
+        return {
+            name: m
+            for name, value in self.objects.items()
+            if isinstance(m := unwrapped(value), torch.nn.Module)
+        }
 
     def _states(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
@@ -89,7 +95,9 @@ class Holder:
             try:
                 states[name] = dict(target) if isinstance(target, dict) else target.state_dict()
             except Exception as error:
-                raise StateError(f"The state of {name!r} ({type(target).__name__}) cannot be taken: {error}") from error
+                raise StateError(
+                    f"The state of {name!r} ({type(target).__name__}) cannot be taken: {error}"
+                ) from error
         return states
 
     def signature(self) -> str:
@@ -100,11 +108,15 @@ class Holder:
             for key, t in module.state_dict().items()
             if isinstance(t, torch.Tensor)
         ]
-        described += [f"{name}: {type(unwrapped(value)).__name__}" for name, value in self.objects.items()]
+        described += [
+            f"{name}: {type(unwrapped(value)).__name__}" for name, value in self.objects.items()
+        ]
         return hashlib.sha256("\n".join(described).encode()).hexdigest()
 
     def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
-        """(skeleton, tensors); the tensors are the live ones, nothing is copied. Raises StateError."""
+        """(skeleton, tensors); the tensors are the live ones, nothing is copied. Raises
+        StateError.
+        """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         for name, state in self._states().items():
@@ -112,11 +124,15 @@ class Holder:
             try:
                 pickle.dumps(skeleton["objects"][name])
             except Exception as error:
-                raise StateError(f"The state of {name!r} cannot be sent to another process: {error}") from error
+                raise StateError(
+                    f"The state of {name!r} cannot be sent to another process: {error}"
+                ) from error
         return pickle.dumps(skeleton), tensors
 
     def destinations(self, packed: bytes, in_place: bool = True) -> tuple[Any, list[torch.Tensor]]:
-        """(skeleton, tensors to receive into): ``in_place`` the modules' own where they fit, so that a large model is never there twice."""
+        """(skeleton, tensors to receive into): ``in_place`` the modules' own where they fit, so
+        that a large model is never there twice.
+        """
         skeleton = pickle.loads(packed)
         found: dict[int, torch.Tensor] = {}
         for name, module in self.modules().items() if in_place else ():
@@ -137,19 +153,26 @@ class Holder:
         """Have the objects hold what was received; returns the counters. Raises StateError."""
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
-                raise StateError(f"The peers hold nothing called {name!r}; all workers must run the same script.")
+                raise StateError(
+                    f"The peers hold nothing called {name!r}; all workers must run the same script."
+                )
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
                 target.update(state) if isinstance(target, dict) else target.load_state_dict(state)
             except Exception as error:
                 reason = " ".join(str(error).split())
-                raise StateError(f"The peers' state of {name!r} does not fit the {type(target).__name__} here: {reason}") from error
+                raise StateError(
+                    f"The peers' state of {name!r} does not fit the {type(target).__name__} "
+                    f"here: {reason}"
+                ) from error
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters
 
     def digest(self) -> str:
-        """A hash over every number of the state except the random generators: equal on ranks that are in step."""
+        """A hash over every number of the state except the random generators: equal on ranks that
+        are in step.
+        """
         sha = hashlib.sha256()
         tensors: list[torch.Tensor] = []
         skeleton = _take_out(self._states(), tensors)
@@ -160,7 +183,12 @@ class Holder:
 
 
 def _fits(mine: torch.Tensor, slot: Slot) -> bool:
-    return tuple(mine.shape) == slot.shape and mine.dtype == slot.dtype and mine.is_cuda == slot.cuda and mine.is_contiguous()
+    return (
+        tuple(mine.shape) == slot.shape
+        and mine.dtype == slot.dtype
+        and mine.is_cuda == slot.cuda
+        and mine.is_contiguous()
+    )
 
 
 __all__ = ["Holder", "SnapshotError", "StateError"]

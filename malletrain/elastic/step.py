@@ -1,7 +1,8 @@
 """One training step: begun, counted or discarded.
 
-Decides which of the two: a step counts on a process once an optimizer has made its update, or when it went through without one; whether it
-counts for all is settled when the group changes (:mod:`malletrain.elastic.sharing`).
+Decides which of the two: a step counts on a process once an optimizer has made its update, or when
+it went through without one; whether it counts for all is settled when the group changes
+(:mod:`malletrain.elastic.sharing`).
 """
 
 from __future__ import annotations
@@ -49,15 +50,21 @@ class Steps:
             raise ElasticError("optimizer.step() was called outside of `with run.step():`.")
         if group.several and not self.exchanged:
             raise ElasticError(
-                "optimizer.step() without averaged gradients: call the model as `net = run.ddp(model)`, `net(x)`, or call "
+                "optimizer.step() without averaged gradients: call the model as `net = "
+                "run.ddp(model)`, `net(x)`, or call "
                 "run.average_gradients(model) after backward()."
             )
         on_cuda = self.training.device.type == "cuda"
-        unseen = on_cuda and bool(self.membership.parallels)  # exchanges of DDP itself, during a backward pass
+        unseen = on_cuda and bool(
+            self.membership.parallels
+        )  # exchanges of DDP itself, during a backward pass
         if self.now.updates and group.exchanges == self._sound and not unseen:
-            return  # nothing was exchanged since the last update: of a step that has begun to change the model nothing is left out
+            # nothing was exchanged since the last update: of a step that has begun to change the
+            # model nothing is left out
+            return
         if on_cuda and group.several:
-            # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to be good before they are used.
+            # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to
+            # be good before they are used.
             torch.cuda.current_stream(self.training.device).synchronize()
         if group.broken:
             raise Interrupted("A peer is lost.")
@@ -70,10 +77,12 @@ class Steps:
 
 
 class Step:
-    """One training step. The body runs from the first batch to ``optimizer.step()``; leaving it makes the step count.
+    """One training step. The body runs from the first batch to ``optimizer.step()``; leaving it
+    makes the step count.
 
-    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on and repeats it. The group changes between
-    two steps, when the loop asks for the next one. ``rank``, ``world_size`` and ``generation`` are those the step is done with.
+    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on
+    and repeats it. The group changes between two steps, when the loop asks for the next one.
+    ``rank``, ``world_size`` and ``generation`` are those the step is done with.
     """
 
     def __init__(self, steps: Steps, samples: int | None) -> None:
@@ -88,11 +97,15 @@ class Step:
         place, planned = self._steps.membership.group.place, self._steps.planned
         self.rank, self.world_size, self.generation = place.rank, place.size, place.generation
         self.planned = planned
-        self.samples = self._samples if self._samples is not None else sum(own for own, _ in planned)
+        self.samples = (
+            self._samples if self._samples is not None else sum(own for own, _ in planned)
+        )
         self.global_samples = sum(whole for _, whole in planned) or self.samples * self.world_size
 
     def micro(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The micro-batches of this step, one after the other; gradients are exchanged with the last one only."""
+        """The micro-batches of this step, one after the other; gradients are exchanged with the
+        last one only.
+        """
         batches = list(batches)
         for self._micro, batch in enumerate(batches):
             with contextlib.ExitStack() as stack:
@@ -121,11 +134,21 @@ class Step:
         membership.group.begin_step(membership.ready_to_go, steps.stop_wanted)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         steps, membership, training = self._steps, self._steps.membership, self._steps.training
         group = membership.group
         steps.now, steps.planned = None, []
-        lost = error is not None and membership.live and isinstance(error, Exception) and (is_peer_loss(error) or group.broken)
+        lost = (
+            error is not None
+            and membership.live
+            and isinstance(error, Exception)
+            and (is_peer_loss(error) or group.broken)
+        )
         if error is not None and not lost:
             return False
         if self.updates or (error is None and not group.broken):

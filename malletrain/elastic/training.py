@@ -1,7 +1,8 @@
-"""What this process holds of the training: the objects, how far they have come, and what it takes to discard a step.
+"""What this process holds of the training: the objects, how far they have come, and what it takes
+to discard a step.
 
-Decides when a step counts and what a discarded one leaves behind. It knows no group and no peers; who has the state that counts is decided
-by :mod:`malletrain.elastic.sharing`.
+Decides when a step counts and what a discarded one leaves behind. It knows no group and no peers;
+who has the state that counts is decided by :mod:`malletrain.elastic.sharing`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import Any
 
 import torch
 
-from malletrain import progress
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
-from malletrain.sampler import ElasticSampler
-from malletrain.snapshot import unwrapped
+from malletrain.training import report
+from malletrain.training.sampler import ElasticSampler
+from malletrain.training.snapshot import unwrapped
 
 
 @dataclass(frozen=True, order=True)
 class Standing:
-    """How far a process is; the larger one is ahead. ``whole``: no step broke off between two of its updates."""
+    """How far a process is; the larger one is ahead. ``whole``: no step broke off between two of
+    its updates.
+    """
 
     has_state: bool
     updates: int
@@ -34,12 +37,22 @@ class Standing:
 class Training:
     """The objects of one run. Arguments: see :class:`malletrain.elastic.Run`."""
 
-    def __init__(self, objects: dict[str, Any], device: torch.device, snapshot: str | os.PathLike[str] | None, every_s: float) -> None:
+    def __init__(
+        self,
+        objects: dict[str, Any],
+        device: torch.device,
+        snapshot: str | os.PathLike[str] | None,
+        every_s: float,
+    ) -> None:
         self.device = device
         self.state = Holder(objects, device)
         plain = [unwrapped(value) for value in objects.values()]
-        self.undo = StepStart(self.state.modules().values(), [value for value in plain if isinstance(value, dict)])
-        self.sampler: ElasticSampler | None = next((value for value in plain if isinstance(value, ElasticSampler)), None)
+        self.undo = StepStart(
+            self.state.modules().values(), [value for value in plain if isinstance(value, dict)]
+        )
+        self.sampler: ElasticSampler | None = next(
+            (value for value in plain if isinstance(value, ElasticSampler)), None
+        )
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
         self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
@@ -60,14 +73,16 @@ class Training:
         self.undo.restore(self._scalers)
 
     def commit(self, share: int, whole: int, batches: int, torn: bool) -> None:
-        """A step counts. ``share``: samples of this process, ``whole``: of all; ``torn``: it ended with an error all the same."""
+        """A step counts. ``share``: samples of this process, ``whole``: of all; ``torn``: it ended
+        with an error all the same.
+        """
         self.steps += 1
         self.samples += whole
         self._torn = torn
         if self.sampler is not None and batches:
             self.sampler.advance(batches)
         if share:
-            progress.report(share)
+            report.report(share)
 
     def discard(self, share: int) -> None:
         """The step never was."""
@@ -89,7 +104,9 @@ class Training:
         before = self.steps
         self._count_from(self.state.put_back(skeleton, tensors))
         if had and self.steps == before + 1 and self._lost_share:
-            progress.report(self._lost_share)  # the step given up here counts after all: somebody had finished it
+            report.report(
+                self._lost_share
+            )  # the step given up here counts after all: somebody had finished it
 
     def settled(self) -> None:
         """All peers hold the same by now."""
@@ -99,7 +116,9 @@ class Training:
         return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
 
     def _count_from(self, counters: dict[str, Any]) -> None:
-        self.steps, self.samples, self.updates = (int(counters.get(name, 0)) for name in ("steps", "samples", "updates"))
+        self.steps, self.samples, self.updates = (
+            int(counters.get(name, 0)) for name in ("steps", "samples", "updates")
+        )
 
     # --- on disk ---
 

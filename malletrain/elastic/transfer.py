@@ -1,7 +1,9 @@
-"""State from one rank to those that lack it, over the group itself: a chain in which every receiver passes on what it gets, piece by piece.
+"""State from one rank to those that lack it, over the group itself: a chain in which every receiver
+passes on what it gets, piece by piece.
 
-Decides the order and the size of the pieces. A chain of n receivers moves the state in about the time of one copy, whatever n is; beyond
-the tensors themselves at most a few pieces of memory are in use. Ranks that neither send nor receive take no part.
+Decides the order and the size of the pieces. A chain of n receivers moves the state in about the
+time of one copy, whatever n is; beyond the tensors themselves at most a few pieces of memory are in
+use. Ranks that neither send nor receive take no part.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ PIECE_BYTES = 8 << 20
 
 
 def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The tensors as flat pieces of at most PIECE_BYTES, as views of them: writing to a piece writes to its tensor."""
+    """The tensors as flat pieces of at most PIECE_BYTES, as views of them: writing to a piece
+    writes to its tensor.
+    """
     for tensor in tensors:
         if tensor.numel():
             flat = tensor.reshape(-1).view(torch.uint8)
@@ -25,9 +29,11 @@ def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
-    """Send ``tensors`` along ``chain`` (source first); in place on the receivers. Call on the ranks of the chain only.
+    """Send ``tensors`` along ``chain`` (source first); in place on the receivers. Call on the ranks
+    of the chain only.
 
-    All must pass tensors of the same shapes and types in the same order. Raises what the collectives raise when a peer is lost.
+    All must pass tensors of the same shapes and types in the same order. Raises what the
+    collectives raise when a peer is lost.
     """
     group.apart(lambda: _move(group.place.rank, chain, tensors))
 
@@ -68,6 +74,10 @@ def send_bytes(group: Group, chain: list[int], data: bytes) -> bytes:
     size = torch.tensor([len(data)])
     move(group, chain, [size])
     source = chain[0] == group.place.rank
-    body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if source else torch.empty(int(size), dtype=torch.uint8)
+    body = (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if source
+        else torch.empty(int(size), dtype=torch.uint8)
+    )
     move(group, chain, [body])
     return bytes(body.numpy().tobytes())

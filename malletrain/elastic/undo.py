@@ -1,7 +1,8 @@
-"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts and random number generators.
+"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts
+and random number generators.
 
-Parameters and optimizers need no copy: they change only in ``optimizer.step()``, which comes after the last collective of the gradients.
-Dicts are copied one level deep.
+Parameters and optimizers need no copy: they change only in ``optimizer.step()``, which comes after
+the last collective of the gradients. Dicts are copied one level deep.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import torch
 
 
 class StepStart:
-    """What a forward pass may change. :meth:`keep` costs some microseconds and a copy of the buffers (running statistics), if any."""
+    """What a forward pass may change. :meth:`keep` costs some microseconds and a copy of the
+    buffers (running statistics), if any.
+    """
 
-    def __init__(self, modules: Iterable[torch.nn.Module], dicts: Iterable[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, modules: Iterable[torch.nn.Module], dicts: Iterable[dict[str, Any]] = ()
+    ) -> None:
         self._modules = list(modules)
         self._dicts = list(dicts)
         self._before: list[dict[str, Any]] = []
@@ -37,7 +42,12 @@ class StepStart:
         self._before = [dict(one) for one in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
-        self._random = (torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy else None)
+        self._random = (
+            torch.get_rng_state(),
+            cuda,
+            random.getstate(),
+            numpy.random.get_state() if numpy else None,
+        )
 
     def restore(self, grad_scalers: Iterable[Any]) -> None:
         """Back to it; gradients are dropped."""
@@ -57,4 +67,5 @@ class StepStart:
         for module in self._modules:
             module.zero_grad(set_to_none=True)
         for scaler in grad_scalers:
-            scaler._per_optimizer_states.clear()  # else the repeated unscale_() is refused as a second one
+            # else the repeated unscale_() is refused as a second one
+            scaler._per_optimizer_states.clear()

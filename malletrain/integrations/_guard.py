@@ -1,6 +1,8 @@
-"""What a training loop that saves by itself has to do for MalleTrain: report, ask whether a checkpoint is wanted, say that it is there.
+"""What a training loop that saves by itself has to do for MalleTrain: report, ask whether a
+checkpoint is wanted, say that it is there.
 
-Decides that all ranks learn of a request at the same step, and what follows a checkpoint. How a checkpoint is made is the library's.
+Decides that all ranks learn of a request at the same step, and what follows a checkpoint. How a
+checkpoint is made is the library's.
 """
 
 from __future__ import annotations
@@ -12,19 +14,23 @@ import time
 from typing import Any
 
 import malletrain
-from malletrain import progress
-from malletrain.local_channel import ENV_FLAGS, Capable, SnapshotTaken
-from malletrain.sampler import rank_and_world
-from malletrain.snapshot import STAND_STILL_S
-from malletrain.standstill import stand_still
+from malletrain.protocol.worker_channel import ENV_FLAGS, Capable, SnapshotTaken
+from malletrain.training import report
+from malletrain.training.drain import stand_still
+from malletrain.training.sampler import rank_and_world
+from malletrain.training.snapshot import STAND_STILL_S
 
 
 class Guard:
-    """One run as MalleTrain sees it. Call :meth:`step` at the end of each training step, on every rank."""
+    """One run as MalleTrain sees it. Call :meth:`step` at the end of each training step, on every
+    rank.
+    """
 
     def __init__(self) -> None:
-        self._inside = bool(os.environ.get(ENV_FLAGS))  # the same on all ranks, whether or not the flags can be read here
-        self._flags = progress.open_flags()
+        self._inside = bool(
+            os.environ.get(ENV_FLAGS)
+        )  # the same on all ranks, whether or not the flags can be read here
+        self._flags = report.open_flags()
         self._served = 0
         self._wanted = 0
         self._agreed = False
@@ -32,7 +38,8 @@ class Guard:
         self._handler: Any = None
 
     def step(self, samples: float) -> bool:
-        """A step is done; ``samples``: of this process. Returns, on all ranks alike, whether a checkpoint is wanted now.
+        """A step is done; ``samples``: of this process. Returns, on all ranks alike, whether a
+        checkpoint is wanted now.
 
         Inside MalleTrain and with several ranks this is one small all-reduce.
         """
@@ -45,36 +52,50 @@ class Guard:
         if rank == 0 and self._flags is not None:
             if not self._announced:
                 self._announced = True
-                progress.send(Capable)
+                report.send(Capable)
             number = self._flags.drain_request()
         self._wanted = number if number != self._served else 0
         self._agreed = bool(_any(bool(self._wanted)) if world > 1 else self._wanted)
         return self._agreed
 
     def saved(self, path: str, began: float | None = None) -> None:
-        """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it on every rank. Once all have, rank 0 says
-        so and stands still until it is stopped; the others go on, and wait for it in their next collective. ``began``: when saving
-        began (``time.monotonic()``)."""
+        """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it
+        on every rank. Once all have, rank 0 says so and stands still until it is stopped; the
+        others go on, and wait for it in their next collective. ``began``: when saving began
+        (``time.monotonic()``).
+        """
         agreed, self._agreed = self._agreed, False
         if not agreed:
             return
-        progress.flush()
+        report.flush()
         if rank_and_world()[1] > 1:
             _any(False)
         self._let_go()
         number, self._wanted = self._wanted, 0
         if not number or self._flags is None:
             return
-        samples, steps = progress.totals()
+        samples, steps = report.totals()
         seconds = 0.0 if began is None else time.monotonic() - began
-        progress.send(SnapshotTaken, saved=True, path=path, bytes=0, seconds=seconds, samples=samples, steps=steps)
+        report.send(
+            SnapshotTaken,
+            saved=True,
+            path=path,
+            bytes=0,
+            seconds=seconds,
+            samples=samples,
+            steps=steps,
+        )
         self._served = stand_still(self._flags, number, STAND_STILL_S)
         self._go_on()
 
     def _let_go(self) -> None:
-        """All is on disk: SIGTERM, which is about to come, may end this process at once. A library's handler would finish the step first,
-        or talk to the other ranks, until the time for that is up and the process is killed."""
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGTERM)):
+        """All is on disk: SIGTERM, which is about to come, may end this process at once. A
+        library's handler would finish the step first, or talk to the other ranks, until the time
+        for that is up and the process is killed.
+        """
+        if threading.current_thread() is threading.main_thread() and callable(
+            signal.getsignal(signal.SIGTERM)
+        ):
             self._handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _go_on(self) -> None:

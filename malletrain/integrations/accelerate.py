@@ -18,12 +18,16 @@ from malletrain.integrations import _guard
 
 
 class Guard(_guard.Guard):
-    """Saves the state of ``accelerator`` to ``folder`` when MalleTrain asks for it, and every ``every_s`` seconds.
+    """Saves the state of ``accelerator`` to ``folder`` when MalleTrain asks for it, and every
+    ``every_s`` seconds.
 
-    Everything that belongs to the state must be prepared by, or registered with, the accelerator (``register_for_checkpointing``).
+    Everything that belongs to the state must be prepared by, or registered with, the accelerator
+    (``register_for_checkpointing``).
     """
 
-    def __init__(self, accelerator: Any, folder: str | os.PathLike[str], every_s: float = 600.0) -> None:
+    def __init__(
+        self, accelerator: Any, folder: str | os.PathLike[str], every_s: float = 600.0
+    ) -> None:
         super().__init__()
         self._accelerator = accelerator
         self.folder = os.path.abspath(os.fspath(folder))
@@ -46,7 +50,9 @@ class Guard(_guard.Guard):
             return None
 
     def step(self, samples: float) -> bool:
-        """A step is done, with so many samples of this process; saves if that is due. Returns whether it saved."""
+        """A step is done, with so many samples of this process; saves if that is due. Returns
+        whether it saved.
+        """
         wanted = super().step(samples)
         late = time.monotonic() >= self._due
         if not wanted and not (_guard._any(late) if self._accelerator.num_processes > 1 else late):

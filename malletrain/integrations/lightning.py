@@ -19,7 +19,9 @@ NAME = "malletrain.ckpt"
 
 
 class MalleTrainCallback(Callback):
-    """Saves ``malletrain.ckpt`` in ``folder``, which all nodes must share, when MalleTrain asks for it and every ``every_s`` seconds."""
+    """Saves ``malletrain.ckpt`` in ``folder``, which all nodes must share, when MalleTrain asks for
+    it and every ``every_s`` seconds.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], every_s: float = 600.0) -> None:
         self._guard = Guard()
@@ -31,10 +33,14 @@ class MalleTrainCallback(Callback):
         """The checkpoint to resume from; None in a new run."""
         return self.path if os.path.exists(self.path) else None
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """A batch is done."""
         wanted = self._guard.step(_size(batch))
-        late = bool(trainer.strategy.broadcast(time.monotonic() >= self._due))  # rank 0's clock counts
+        late = bool(
+            trainer.strategy.broadcast(time.monotonic() >= self._due)
+        )  # rank 0's clock counts
         if not (wanted or late):
             return
         began = time.monotonic()

@@ -17,9 +17,11 @@ from malletrain.integrations._guard import Guard
 
 
 class MalleTrainCallback(TrainerCallback):
-    """Add it to the callbacks of the ``Trainer``. The output folder must be one that all nodes share.
+    """Add it to the callbacks of the ``Trainer``. The output folder must be one that all nodes
+    share.
 
-    For a loss without notice set ``save_strategy="steps"`` and ``save_steps`` as usual: only a loss with notice asks for a checkpoint.
+    For a loss without notice set ``save_strategy="steps"`` and ``save_steps`` as usual: only a loss
+    with notice asks for a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,9 @@ class MalleTrainCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """One optimizer step is done."""
-        self._wanted = self._guard.step(args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.n_gpu))
+        self._wanted = self._guard.step(
+            args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.n_gpu)
+        )
         if self._wanted:
             self._began = time.monotonic()
             control.should_save = True

@@ -1,11 +1,13 @@
-"""Feeding the live screen from a daemon: one look asks for everything that changed. Decides what is asked, not how often."""
+"""Feeding the live screen from a daemon: one look asks for everything that changed. Decides what is
+asked, not how often.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render.live import Screen
-from malletrain.views import EventView, JobView, NodeView, StatusView
 
 NEWEST = 200
 """Events of the past that the first look fetches."""
@@ -18,11 +20,14 @@ class Source(Protocol):
     def status(self) -> StatusView: ...
     def jobs(self) -> list[JobView]: ...
     def nodes(self, *, explain: bool = False) -> list[NodeView]: ...
-    def events(self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0) -> list[EventView]: ...
+    def events(
+        self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
+    ) -> list[EventView]: ...
 
 
 class Follower:
-    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon; events go on where they were.
+    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon;
+    events go on where they were.
 
     ``all_nodes``: show the nodes that the main scheduler uses, too.
     """
@@ -35,8 +40,14 @@ class Follower:
         """Number of the last event seen; negative: that many of the newest, to begin with."""
 
     def look(self) -> list[EventView]:
-        """Ask once and update the screen; returns the events that are new. Raises what the client raises."""
-        status, jobs, nodes = self.client.status(), self.client.jobs(), self.client.nodes(explain=self.all_nodes)
+        """Ask once and update the screen; returns the events that are new. Raises what the client
+        raises.
+        """
+        status, jobs, nodes = (
+            self.client.status(),
+            self.client.jobs(),
+            self.client.nodes(explain=self.all_nodes),
+        )
         fresh: list[EventView] = []
         while page := self.client.events(since=self.since, limit=PAGE):
             fresh += page

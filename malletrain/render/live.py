@@ -1,7 +1,8 @@
-"""The live screen of ``malletrain top`` and ``malletrain demo``: nodes and who is on them, throughput per job, events.
+"""The live screen of ``malletrain top`` and ``malletrain demo``: nodes and who is on them,
+throughput per job, events.
 
-:class:`Screen` keeps the short history that a sparkline needs and turns the latest views into one renderable. It does not ask the
-daemon and does not draw by itself.
+:class:`Screen` keeps the short history that a sparkline needs and turns the latest views into one
+renderable. It does not ask the daemon and does not draw by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render import tables
 from malletrain.render.palette import STATE_STYLES, colours
 from malletrain.render.text import bar, count, plain, rate, spark
-from malletrain.views import EventView, JobView, NodeView, StatusView
 
 HISTORY = 240
 SPARK_WIDTH = 24
@@ -44,7 +45,11 @@ class Screen:
         self.note = ""
 
     def update(
-        self, status: StatusView, jobs: Sequence[JobView], nodes: Sequence[NodeView], events: Sequence[EventView] = ()
+        self,
+        status: StatusView,
+        jobs: Sequence[JobView],
+        nodes: Sequence[NodeView],
+        events: Sequence[EventView] = (),
     ) -> None:
         """Take in one poll of the daemon; ``events`` are the new ones only."""
         self.status, self.jobs, self.nodes, self.note = status, tuple(jobs), tuple(nodes), ""
@@ -74,7 +79,11 @@ class Screen:
         room = max(3, height // 3)
         shown = (live + ended[::-1])[:room]
         shown.sort(key=lambda j: j.submitted)
-        rows = {"head": head.plain.count("\n") + 1, "nodes": self._grid_lines() + 2, "jobs": len(shown) + 4}
+        rows = {
+            "head": head.plain.count("\n") + 1,
+            "nodes": self._grid_lines() + 2,
+            "jobs": len(shown) + 4,
+        }
         layout = Layout()
         layout.split_column(
             Layout(head, name="head", size=rows["head"]),
@@ -137,7 +146,18 @@ class Screen:
         colour = self._colours()
         history = max(6, min(SPARK_WIDTH, width - 88))
         numbers = ("RATE", "SAMPLES", "RESCALES")
-        made = tables.table("JOB", "STATE", "NODES", "RATE", "", "SAMPLES", "RESCALES", "METRICS", right=numbers, wrap=("METRICS",))
+        made = tables.table(
+            "JOB",
+            "STATE",
+            "NODES",
+            "RATE",
+            "",
+            "SAMPLES",
+            "RESCALES",
+            "METRICS",
+            right=numbers,
+            wrap=("METRICS",),
+        )
         for j in shown:
             made.add_row(
                 Text(plain(j.name), colour[j.id]),
@@ -165,8 +185,14 @@ def _panel(content: RenderableType, title: str) -> Panel:
 
 
 def _last(j: JobView) -> Text:
-    """What a waiting job waits for, else its metrics; on one line, shortened where the screen is narrow."""
+    """What a waiting job waits for, else its metrics; on one line, shortened where the screen is
+    narrow.
+    """
     waits = bool(j.reason) and j.state not in ("running", "completed")
-    text = Text(plain(j.reason), "dim") if waits else Text(tables.metrics(j.metrics) if j.metrics else "")
+    text = (
+        Text(plain(j.reason), "dim")
+        if waits
+        else Text(tables.metrics(j.metrics) if j.metrics else "")
+    )
     text.no_wrap, text.overflow = True, "ellipsis"
     return text

@@ -1,14 +1,23 @@
-"""One set of colours for terminal and pictures, told apart by people with any kind of colour vision.
+"""One set of colours for terminal and pictures, told apart by people with any kind of colour
+vision.
 
-The colours of jobs are those of Okabe and Ito ("Color Universal Design", 2008). Colour is never the only carrier of a meaning:
-names stand beside it on the screen, hatches and marks in pictures.
+The colours of jobs are those of Okabe and Ito ("Color Universal Design", 2008). Colour is never the
+only carrier of a meaning: names stand beside it on the screen, hatches and marks in pictures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-JOB_COLOURS: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+JOB_COLOURS: tuple[str, ...] = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+)
 """Colours of jobs in the order of their submission; they repeat after the last."""
 
 BUSY = "#D9D9D9"

@@ -1,4 +1,6 @@
-"""Small pieces of text: counts, rates, ages, sparklines. Decides how a number looks; knows nothing of tables."""
+"""Small pieces of text: counts, rates, ages, sparklines. Decides how a number looks; knows nothing
+of tables.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from malletrain.units import show_duration
+from malletrain.config.units import show_duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOTHING = "–"
@@ -15,7 +17,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """``text`` without control characters, so that a job's name or output cannot move the cursor or recolour the screen.
+    """``text`` without control characters, so that a job's name or output cannot move the cursor or
+    recolour the screen.
 
     Line feeds and tabs stay; each other control character becomes ``·``.
     """
@@ -23,7 +26,9 @@ def plain(text: str) -> str:
 
 
 def count(value: float) -> str:
-    """A number of samples or steps with thousands separated: ``12,345``; from ten million on ``12.3 M``."""
+    """A number of samples or steps with thousands separated: ``12,345``; from ten million on ``12.3
+    M``.
+    """
     for limit, factor, unit in ((1e13, 1e12, "T"), (1e10, 1e9, "G"), (1e7, 1e6, "M")):
         if abs(value) >= limit:
             return f"{value / factor:,.1f} {unit}"
@@ -31,7 +36,9 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``; nothing as a dash."""
+    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``; nothing as a
+    dash.
+    """
     if value <= 0:
         return NOTHING
     digits = 2 if value < 10 else 1 if value < 100 else 0
@@ -45,7 +52,11 @@ def span(low: int, high: int) -> str:
 
 def since(moment: float | None, now: float) -> str:
     """How long ago ``moment`` was: ``12 s``, ``3 min 20 s``; a dash when it never was."""
-    return NOTHING if moment is None else show_duration(max(0.0, round(now - moment)) if now - moment >= 1 else 0.0)
+    return (
+        NOTHING
+        if moment is None
+        else show_duration(max(0.0, round(now - moment)) if now - moment >= 1 else 0.0)
+    )
 
 
 def clock(moment: float) -> str:
@@ -59,12 +70,16 @@ def date(moment: float | None) -> str:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """The last ``width`` values as a line of blocks on a scale from 0 to their maximum, padded on the left; 0 is a blank."""
+    """The last ``width`` values as a line of blocks on a scale from 0 to their maximum, padded on
+    the left; 0 is a blank.
+    """
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
         return " " * width
-    return "".join(" " if v <= 0 else BLOCKS[min(len(BLOCKS) - 1, int(v / top * len(BLOCKS)))] for v in shown).rjust(width)
+    return "".join(
+        " " if v <= 0 else BLOCKS[min(len(BLOCKS) - 1, int(v / top * len(BLOCKS)))] for v in shown
+    ).rjust(width)
 
 
 def bar(value: int, low: int, high: int, width: int = 16) -> str:

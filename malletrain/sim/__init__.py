@@ -1,1 +1,3 @@
-"""The simulator: the controller's second shell, with a virtual clock, a trace of idle nodes and model jobs."""
+"""The simulator: the controller's second shell, with a virtual clock, a trace of idle nodes and
+model jobs.
+"""

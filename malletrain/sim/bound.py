@@ -1,8 +1,10 @@
-"""The upper bound that every simulated number is quoted against: what the jobs of the moment could do if rescaling were free.
+"""The upper bound that every simulated number is quoted against: what the jobs of the moment could
+do if rescaling were free.
 
-At every instant: the largest sum of throughputs that the unfinished jobs whose turn it is can reach on the nodes that are idle. No plan
-processes more at that instant, so the integral bounds every policy on the same jobs; a policy that finishes jobs sooner is measured
-against the jobs that are there then. Decides nothing in the simulation.
+At every instant: the largest sum of throughputs that the unfinished jobs whose turn it is can reach
+on the nodes that are idle. No plan processes more at that instant, so the integral bounds every
+policy on the same jobs; a policy that finishes jobs sooner is measured against the jobs that are
+there then. Decides nothing in the simulation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Bound:
-    """Best total throughput by number of idle nodes, for any set of jobs. Tables of sets met before are kept.
+    """Best total throughput by number of idle nodes, for any set of jobs. Tables of sets met before
+    are kept.
 
     Args:
         nodes: all nodes of the machine.
@@ -50,12 +53,16 @@ class Bound:
         return self._table(tuple(sorted(kinds)))
 
     def _make(self, kinds: tuple[int, ...]) -> Floats:
-        # Sorted, so that sets that differ in a few jobs share the tables of what they have in common at the beginning.
+        # Sorted, so that sets that differ in a few jobs share the tables of what they have in
+        # common at the beginning.
         if not kinds:
             return np.zeros(1)
         before, row = self._table(kinds[:-1]), self._rows[kinds[-1]]
         size = min(len(before) + len(row) - 1, self._nodes + 1)
-        # best[n] = max over k of before[n - k] + row[k], all n at once: a window of `before` for each n.
-        padded = np.concatenate([np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])])
+        # best[n] = max over k of before[n - k] + row[k], all n at once: a window of `before` for
+        # each n.
+        padded = np.concatenate(
+            [np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])]
+        )
         windows = np.lib.stride_tricks.sliding_window_view(padded, len(row))[:size]
         return np.asarray((windows + row[::-1]).max(axis=1))

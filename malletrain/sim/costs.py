@@ -1,18 +1,21 @@
 """What a change of scale costs a model job, and the model job itself.
 
-Decides when a job processes samples, what it loses and on whose account that goes. It decides nothing about nodes: the controller says
-start, rescale, suspend; the trace says that a node is gone. Two semantics:
+Decides when a job processes samples, what it loses and on whose account that goes. It decides
+nothing about nodes: the controller says start, rescale, suspend; the trace says that a node is
+gone. Two semantics:
 
-``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old throughput × its time, a preemption the
-throughput of what is left × ``down_s``, once however many nodes are lost. Both are taken off at once and the job goes on without a pause.
-There are no snapshots and no notice in this world.
+``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old
+throughput × its time, a preemption the throughput of what is left × ``down_s``, once however many
+nodes are lost. Both are taken off at once and the job goes on without a pause. There are no
+snapshots and no notice in this world.
 
-``real`` (the product): during a start, a rescale and after a preemption the job processes nothing. Without notice, work since the last
-snapshot is lost (``restart`` mode) or the step under way (``live`` mode, as long as one node survives). With notice the job takes a
-snapshot and loses nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
+``real`` (the product): during a start, a rescale and after a preemption the job processes nothing.
+Without notice, work since the last snapshot is lost (``restart`` mode) or the step under way
+(``live`` mode, as long as one node survives). With notice the job takes a snapshot and loses
+nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
 
-Losses are in samples, at the throughput the job had before, as in the bids of :mod:`allocator.objectives` (a start: will have; a
-preemption: has with the nodes that are left).
+Losses are in samples, at the throughput the job had before, as in the bids of
+:mod:`allocator.objectives` (a start: will have; a preemption: has with the nodes that are left).
 """
 
 from __future__ import annotations
@@ -42,10 +45,11 @@ class Cause(str, Enum):
 class CostModel:
     """The costs of the simulated world, in seconds.
 
-    ``up_s``, ``down_s``, ``start_s``: pause of a growth, of a shrinkage, of a start from nothing. ``snapshot_every_s``: time between two
-    snapshots of a training job. ``notice_s``: how long before it goes a preempted node says so (0: not at all). ``step_s``: one training
-    step, which is what ``live`` mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and what the product's library
-    does (a snapshot a minute).
+    ``up_s``, ``down_s``, ``start_s``: pause of a growth, of a shrinkage, of a start from nothing.
+    ``snapshot_every_s``: time between two snapshots of a training job. ``notice_s``: how long
+    before it goes a preempted node says so (0: not at all). ``step_s``: one training step, which is
+    what ``live`` mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and
+    what the product's library does (a snapshot a minute).
     """
 
     semantics: Semantics = "real"
@@ -63,25 +67,50 @@ class CostModel:
             if not (math.isfinite(value) and value >= 0):
                 raise WorkloadError(f"The cost {name} is {value}; give seconds, 0 or more.")
         if not self.snapshot_every_s >= 0:
-            raise WorkloadError(f"The time between snapshots is {self.snapshot_every_s}; give seconds, 0 or more.")
+            raise WorkloadError(
+                f"The time between snapshots is {self.snapshot_every_s}; give seconds, 0 or more."
+            )
 
     def known_to_planner(self) -> RescaleCost:
         """The same costs in the planner's words."""
-        return RescaleCost(self.up_s, self.down_s, 0.0 if self.semantics == "freetrain" else self.start_s)
+        return RescaleCost(
+            self.up_s, self.down_s, 0.0 if self.semantics == "freetrain" else self.start_s
+        )
 
 
 class Run:
     """One model job while it is simulated. Times are of the virtual clock and never go back.
 
-    ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None: none is). ``version`` counts changes, so
-    that a completion foreseen earlier is known to be out of date. ``node_s``: node-seconds spent training (key None) and in pauses, by
-    cause, on nodes that the main scheduler does not want; ``lost``: samples, by cause.
+    ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None:
+    none is). ``version`` counts changes, so that a completion foreseen earlier is known to be out
+    of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
+    that the main scheduler does not want; ``lost``: samples, by cause.
     """
 
     __slots__ = (
-        "cause", "costs", "done", "ended_at", "first_start", "job", "leaving", "lost", "node_s", "nodes", "pause_rate", "preemptions",
-        "rate", "rates", "rescales", "resumes_at", "since", "starting", "starts", "training", "training_since", "version",
-    )  # fmt: skip
+        "cause",
+        "costs",
+        "done",
+        "ended_at",
+        "first_start",
+        "job",
+        "leaving",
+        "lost",
+        "node_s",
+        "nodes",
+        "pause_rate",
+        "preemptions",
+        "rate",
+        "rates",
+        "rescales",
+        "resumes_at",
+        "since",
+        "starting",
+        "starts",
+        "training",
+        "training_since",
+        "version",
+    )
 
     def __init__(self, job: SimJob, rates: Sequence[float], costs: CostModel) -> None:
         self.job = job
@@ -121,7 +150,9 @@ class Run:
         self.since = now
 
     def done_at(self) -> float:
-        """When the work is done if nothing changes any more, infinite while nothing is processed."""
+        """When the work is done if nothing changes any more, infinite while nothing is
+        processed.
+        """
         if not self.training or self.rate <= 0:
             return math.inf
         return self.since + max(0.0, self.job.samples - self.done) / self.rate
@@ -143,7 +174,11 @@ class Run:
     def rescale(self, nodes: Sequence[str], now: float) -> None:
         """Go to exactly ``nodes``, some of which the job has."""
         self.accrue(now)
-        before, rate, forced = len(self.nodes), self.rate, self.cause is Cause.PREEMPTION or self.leaving > 0
+        before, rate, forced = (
+            len(self.nodes),
+            self.rate,
+            self.cause is Cause.PREEMPTION or self.leaving > 0,
+        )
         moved = self.nodes != set(nodes)
         self.rescales += moved
         pause_rate = rate if self.training else self.pause_rate

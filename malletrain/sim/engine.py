@@ -1,7 +1,9 @@
-"""The controller's second shell: a virtual clock, a trace instead of a machine, model jobs instead of processes.
+"""The controller's second shell: a virtual clock, a trace instead of a machine, model jobs instead
+of processes.
 
-Decides what happens next and carries the controller's commands out on model jobs. Every decision is the controller's
-(:mod:`malletrain.controller`), the same code as in the daemon; what a change of scale does to a job is :mod:`malletrain.sim.costs`.
+Decides what happens next and carries the controller's commands out on model jobs. Every decision is
+the controller's (:mod:`malletrain.core.controller`), the same code as in the daemon; what a change
+of scale does to a job is :mod:`malletrain.sim.costs`.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from enum import IntEnum
 
 import numpy as np
 
-from malletrain.events import (
+from malletrain.core.events import (
     Announce,
     Command,
     Event,
     GapsSeen,
-    GiveBack,
     JobCompleted,
     JobState,
     JobSubmitted,
-    KeepLearned,
+    KeepScalingModel,
     LeaseNotTaken,
     NodeJoined,
     NodeLeaving,
     NodeLost,
-    Recall,
+    ReclaimNodes,
+    ReleaseLeases,
     Rescale,
     RescaleFinished,
     Start,
@@ -44,7 +46,7 @@ from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
-from scavenger.trace import Trace
+from scavenger.trace.trace import Trace
 
 
 class _Kind(IntEnum):
@@ -61,14 +63,20 @@ class _Kind(IntEnum):
 class Simulation:
     """One run of the virtual world. Raises WorkloadError when there is nothing to simulate."""
 
-    def __init__(self, trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> None:
+    def __init__(
+        self, trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None
+    ) -> None:
         self.settings = settings or SimSettings()
         if not trace.names or not len(trace):
-            raise WorkloadError("The trace has no node that is ever idle; there is nothing to simulate.")
+            raise WorkloadError(
+                "The trace has no node that is ever idle; there is nothing to simulate."
+            )
         if not jobs:
             raise WorkloadError("There is no job to simulate.")
         if min(job.min_nodes for job in jobs) > len(trace.names):
-            raise WorkloadError(f"Every job needs more than the {len(trace.names)} nodes of the trace.")
+            raise WorkloadError(
+                f"Every job needs more than the {len(trace.names)} nodes of the trace."
+            )
         s = self.settings
         self.trace = trace
         self.costs = s.policy.world(s.costs)
@@ -113,7 +121,9 @@ class Simulation:
     # --- the clock ---
 
     def run(self) -> Result:
-        """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes first."""
+        """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes
+        first.
+        """
         began = time.perf_counter()
         batches = self.trace.batches()
         batch = next(batches, None)
@@ -144,7 +154,10 @@ class Simulation:
         """Let time pass to ``to``: the world does what it did."""
         if to > self.now:
             if self._stale:
-                self._table, self._stale = self._bound.table(map(self._bound.kind, self._in_turn())), self._any_min
+                self._table, self._stale = (
+                    self._bound.table(map(self._bound.kind, self._in_turn())),
+                    self._any_min,
+                )
             idle = len(self._idle_since)
             if self.settings.sample_s is not None:
                 while (at := len(self.series) * self.settings.sample_s) < to:
@@ -310,7 +323,9 @@ class Simulation:
     # --- the controller ---
 
     def _tell(self, events: list[Event]) -> None:
-        """Let the controller know, and do what it says, until it has nothing more to say at this instant."""
+        """Let the controller know, and do what it says, until it has nothing more to say at this
+        instant.
+        """
         if self._gaps_changed:
             events.append(self._gaps_seen())
         while True:
@@ -327,7 +342,9 @@ class Simulation:
         self._gaps_changed = False
         if self._estimator is not None:
             expect, now = self._estimator.expected_remaining, self.now
-            self._gaps = {name: (expect(now - self._idle_since[name]), "default") for name in self._gaps}
+            self._gaps = {
+                name: (expect(now - self._idle_since[name]), "default") for name in self._gaps
+            }
         return GapsSeen(dict(self._gaps))
 
     def _carry_out(self, command: Command) -> list[Event]:
@@ -337,15 +354,17 @@ class Simulation:
             for name in command.nodes:
                 self._at(self.now + self.settings.lease_delay_s, _Kind.LEASED, name)
             return []
-        if isinstance(command, GiveBack):
+        if isinstance(command, ReleaseLeases):
             for name in command.nodes:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        if isinstance(command, Stop | Recall):  # all simulated jobs are one owner's, so that nothing is ever recalled
+        if isinstance(
+            command, Stop | ReclaimNodes
+        ):  # all simulated jobs are one owner's, so that nothing is ever recalled
             return []
         run = self.runs[command.job]
-        if isinstance(command, KeepLearned):
+        if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
             return []
         if isinstance(command, Announce):
@@ -380,5 +399,7 @@ def _smallest(job: SimJob) -> int:
 
 
 def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:
-    """Run ``jobs`` on the idle nodes of ``trace`` and say what came of it. Raises WorkloadError when there is nothing to simulate."""
+    """Run ``jobs`` on the idle nodes of ``trace`` and say what came of it. Raises WorkloadError
+    when there is nothing to simulate.
+    """
     return Simulation(trace, jobs, settings).run()

@@ -1,10 +1,12 @@
 """Which nodes a log of batch jobs left idle, as a trace.
 
-Decides where jobs ran when the log does not say (SWF knows only how many nodes): a starting job takes the nodes that have been idle
-longest. The number of idle nodes at each instant is exact whatever the choice; this one makes the longest gaps as short as they can be,
-so that what is harvested in them is not flattered.
+Decides where jobs ran when the log does not say (SWF knows only how many nodes): a starting job
+takes the nodes that have been idle longest. The number of idle nodes at each instant is exact
+whatever the choice; this one makes the longest gaps as short as they can be, so that what is
+harvested in them is not flattered.
 
-A node without a job counts as idle: logs do not tell nodes that are down, drained or reserved from idle ones.
+A node without a job counts as idle: logs do not tell nodes that are down, drained or reserved from
+idle ones.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 from malletrain.sim.joblogs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
-from scavenger.trace import Trace
+from scavenger.trace.trace import Trace
 
 Span = tuple[float, float, LogJob]
 """Start, end, job; seconds of the log."""
@@ -24,8 +26,9 @@ Span = tuple[float, float, LogJob]
 
 @dataclass(frozen=True)
 class IdleNodes:
-    """The trace, and how it came about: ``assumptions`` are sentences for the reader of a report. ``short_node_s``: node-seconds of jobs
-    for which the log's own numbers left too few nodes."""
+    """The trace, and how it came about: ``assumptions`` are sentences for the reader of a report.
+    ``short_node_s``: node-seconds of jobs for which the log's own numbers left too few nodes.
+    """
 
     trace: Trace
     assumptions: tuple[str, ...]
@@ -35,33 +38,57 @@ class IdleNodes:
 def idle_nodes(log: JobLog, nodes: int | None = None) -> IdleNodes:
     """What ``log`` left idle on its machine.
 
-    ``nodes``: size of the machine; default as the log says, else the nodes it names, else the most it uses at once. The observation lasts
-    from the first start to the last: after that, jobs of the time to come are not in the log yet.
+    ``nodes``: size of the machine; default as the log says, else the nodes it names, else the most
+    it uses at once. The observation lasts from the first start to the last: after that, jobs of the
+    time to come are not in the log yet.
 
     Raises WorkloadError when the log knows no starts, or names more nodes than ``nodes``.
     """
     jobs = [job for job in log.jobs if job.start_s is not None]
     if not jobs:
-        raise WorkloadError(f"The log ({log.source}) does not say when jobs started, so that nothing is known of idle nodes.")
+        raise WorkloadError(
+            f"The log ({log.source}) does not say when jobs started, so that nothing is known "
+            "of idle nodes."
+        )
     begin = min(job.start_s or 0.0 for job in jobs)
     last = max(job.start_s or 0.0 for job in jobs)
-    known_end = max([last, *((job.start_s or 0.0) + job.run_s for job in jobs if job.run_s is not None)])
-    spans = [(job.start_s or 0.0, known_end if job.run_s is None else (job.start_s or 0.0) + job.run_s, job) for job in jobs]
+    known_end = max(
+        [last, *((job.start_s or 0.0) + job.run_s for job in jobs if job.run_s is not None)]
+    )
+    spans = [
+        (
+            job.start_s or 0.0,
+            known_end if job.run_s is None else (job.start_s or 0.0) + job.run_s,
+            job,
+        )
+        for job in jobs
+    ]
     spans.sort(key=lambda span: span[0])
     duration = last - begin
     if duration <= 0:
-        raise WorkloadError("All jobs of the log start at one time; there is no time in which nodes could be seen idle.")
-    said = ["Nodes without a job count as idle: the log does not tell those that are down, drained or reserved."]
+        raise WorkloadError(
+            "All jobs of the log start at one time; there is no time in which nodes could be "
+            "seen idle."
+        )
+    said = [
+        "Nodes without a job count as idle: the log does not tell those that are down, drained "
+        "or reserved."
+    ]
     if all(job.names for job in jobs):
         trace = _named(spans, begin, duration, nodes, said)
         return IdleNodes(trace, tuple(said))
     trace, short = _packed(spans, begin, duration, nodes or log.nodes, said)
     if short:
-        said.append(f"The log uses more nodes than the machine has for {short / 3600:.1f} node-hours; these are left out.")
+        said.append(
+            f"The log uses more nodes than the machine has for {short / 3600:.1f} node-hours; "
+            "these are left out."
+        )
     return IdleNodes(trace, tuple(said), short)
 
 
-def _named(spans: Sequence[Span], begin: float, duration: float, nodes: int | None, said: list[str]) -> Trace:
+def _named(
+    spans: Sequence[Span], begin: float, duration: float, nodes: int | None, said: list[str]
+) -> Trace:
     busy: dict[str, list[tuple[float, float]]] = {}
     for start, end, job in spans:
         for name in job.names:
@@ -71,7 +98,9 @@ def _named(spans: Sequence[Span], begin: float, duration: float, nodes: int | No
         if nodes < len(names):
             raise WorkloadError(f"The log names {len(names)} nodes, more than the {nodes} given.")
         names += [f"unseen-{k + 1}" for k in range(nodes - len(names))]
-        said.append(f"{nodes - len(busy)} nodes that no job of the log used count as idle throughout.")
+        said.append(
+            f"{nodes - len(busy)} nodes that no job of the log used count as idle throughout."
+        )
     else:
         said.append("Nodes that no job of the log used are not counted at all.")
     node, gap_from, gap_to = [], [], []
@@ -89,11 +118,19 @@ def _named(spans: Sequence[Span], begin: float, duration: float, nodes: int | No
     return Trace.from_gaps(node, gap_from, gap_to, names, duration)
 
 
-def _packed(spans: Sequence[Span], begin: float, duration: float, size: int | None, said: list[str]) -> tuple[Trace, float]:
-    said.append("The log does not say which nodes jobs used: a starting job takes the nodes idle longest, so that no gap is flattered.")
+def _packed(
+    spans: Sequence[Span], begin: float, duration: float, size: int | None, said: list[str]
+) -> tuple[Trace, float]:
+    said.append(
+        "The log does not say which nodes jobs used: a starting job takes the nodes idle "
+        "longest, so that no gap is flattered."
+    )
     if size is None:
         size = _most_at_once(spans)
-        said.append(f"The log does not say how large the machine is: it has the {size} nodes that were used at once at most.")
+        said.append(
+            f"The log does not say how large the machine is: it has the {size} nodes that were "
+            "used at once at most."
+        )
     free = deque((k, 0.0) for k in range(size))
     ends: list[tuple[float, int, list[int]]] = []
     node, gap_from, gap_to, short = [], [], [], 0.0
@@ -118,11 +155,16 @@ def _packed(spans: Sequence[Span], begin: float, duration: float, size: int | No
         gap_from.append(since)
         gap_to.append(max(since, duration))
     width = len(str(size))
-    return Trace.from_gaps(node, gap_from, gap_to, [f"n{k + 1:0{width}d}" for k in range(size)], duration), short
+    return Trace.from_gaps(
+        node, gap_from, gap_to, [f"n{k + 1:0{width}d}" for k in range(size)], duration
+    ), short
 
 
 def _most_at_once(spans: Sequence[Span]) -> int:
-    steps = sorted([(start, 1, job.nodes) for start, _, job in spans] + [(end, 0, -job.nodes) for _, end, job in spans])
+    steps = sorted(
+        [(start, 1, job.nodes) for start, _, job in spans]
+        + [(end, 0, -job.nodes) for _, end, job in spans]
+    )
     most = now = 0
     for _, _, change in steps:
         now += change

@@ -1,7 +1,9 @@
-"""Logs of real batch jobs: the Standard Workload Format, Slurm's and PBS's accounting, and CSV of GPU jobs.
+"""Logs of real batch jobs: the Standard Workload Format, Slurm's and PBS's accounting, and CSV of
+GPU jobs.
 
-Decides how a log is read and what a job of it is. Two things are made of it elsewhere: the idle nodes that these jobs left, as a trace
-(:mod:`malletrain.sim.idle`), and malleable jobs that arrive as these jobs did (:func:`malletrain.sim.workloads.from_log`).
+Decides how a log is read and what a job of it is. Two things are made of it elsewhere: the idle
+nodes that these jobs left, as a trace (:mod:`malletrain.sim.idle`), and malleable jobs that arrive
+as these jobs did (:func:`malletrain.sim.workloads.from_log`).
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ from pathlib import Path
 
 from malletrain.sim.workloads import WorkloadError, read_text
 
-SACCT = "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO --format=JobID,Submit,Start,End,State,NNodes,NodeList"
-"""The command whose output :func:`read_sacct` reads (more columns do not hurt; SLURM_TIME_FORMAT must not be set)."""
+SACCT = (
+    "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
+    "--format=JobID,Submit,Start,End,State,NNodes,NodeList"
+)
+"""The command whose output :func:`read_sacct` reads (more columns do not hurt; SLURM_TIME_FORMAT
+must not be set).
+"""
 
 
 @dataclass(frozen=True)
 class LogJob:
     """One job of a log; times in seconds since the first submission in it.
 
-    ``start_s``: None when the log does not say. ``run_s``: None when it still ran when the log ended. ``nodes``: how many; ``names``:
-    which, empty when the log does not say.
+    ``start_s``: None when the log does not say. ``run_s``: None when it still ran when the log
+    ended. ``nodes``: how many; ``names``: which, empty when the log does not say.
     """
 
     submit_s: float
@@ -37,8 +44,10 @@ class LogJob:
 
 @dataclass(frozen=True)
 class JobLog:
-    """Jobs by submission. ``source``: what kind of log; ``nodes``: size of the machine as the log states it (None: it does not);
-    ``skipped``: entries of jobs that never ran or that say nothing of use."""
+    """Jobs by submission. ``source``: what kind of log; ``nodes``: size of the machine as the log
+    states it (None: it does not); ``skipped``: entries of jobs that never ran or that say nothing
+    of use.
+    """
 
     source: str
     jobs: tuple[LogJob, ...]
@@ -47,7 +56,8 @@ class JobLog:
 
 
 def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
-    """A log of any kind known, recognised by its content; a directory is one of PBS accounting logs.
+    """A log of any kind known, recognised by its content; a directory is one of PBS accounting
+    logs.
 
     ``per_node``: processors or GPUs of one node, for logs that count those. Raises WorkloadError.
     """
@@ -62,9 +72,11 @@ def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
 
 
 def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
-    """A log in the Standard Workload Format (Chapin et al., JSSPP 1999): 18 numbers a job, -1 for unknown; ``;`` begins a comment.
+    """A log in the Standard Workload Format (Chapin et al., JSSPP 1999): 18 numbers a job, -1 for
+    unknown; ``;`` begins a comment.
 
-    ``per_node``: processors of one node; default MaxProcs / MaxNodes of the header, else 1. Raises WorkloadError with the line.
+    ``per_node``: processors of one node; default MaxProcs / MaxNodes of the header, else 1. Raises
+    WorkloadError with the line.
     """
     header: dict[str, int] = {}
     rows: list[list[float]] = []
@@ -79,18 +91,29 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
             except ValueError:
                 row = []
             if len(row) != 18:
-                raise WorkloadError(f"{path}, line {number}: A job in this format (SWF) is 18 numbers; got '{line.strip()[:60]}'.")
+                raise WorkloadError(
+                    f"{path}, line {number}: A job in this format (SWF) is 18 numbers; got "
+                    f"'{line.strip()[:60]}'."
+                )
             rows.append(row)
     if per_node is None:
-        per_node = max(1, header.get("MaxProcs", 1) // header["MaxNodes"]) if header.get("MaxNodes") else 1
+        per_node = (
+            max(1, header.get("MaxProcs", 1) // header["MaxNodes"]) if header.get("MaxNodes") else 1
+        )
     jobs, skipped = [], 0
     for _, submit, wait, run, used, _, _, asked, *_ in rows:
         processors = used if used > 0 else asked
         if processors <= 0 or run <= 0 or submit < 0:
             skipped += 1
             continue
-        jobs.append(LogJob(submit, submit + wait if wait >= 0 else None, run, math.ceil(processors / per_node)))
-    nodes = header.get("MaxNodes") or (math.ceil(header["MaxProcs"] / per_node) if header.get("MaxProcs") else None)
+        jobs.append(
+            LogJob(
+                submit, submit + wait if wait >= 0 else None, run, math.ceil(processors / per_node)
+            )
+        )
+    nodes = header.get("MaxNodes") or (
+        math.ceil(header["MaxProcs"] / per_node) if header.get("MaxProcs") else None
+    )
     return _log("Standard Workload Format", path, jobs, nodes, skipped)
 
 
@@ -98,9 +121,13 @@ def read_sacct(path: str | Path) -> JobLog:
     """Slurm's accounting: the output of :data:`SACCT`. Raises WorkloadError with the line."""
     reader = csv.reader(read_text(path).splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)
     header = next(reader, [])
-    missing = [name for name in ("Submit", "Start", "End", "NNodes", "NodeList") if name not in header]
+    missing = [
+        name for name in ("Submit", "Start", "End", "NNodes", "NodeList") if name not in header
+    ]
     if missing:
-        raise WorkloadError(f"{path}: The output of sacct has no column {', '.join(missing)}; run: {SACCT}")
+        raise WorkloadError(
+            f"{path}: The output of sacct has no column {', '.join(missing)}; run: {SACCT}"
+        )
     at = {name: header.index(name) for name in header}
     jobs, skipped = [], 0
     for row in reader:
@@ -108,9 +135,18 @@ def read_sacct(path: str | Path) -> JobLog:
         if not row:
             continue
         if len(row) != len(header):
-            raise WorkloadError(f"{where}: There are {len(row)} columns instead of {len(header)}; use --parsable2.")
-        submit, start, end = (_slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End"))
-        if submit is None or start is None or row[at["NodeList"]] in ("", "None assigned") or (end is not None and end <= start):
+            raise WorkloadError(
+                f"{where}: There are {len(row)} columns instead of {len(header)}; use --parsable2."
+            )
+        submit, start, end = (
+            _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
+        )
+        if (
+            submit is None
+            or start is None
+            or row[at["NodeList"]] in ("", "None assigned")
+            or (end is not None and end <= start)
+        ):
             skipped += 1
             continue
         try:
@@ -125,17 +161,21 @@ _PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re
 
 
 def read_pbs(path: str | Path) -> JobLog:
-    """PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or one of them.
+    """PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or one
+    of them.
 
-    Start records (S) open a job, end (E) and rerun (R) records close it (PBS Professional, Administrator's Guide, chapter "Accounting").
-    Other records are skipped. Raises WorkloadError with file and line.
+    Start records (S) open a job, end (E) and rerun (R) records close it (PBS Professional,
+    Administrator's Guide, chapter "Accounting"). Other records are skipped. Raises WorkloadError
+    with file and line.
     """
     folder = Path(path)
     files = sorted(f for f in folder.iterdir() if f.is_file()) if folder.is_dir() else [folder]
     if folder.is_dir():
         files = [f for f in files if re.fullmatch(r"\d{8}(\.gz)?", f.name)]
         if not files:
-            raise WorkloadError(f"{path}: No accounting log lies here; they are named by day, such as 20240131.")
+            raise WorkloadError(
+                f"{path}: No accounting log lies here; they are named by day, such as 20240131."
+            )
     files.sort(key=lambda f: f.name)
     running: dict[str, LogJob] = {}
     jobs: list[LogJob] = []
@@ -145,7 +185,9 @@ def read_pbs(path: str | Path) -> JobLog:
             found = _PBS_LINE.fullmatch(line)
             if found is None:
                 if line.strip():
-                    raise WorkloadError(f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'.")
+                    raise WorkloadError(
+                        f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'."
+                    )
                 continue
             _, kind, job, message = found.groups()
             if kind not in "SER":
@@ -162,18 +204,31 @@ def read_pbs(path: str | Path) -> JobLog:
             fields = dict(_pairs(message))
             stop = float(fields["end"]) if fields.get("end", "").isdigit() else _pbs_time(found[1])
             if stop > entry.start_s:
-                jobs.append(LogJob(entry.submit_s, entry.start_s, stop - entry.start_s, entry.nodes, entry.names))
+                jobs.append(
+                    LogJob(
+                        entry.submit_s,
+                        entry.start_s,
+                        stop - entry.start_s,
+                        entry.nodes,
+                        entry.names,
+                    )
+                )
     jobs += running.values()
     return _log("PBS accounting", path, jobs, None, skipped)
 
 
 def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
-    """GPU jobs as CSV with the columns ``timestamp`` (YYYY-MM-DD HH:MM:SS), ``duration`` (seconds) and ``num_gpus``, in any order of rows.
+    """GPU jobs as CSV with the columns ``timestamp`` (YYYY-MM-DD HH:MM:SS), ``duration`` (seconds)
+    and ``num_gpus``, in any order of rows.
 
     Such a log knows no starts. ``per_node``: GPUs of one node. Raises WorkloadError with the line.
     """
     reader = csv.DictReader(read_text(path).splitlines())
-    missing = [name for name in ("timestamp", "duration", "num_gpus") if name not in (reader.fieldnames or ())]
+    missing = [
+        name
+        for name in ("timestamp", "duration", "num_gpus")
+        if name not in (reader.fieldnames or ())
+    ]
     if missing:
         raise WorkloadError(f"{path}: The CSV has no column {', '.join(missing)}.")
     jobs, skipped = [], 0
@@ -182,7 +237,9 @@ def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
             submit = datetime.fromisoformat(row["timestamp"]).timestamp()
             duration, gpus = float(row["duration"]), float(row["num_gpus"])
         except (TypeError, ValueError) as error:
-            raise WorkloadError(f"{path}, line {reader.line_num}: The job cannot be read: {error}.") from None
+            raise WorkloadError(
+                f"{path}, line {reader.line_num}: The job cannot be read: {error}."
+            ) from None
         if not (0 < duration < math.inf and 0 < gpus < math.inf):
             skipped += 1
             continue
@@ -191,7 +248,9 @@ def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """The names in a Slurm hostlist such as ``a[01-03,7],b2,c[1-2]d[1-2]``. Raises WorkloadError on one that cannot be read."""
+    """The names in a Slurm hostlist such as ``a[01-03,7],b2,c[1-2]d[1-2]``. Raises WorkloadError on
+    one that cannot be read.
+    """
     names: list[str] = []
     for part in _split_outside(text):
         names += _expand(part, text)
@@ -223,7 +282,9 @@ def _expand(part: str, whole: str) -> list[str]:
     for item in found[2].split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
         if ends is None or (ends[2] and int(ends[2]) < int(ends[1])):
-            raise WorkloadError(f"The node list '{whole[:60]}' has a range '{item}' that cannot be read.")
+            raise WorkloadError(
+                f"The node list '{whole[:60]}' has a range '{item}' that cannot be read."
+            )
         last = ends[2] or ends[1]
         middle += [f"{k:0{len(ends[1])}d}" for k in range(int(ends[1]), int(last) + 1)]
     tails = _expand(found[3], whole) if found[3] else [""]
@@ -236,7 +297,10 @@ def _slurm_time(text: str, where: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise WorkloadError(f"{where}: '{text}' is no time such as 2024-01-31T12:00:00; do not set SLURM_TIME_FORMAT.") from None
+        raise WorkloadError(
+            f"{where}: '{text}' is no time such as 2024-01-31T12:00:00; do not set "
+            "SLURM_TIME_FORMAT."
+        ) from None
 
 
 def _pbs_time(text: str) -> float:
@@ -257,17 +321,27 @@ def _pbs_job(fields: dict[str, str]) -> LogJob | None:
     if not start.isdigit() or not hosts:
         return None
     names = tuple(dict.fromkeys(part.partition("/")[0] for part in hosts.split("+")))
-    return LogJob(float(submit) if submit.isdigit() else float(start), float(start), None, len(names), names)
+    return LogJob(
+        float(submit) if submit.isdigit() else float(start), float(start), None, len(names), names
+    )
 
 
-def _log(source: str, path: str | Path, jobs: Iterable[LogJob], nodes: int | None, skipped: int) -> JobLog:
+def _log(
+    source: str, path: str | Path, jobs: Iterable[LogJob], nodes: int | None, skipped: int
+) -> JobLog:
     ordered = sorted(jobs, key=lambda job: (job.submit_s, job.start_s or 0.0))
     if not ordered:
         why = f"; all {skipped} entries are of jobs that never ran" if skipped else ""
         raise WorkloadError(f"{path}: The log has no job that ran{why}.")
     zero = ordered[0].submit_s
     moved = (
-        LogJob(j.submit_s - zero, None if j.start_s is None else max(j.start_s, j.submit_s) - zero, j.run_s, j.nodes, j.names)
+        LogJob(
+            j.submit_s - zero,
+            None if j.start_s is None else max(j.start_s, j.submit_s) - zero,
+            j.run_s,
+            j.nodes,
+            j.names,
+        )
         for j in ordered
     )
     return JobLog(source, tuple(moved), nodes, skipped)

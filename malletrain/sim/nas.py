@@ -1,11 +1,13 @@
 """Neural architecture search as a workload: random cells of NAS-Bench-101, each a training job.
 
-Decides which cells are valid, and what parameters and operations a network made of one has (Ying et al., NAS-Bench-101, ICML 2019,
-arXiv 1902.09635, section 2 and appendix; channel rules as in its published code). How fast such a network trains on n nodes follows from
-these two numbers by :mod:`malletrain.sim.throughput`.
+Decides which cells are valid, and what parameters and operations a network made of one has (Ying et
+al., NAS-Bench-101, ICML 2019, arXiv 1902.09635, section 2 and appendix; channel rules as in its
+published code). How fast such a network trains on n nodes follows from these two numbers by
+:mod:`malletrain.sim.throughput`.
 
-The network: a 3×3 convolution to 128 channels, three stacks of three cells, between stacks a 2×2 pooling with stride 2 and twice the
-channels, global average pooling, one dense layer. Every convolution is followed by batch normalisation (two parameters a channel).
+The network: a 3×3 convolution to 128 channels, three stacks of three cells, between stacks a 2×2
+pooling with stride 2 and twice the channels, global average pooling, one dense layer. Every
+convolution is followed by batch normalisation (two parameters a channel).
 """
 
 from __future__ import annotations
@@ -43,11 +45,12 @@ _KERNEL = {Op.CONV3X3: 3, Op.CONV1X1: 1}
 class Cell:
     """A directed acyclic graph from the input (vertex 0) to the output (the last vertex).
 
-    ``edges``: (from, to) with from < to. ``ops``: one operation an interior vertex, in order. Vertices that do not lie on a path from input
-    to output do not count; see :meth:`pruned`.
+    ``edges``: (from, to) with from < to. ``ops``: one operation an interior vertex, in order.
+    Vertices that do not lie on a path from input to output do not count; see :meth:`pruned`.
 
     Raises:
-        WorkloadError: on more than 7 vertices or 9 edges, edges that go back, or when no path leads from input to output.
+        WorkloadError: on more than 7 vertices or 9 edges, edges that go back, or when no path leads
+            from input to output.
     """
 
     edges: tuple[tuple[int, int], ...]
@@ -56,8 +59,13 @@ class Cell:
     def __post_init__(self) -> None:
         n = self.vertices
         if n > MAX_VERTICES or len(self.edges) > MAX_EDGES:
-            raise WorkloadError(f"A cell has at most {MAX_VERTICES} vertices and {MAX_EDGES} edges; got {n} and {len(self.edges)}.")
-        if len(set(self.edges)) != len(self.edges) or not all(0 <= a < b < n for a, b in self.edges):
+            raise WorkloadError(
+                f"A cell has at most {MAX_VERTICES} vertices and {MAX_EDGES} edges; got {n} and "
+                f"{len(self.edges)}."
+            )
+        if len(set(self.edges)) != len(self.edges) or not all(
+            0 <= a < b < n for a, b in self.edges
+        ):
             raise WorkloadError("The edges of a cell go from lower to higher vertices, each once.")
         if len(_on_paths(n, self.edges)) < 2:
             raise WorkloadError("No path leads from the input of the cell to its output.")
@@ -77,7 +85,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Network:
-    """``parameters``: trainable ones; ``flops``: operations of one forward pass of one sample, two a multiply-add."""
+    """``parameters``: trainable ones; ``flops``: operations of one forward pass of one sample, two
+    a multiply-add.
+    """
 
     parameters: int
     flops: float
@@ -102,12 +112,15 @@ def network(cell: Cell, *, size: int = 224, classes: int = 1000) -> Network:
 
 
 def random_cell(rng: np.random.Generator) -> Cell:
-    """A valid cell: every possible edge of 7 vertices with probability 1/2, every operation alike, until at most 9 edges remain after
-    pruning (as NAS-Bench-101's own example draws them)."""
+    """A valid cell: every possible edge of 7 vertices with probability 1/2, every operation alike,
+    until at most 9 edges remain after pruning (as NAS-Bench-101's own example draws them).
+    """
     ops = tuple(Op)
     while True:
         pairs = [(a, b) for a in range(MAX_VERTICES) for b in range(a + 1, MAX_VERTICES)]
-        edges = tuple(pair for pair, there in zip(pairs, rng.random(len(pairs)) < 0.5, strict=True) if there)
+        edges = tuple(
+            pair for pair, there in zip(pairs, rng.random(len(pairs)) < 0.5, strict=True) if there
+        )
         chosen = tuple(ops[k] for k in rng.integers(len(ops), size=MAX_VERTICES - 2))
         kept = _on_paths(MAX_VERTICES, edges)
         inside = [(a, b) for a, b in edges if a in kept and b in kept]
@@ -116,9 +129,17 @@ def random_cell(rng: np.random.Generator) -> Cell:
 
 
 def nas(
-    count: int, seed: int = 0, *, samples: float = NAS_SAMPLES, max_nodes: int = 64, cluster: Cluster = NODE, size: int = 224
+    count: int,
+    seed: int = 0,
+    *,
+    samples: float = NAS_SAMPLES,
+    max_nodes: int = 64,
+    cluster: Cluster = NODE,
+    size: int = 224,
 ) -> list[SimJob]:
-    """A search over ``count`` random cells, all submitted at the start. Owners state no curve: nobody has measured these networks."""
+    """A search over ``count`` random cells, all submitted at the start. Owners state no curve:
+    nobody has measured these networks.
+    """
     if count < 1:
         raise WorkloadError(f"A workload of {count} jobs cannot be simulated; give 1 or more.")
     rng = np.random.default_rng(seed)
@@ -129,14 +150,35 @@ def nas(
         net = network(random_cell(rng), size=size)
         curve = cluster.curve(TRAINING_COST * net.flops, net.parameters, sizes)
         name, flops = f"cell-{number:0{width}d}", TRAINING_COST * net.flops
-        jobs.append(SimJob(name, 1, max_nodes, samples, curve, model="nas", parameters=net.parameters, flops=flops))
+        jobs.append(
+            SimJob(
+                name,
+                1,
+                max_nodes,
+                samples,
+                curve,
+                model="nas",
+                parameters=net.parameters,
+                flops=flops,
+            )
+        )
     return jobs
 
 
 def parse_cell(vertices: int, adjacency: str, ops: str) -> Cell:
-    """A cell from the row-major upper triangular adjacency bits and one digit an interior vertex (0 conv3x3, 1 conv1x1, 2 maxpool3x3)."""
-    if len(adjacency) != vertices * vertices or len(ops) != vertices - 2 or set(adjacency) - {"0", "1"} or set(ops) - set("012"):
-        raise WorkloadError(f"A cell of {vertices} vertices needs {vertices * vertices} bits and {vertices - 2} digits 0, 1 or 2.")
+    """A cell from the row-major upper triangular adjacency bits and one digit an interior vertex (0
+    conv3x3, 1 conv1x1, 2 maxpool3x3).
+    """
+    if (
+        len(adjacency) != vertices * vertices
+        or len(ops) != vertices - 2
+        or set(adjacency) - {"0", "1"}
+        or set(ops) - set("012")
+    ):
+        raise WorkloadError(
+            f"A cell of {vertices} vertices needs {vertices * vertices} bits and {vertices - 2} "
+            "digits 0, 1 or 2."
+        )
     edges = tuple(divmod(k, vertices) for k, bit in enumerate(adjacency) if bit == "1")
     return Cell(edges, tuple(tuple(Op)[int(digit)] for digit in ops))
 
@@ -155,7 +197,9 @@ def _on_paths(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _channels(cell: Cell, before: int, after: int) -> list[int]:
-    """Channels of each vertex: those that end in the output share its channels, the others take the most of what they feed."""
+    """Channels of each vertex: those that end in the output share its channels, the others take the
+    most of what they feed.
+    """
     n, out = cell.vertices, cell.vertices - 1
     found = [before] + [0] * (n - 2) + [after]
     into = [a for a, b in sorted(cell.edges) if b == out and a != 0]
@@ -172,7 +216,9 @@ def _add_cell(total: _Sum, cell: Cell, before: int, after: int, side: int) -> No
     channels = _channels(cell, before, after)
     for v in range(1, n - 1):
         if (0, v) in cell.edges:
-            total.convolution(1, before, channels[v], side)  # projects the input to the vertex's channels
+            total.convolution(
+                1, before, channels[v], side
+            )  # projects the input to the vertex's channels
         op = cell.ops[v - 1]
         if op is Op.MAXPOOL3X3:
             total.flops += 9.0 * channels[v] * side * side

@@ -1,7 +1,9 @@
-"""The policies that a simulation can run under: the product's, FreeTrain's, and what both are measured against.
+"""The policies that a simulation can run under: the product's, FreeTrain's, and what both are
+measured against.
 
-Decides how the controller is set up for each: which solver shares the nodes out, what the bids take a change of scale to cost, and which
-curve the controller believes. The controller itself is the product's in every case.
+Decides how the controller is set up for each: which solver shares the nodes out, what the bids take
+a change of scale to cost, and which curve the controller believes. The controller itself is the
+product's in every case.
 """
 
 from __future__ import annotations
@@ -13,24 +15,27 @@ from functools import partial
 from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
-from malletrain.controller import Controller, ControllerSettings
-from malletrain.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
-from malletrain.profiling import ProfilingSettings
+from malletrain.core.controller import Controller, ControllerSettings
+from malletrain.core.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
+from malletrain.core.profiling import ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
-"""Settle time of a world without pauses: everything that happens at one instant of the trace is one plan."""
+"""Settle time of a world without pauses: everything that happens at one instant of the trace is one
+plan.
+"""
 
 
 @dataclass(frozen=True)
 class Policy:
     """How one policy uses the controller.
 
-    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners do not state the true curve (``unknown``),
-    ``all``, or ``none``. ``published``: bids as FreeTrain makes them: a start is free, and a job that lost a node is valued as if it were
-    not to be restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption cost nothing, in the world as
-    in the bids, and the true curves are known.
+    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners do
+    not state the true curve (``unknown``), ``all``, or ``none``. ``published``: bids as FreeTrain
+    makes them: a start is free, and a job that lost a node is valued as if it were not to be
+    restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption
+    cost nothing, in the world as in the bids, and the true curves are known.
     """
 
     name: str
@@ -47,7 +52,9 @@ class Policy:
         return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
 
     def belief(self, job: SimJob) -> ScalingCurve | None:
-        """The curve that the controller is given with the job: what its owner states, None for one that is profiled."""
+        """The curve that the controller is given with the job: what its owner states, None for one
+        that is profiled.
+        """
         if self.free:
             return job.curve
         return None if self.profiled(job) else job.told
@@ -57,7 +64,9 @@ class Policy:
         return self.profiles == "all" or (self.profiles == "unknown" and job.told != job.curve)
 
     def caution(self, costs: CostModel, t_fwd_s: float, starvation_s: float) -> str | None:
-        """What the product would be warned of in the world of ``costs``; None where starts are not valued, or taken to be free."""
+        """What the product would be warned of in the world of ``costs``; None where starts are not
+        valued, or taken to be free.
+        """
         if self.published or self.solver is not exact:
             return None
         return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
@@ -72,7 +81,9 @@ class Policy:
         time_limit_s: float = 2.0,
         profiling: bool = False,
     ) -> Controller:
-        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`); ``profiling``: some job is profiled."""
+        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`);
+        ``profiling``: some job is profiled.
+        """
         known = costs.known_to_planner()
         if self.published:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
@@ -84,7 +95,10 @@ class Policy:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
         if profiling:
             settings = replace(settings, profiling=ProfilingSettings())
-        return Controller(settings, planner=partial(_published if self.published else make_plan, solver=self.solver))
+        return Controller(
+            settings,
+            planner=partial(_published if self.published else make_plan, solver=self.solver),
+        )
 
 
 def _published(
@@ -96,25 +110,45 @@ def _published(
     solver: Solver,
 ) -> Plan:
     """A plan whose bids charge nothing for staying at the size that a loss left."""
-    return make_plan([replace(c, broken=False) for c in candidates], nodes, settings, favoured, solver=solver)
+    return make_plan(
+        [replace(c, broken=False) for c in candidates], nodes, settings, favoured, solver=solver
+    )
 
 
-def _equal(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings) -> Allocation:
+def _equal(
+    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
+) -> Allocation:
     return equal_share(bids, capacity)
 
 
-def _fcfs(bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings) -> Allocation:
+def _fcfs(
+    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
+) -> Allocation:
     return fcfs(bids, capacity)
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("malletrain", "the product: exact plans; jobs whose true curve is not known are profiled", profiles="unknown"),
-        Policy("profiled", "the product, every job profiled even where its curve is known", profiles="all"),
-        Policy("freetrain", "FreeTrain: exact plans from owners' curves, starting taken to be free", published=True),
+        Policy(
+            "malletrain",
+            "the product: exact plans; jobs whose true curve is not known are profiled",
+            profiles="unknown",
+        ),
+        Policy(
+            "profiled",
+            "the product, every job profiled even where its curve is known",
+            profiles="all",
+        ),
+        Policy(
+            "freetrain",
+            "FreeTrain: exact plans from owners' curves, starting taken to be free",
+            published=True,
+        ),
         Policy("equal", "equal shares, whatever the curves say", solver=_equal),
-        Policy("fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs),
+        Policy(
+            "fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs
+        ),
         Policy("ideal", "exact plans, rescaling and preemption free", free=True, published=True),
     )
 }

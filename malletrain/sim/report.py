@@ -1,4 +1,6 @@
-"""What came of a simulation: the numbers, as data and as text. Computes from what the simulation counted; decides nothing."""
+"""What came of a simulation: the numbers, as data and as text. Computes from what the simulation
+counted; decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,24 @@ class Result:
         hours: simulated time; shorter than asked for when all work was done.
         jobs: jobs submitted within that time.
         samples: processed and not lost.
-        ideal_samples: what the jobs of each moment could have processed on the nodes idle at that moment, were rescaling free.
+        ideal_samples: what the jobs of each moment could have processed on the nodes idle at that
+            moment, were rescaling free.
         fraction_of_ideal: ``samples / ideal_samples``.
-        equivalent_nodes: idle nodes on average: the size of an always free machine with as many node-hours.
+        equivalent_nodes: idle nodes on average: the size of an always free machine with as many
+            node-hours.
         harvested_fraction: node-seconds in which samples were processed, of all idle ones.
-        start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of all idle ones. The rest was not used.
-        rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by cause (at the throughput before).
-        starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once however many).
+        start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of
+            all idle ones. The rest was not used.
+        rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by
+            cause (at the throughput before).
+        starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once
+            however many).
         jobs_completed: jobs done.
-        mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from submission to first start (None: no job done).
+        mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from
+            submission to first start (None: no job done).
         plans, profiles: plans made, profiles ended.
-        mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions that made a plan.
+        mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
+            that made a plan.
         wall_s: wall time of the simulation.
     """
 
@@ -110,8 +119,12 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         rescales=sum(run.rescales for run in runs),
         preemptions=sum(run.preemptions for run in runs),
         jobs_completed=len(done),
-        mean_job_hours=sum(end - begin for begin, end, _ in started) / len(started) / 3600.0 if started else None,
-        mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0 if started else None,
+        mean_job_hours=sum(end - begin for begin, end, _ in started) / len(started) / 3600.0
+        if started
+        else None,
+        mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0
+        if started
+        else None,
         plans=sim.controller.plans,
         profiles=sim.profiles,
         mean_decision_ms=float(decisions.mean()),
@@ -133,19 +146,48 @@ def table(result: Result) -> Table:
     ]
     unused = 1.0 - r.harvested_fraction - sum(fraction for _, fraction, _ in lost)
     rows = [
-        ("policy", f"{r.policy}, costs {r.costs}, {r.max_running} jobs at a time, T_fwd {r.t_fwd_s:g} s"),
-        ("machine", f"{r.nodes} nodes, {r.equivalent_nodes:.1f} of them idle on average over {r.hours:.1f} h"),
-        ("samples", f"{r.samples:.4g}, {100 * r.fraction_of_ideal:.1f} % of {r.ideal_samples:.4g}, the upper bound"),
-        ("idle node-hours", f"{100 * r.harvested_fraction:.1f} % harvested, {100 * unused:.1f} % not used"),
-        *((f"  lost to {name}", f"{100 * fraction:.1f} % ({samples:.3g} samples)") for name, fraction, samples in lost),
+        (
+            "policy",
+            f"{r.policy}, costs {r.costs}, {r.max_running} jobs at a time, T_fwd {r.t_fwd_s:g} s",
+        ),
+        (
+            "machine",
+            f"{r.nodes} nodes, {r.equivalent_nodes:.1f} of them idle on average over "
+            f"{r.hours:.1f} h",
+        ),
+        (
+            "samples",
+            f"{r.samples:.4g}, {100 * r.fraction_of_ideal:.1f} % of {r.ideal_samples:.4g}, the "
+            "upper bound",
+        ),
+        (
+            "idle node-hours",
+            f"{100 * r.harvested_fraction:.1f} % harvested, {100 * unused:.1f} % not used",
+        ),
+        *(
+            (f"  lost to {name}", f"{100 * fraction:.1f} % ({samples:.3g} samples)")
+            for name, fraction, samples in lost
+        ),
         ("changes", f"{r.starts} starts, {r.rescales} rescales, {r.preemptions} preemptions"),
         ("jobs", f"{r.jobs_completed} done of {r.jobs}"),
     ]
     if r.mean_job_hours is not None and r.mean_wait_hours is not None:
-        rows.append(("  on average", f"{r.mean_job_hours:.2f} h from start to end, {r.mean_wait_hours:.2f} h in the queue before"))
+        rows.append(
+            (
+                "  on average",
+                f"{r.mean_job_hours:.2f} h from start to end, {r.mean_wait_hours:.2f} h in the "
+                "queue before",
+            )
+        )
     if r.profiles:
         rows.append(("profiles", f"{r.profiles}"))
-    rows.append(("decisions", f"{r.plans} plans; {r.mean_decision_ms:.1f} ms on average, 95 % within {r.p95_decision_ms:.1f} ms"))
+    rows.append(
+        (
+            "decisions",
+            f"{r.plans} plans; {r.mean_decision_ms:.1f} ms on average, 95 % within "
+            f"{r.p95_decision_ms:.1f} ms",
+        )
+    )
     rows.append(("took", f"{r.wall_s:.1f} s"))
     found = Table(show_header=False, box=None, pad_edge=False)
     for row in rows:

@@ -1,11 +1,12 @@
 """What model jobs report of themselves to the planner, and what one job's curve tells of the next.
 
-Decides how noisy a measured throughput is, when a job reports, and from which earlier job a new one inherits (as the daemon does with its
-store, :mod:`malletrain.daemon.curves`). What is made of it (measuring, profiling, believing) is the product's own code.
+Decides how noisy a measured throughput is, when a job reports, and from which earlier job a new one
+inherits (as the daemon does with its store, :mod:`malletrain.daemon.curves`). What is made of it
+(measuring, profiling, believing) is the product's own code.
 
-A job that is being profiled reports every :data:`MEASURED_EVERY_S`. One that runs undisturbed reports only over its first window at a size
-it has not reported before: in the product it reports all the time, but as a model job's throughput never changes, later windows would tell
-nothing new.
+A job that is being profiled reports every :data:`MEASURED_EVERY_S`. One that runs undisturbed
+reports only over its first window at a size it has not reported before: in the product it reports
+all the time, but as a model job's throughput never changes, later windows would tell nothing new.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jpa import MeasuredCurve, ModelSize, Stored, inherited, prior_from
-from malletrain.events import Believed, KeepLearned, Progressed
-from malletrain.learned import Learned
+from malletrain.core.events import KeepScalingModel, PriorSuggested, Progressed
+from malletrain.core.scaling_model import ScalingModel
 from malletrain.sim.costs import Run
 from malletrain.sim.workloads import SimJob
 
@@ -51,10 +52,14 @@ class Reports:
         self._introduced: set[str] = set()
 
     def due(self, run: Run, now: float, *, profiled: bool) -> float | None:
-        """When the job, which processes samples since now, reports next; None: it has nothing to tell."""
+        """When the job, which processes samples since now, reports next; None: it has nothing to
+        tell.
+        """
         if profiled:
             return now + MEASURED_EVERY_S
-        return now + OBSERVED_FOR_S if len(run.nodes) not in self._seen.get(run.job.name, ()) else None
+        return (
+            now + OBSERVED_FOR_S if len(run.nodes) not in self._seen.get(run.job.name, ()) else None
+        )
 
     def report(self, run: Run, now: float) -> list[Progressed]:
         """What the job reports now: samples since its round began, on all its nodes."""
@@ -62,7 +67,9 @@ class Reports:
         current = self._rounds.get(name)
         events = []
         if current is None or current.version != run.version:
-            current = self._rounds[name] = _Round(run.version, run.training_since, at=run.training_since)
+            current = self._rounds[name] = _Round(
+                run.version, run.training_since, at=run.training_since
+            )
             events.append(Progressed(name, nodes, current.began, 0.0, run.job.batch))
         # A run of equal steps in between, so that one late report is a window of several.
         steps = max(1, math.ceil((now - current.at) / 5.0))
@@ -76,32 +83,50 @@ class Reports:
             self._seen.setdefault(name, set()).add(nodes)
         return events
 
-    def keep(self, job: SimJob, command: KeepLearned) -> None:
+    def keep(self, job: SimJob, command: KeepScalingModel) -> None:
         """What was learnt of a job, for the next of its kind."""
         learned = command.learned
-        if (learned.profiled or learned.result) and any(p.rate > 0 for p in learned.curve.current.points):
+        if (learned.profiled or learned.result) and any(
+            p.rate > 0 for p in learned.curve.current.points
+        ):
             self._kept.pop(job.name, None)
             self._kept[job.name] = Stored(kind_of(job), learned.curve, _size(job), job.name)
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
-    def of_its_kind(self, job: SimJob) -> Learned | None:
+    def of_its_kind(self, job: SimJob) -> ScalingModel | None:
         """What is known of a job when it is submitted: the newest curve of its own model."""
-        same = [stored for stored in self._kept.values() if job.model and stored.key == kind_of(job)]
-        return Learned(curve=inherited(same[-1].curve)) if same else None
+        same = [
+            stored for stored in self._kept.values() if job.model and stored.key == kind_of(job)
+        ]
+        return ScalingModel(curve=inherited(same[-1].curve)) if same else None
 
-    def described(self, job: SimJob) -> Believed | None:
-        """What jobs of similar models suggest, once the job's workers have said how large its model is; the first time it is asked."""
+    def described(self, job: SimJob) -> PriorSuggested | None:
+        """What jobs of similar models suggest, once the job's workers have said how large its model
+        is; the first time it is asked.
+        """
         if job.name in self._introduced or job.parameters is None:
             return None
         self._introduced.add(job.name)
-        prior = prior_from((stored for stored in self._kept.values() if stored.key != kind_of(job)), kind_of(job), _size(job))
-        return Believed(job.name, Learned(curve=MeasuredCurve.from_prior(prior))) if prior else None
+        prior = prior_from(
+            (stored for stored in self._kept.values() if stored.key != kind_of(job)),
+            kind_of(job),
+            _size(job),
+        )
+        return (
+            PriorSuggested(job.name, ScalingModel(curve=MeasuredCurve.from_prior(prior)))
+            if prior
+            else None
+        )
 
 
 def kind_of(job: SimJob) -> str:
     """Jobs of one model share it, unless their sizes tell their models apart."""
-    return job.model if job.parameters is None else f"{job.model} {job.parameters:.0f} {job.flops or 0:.0f}"
+    return (
+        job.model
+        if job.parameters is None
+        else f"{job.model} {job.parameters:.0f} {job.flops or 0:.0f}"
+    )
 
 
 def _size(job: SimJob) -> ModelSize:

@@ -14,10 +14,12 @@ from malletrain.sim.workloads import WorkloadError
 class SimSettings:
     """What is simulated; times in seconds.
 
-    ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its minimum (infinite: for ever).
-    ``lease_delay_s``: from asking for a lease until the node is ready. ``horizons``: tell the controller how long gaps are expected to
-    last, learned from those that ended before. ``hours``: stop there (None: where the trace ends). ``seed``: of the
-    noise in what profiles measure. ``sample_s``: keep how many nodes were idle and how many had a job, this often.
+    ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its
+    minimum (infinite: for ever). ``lease_delay_s``: from asking for a lease until the node is
+    ready. ``horizons``: tell the controller how long gaps are expected to last, learned from those
+    that ended before. ``hours``: stop there (None: where the trace ends). ``seed``: of the noise in
+    what profiles measure. ``sample_s``: keep how many nodes were idle and how many had a job, this
+    often.
     """
 
     policy: Policy = POLICIES["malletrain"]
@@ -34,13 +36,19 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
-            raise WorkloadError(f"{self.max_running} jobs at a time cannot be simulated; give 1 or more.")
+            raise WorkloadError(
+                f"{self.max_running} jobs at a time cannot be simulated; give 1 or more."
+            )
         if not (math.isfinite(self.t_fwd_s) and self.t_fwd_s > 0):
-            raise WorkloadError(f"The forward-looking time is {self.t_fwd_s} s; give a number above 0.")
+            raise WorkloadError(
+                f"The forward-looking time is {self.t_fwd_s} s; give a number above 0."
+            )
         if not (math.isfinite(self.lease_delay_s) and self.lease_delay_s >= 0):
             raise WorkloadError(f"The delay of a lease is {self.lease_delay_s} s; give 0 or more.")
         if not self.starvation_s > 0:
-            raise WorkloadError(f"A job cannot starve after {self.starvation_s} s; give a number above 0, or inf.")
+            raise WorkloadError(
+                f"A job cannot starve after {self.starvation_s} s; give a number above 0, or inf."
+            )
         if self.hours is not None and not self.hours > 0:
             raise WorkloadError(f"{self.hours} hours cannot be simulated; give a number above 0.")
 

@@ -1,12 +1,16 @@
 """Throughput by scale from first principles, for jobs that nobody measured.
 
-Decides how compute, communication and a serial part make a scaling curve. Two laws, of which the slower one holds:
+Decides how compute, communication and a serial part make a scaling curve. Two laws, of which the
+slower one holds:
 
-* **compute + ring allreduce**: a step of ``b`` samples a node takes ``(b·f/F) · (1 + j·√(2 ln n)) + (1 - overlap) · C(n)``, with f the
-  operations of training one sample and F what a node sustains. ``C(n) = 2(n-1)·α + 2·(n-1)/n · M/β`` is the ring's time for M bytes of
-  gradients (Hockney's α-β model; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, section 4). The root is the expected largest of n
-  normal step times whose relative spread is j: everybody waits for the slowest. Throughput is ``n·b`` over that.
-* **Amdahl**: a fraction s of one node's work does not shrink with more nodes (input from one file server): ``O(1)·n / (1 + s·(n-1))``.
+* **compute + ring allreduce**: a step of ``b`` samples a node takes ``(b·f/F) · (1 + j·√(2 ln n)) +
+  (1 - overlap) · C(n)``, with f the operations of training one sample and F what a node sustains.
+  ``C(n) = 2(n-1)·α + 2·(n-1)/n · M/β`` is the ring's time for M bytes of gradients (Hockney's α-β
+  model; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, section 4). The root is the expected
+  largest of n normal step times whose relative spread is j: everybody waits for the slowest.
+  Throughput is ``n·b`` over that.
+* **Amdahl**: a fraction s of one node's work does not shrink with more nodes (input from one file
+  server): ``O(1)·n / (1 + s·(n-1))``.
 """
 
 from __future__ import annotations
@@ -18,17 +22,21 @@ from dataclasses import dataclass
 from allocator import ScalingCurve
 
 TRAINING_COST = 3.0
-"""Operations of one training step over those of its forward pass: the backward pass costs twice the forward one."""
+"""Operations of one training step over those of its forward pass: the backward pass costs twice the
+forward one.
+"""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """What the nodes can do.
 
-    ``flops``: operations/s that a node sustains in training; ``alpha_s``: seconds a message; ``beta``: bytes/s between two nodes;
-    ``overlap``: fraction of the communication hidden behind the backward pass; ``batch``: samples a step and node; ``jitter``: relative
-    standard deviation of a node's step time. The defaults are a node of six V100 (15.7 Tflop/s peak each in single precision, 30 % of it
-    sustained) with two EDR links (12.5 GB/s each, 60 % of it seen by an allreduce); batch, overlap and jitter are assumptions.
+    ``flops``: operations/s that a node sustains in training; ``alpha_s``: seconds a message;
+    ``beta``: bytes/s between two nodes; ``overlap``: fraction of the communication hidden behind
+    the backward pass; ``batch``: samples a step and node; ``jitter``: relative standard deviation
+    of a node's step time. The defaults are a node of six V100 (15.7 Tflop/s peak each in single
+    precision, 30 % of it sustained) with two EDR links (12.5 GB/s each, 60 % of it seen by an
+    allreduce); batch, overlap and jitter are assumptions.
     """
 
     flops: float = 6 * 15.7e12 * 0.30
@@ -39,15 +47,27 @@ class Cluster:
     jitter: float = 0.03
 
     def rate(self, flops: float, parameters: float, nodes: int) -> float:
-        """Samples/s on ``nodes`` when training one sample takes ``flops`` operations; gradients are 4 bytes a parameter."""
-        compute = self.batch * flops / self.flops * (1 + self.jitter * math.sqrt(2 * math.log(nodes)))
-        ring = 2 * (nodes - 1) * self.alpha_s + 2 * (nodes - 1) / nodes * 4.0 * parameters / self.beta
+        """Samples/s on ``nodes`` when training one sample takes ``flops`` operations; gradients are
+        4 bytes a parameter.
+        """
+        compute = (
+            self.batch * flops / self.flops * (1 + self.jitter * math.sqrt(2 * math.log(nodes)))
+        )
+        ring = (
+            2 * (nodes - 1) * self.alpha_s + 2 * (nodes - 1) / nodes * 4.0 * parameters / self.beta
+        )
         return nodes * self.batch / (compute + (1 - self.overlap) * ring)
 
-    def curve(self, flops: float, parameters: float, sizes: Iterable[int], serial: float = 0.0) -> ScalingCurve:
-        """Samples/s at each of ``sizes``: the slower of the two laws, ``serial`` being Amdahl's fraction."""
+    def curve(
+        self, flops: float, parameters: float, sizes: Iterable[int], serial: float = 0.0
+    ) -> ScalingCurve:
+        """Samples/s at each of ``sizes``: the slower of the two laws, ``serial`` being Amdahl's
+        fraction.
+        """
         one = self.rate(flops, parameters, 1)
-        return ScalingCurve.of({n: min(self.rate(flops, parameters, n), amdahl(one, serial, n)) for n in sizes})
+        return ScalingCurve.of(
+            {n: min(self.rate(flops, parameters, n), amdahl(one, serial, n)) for n in sizes}
+        )
 
 
 NODE = Cluster()
@@ -61,7 +81,9 @@ def amdahl(rate_one: float, serial: float, nodes: int) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the built-in family: operations of one forward pass at 224×224×3 (two a multiply-add), parameters, Amdahl's fraction."""
+    """A model of the built-in family: operations of one forward pass at 224×224×3 (two a
+    multiply-add), parameters, Amdahl's fraction.
+    """
 
     flops: float
     parameters: float
@@ -77,10 +99,15 @@ FAMILY = {
     "mnasnet": Model(0.66e9, 4.4e6, 0.006),
     "mobilenet_v2": Model(0.61e9, 3.5e6, 0.008),
 }
-"""Operations and parameters as published with the models; the serial fractions are assumptions (light models are hard to feed)."""
+"""Operations and parameters as published with the models; the serial fractions are assumptions
+(light models are hard to feed).
+"""
 
 
 def built_in(largest: int = 64, cluster: Cluster = NODE) -> dict[str, ScalingCurve]:
     """The built-in family as curves over 1, 2, 4, … ``largest`` nodes."""
     sizes = sorted({1 << p for p in range(largest.bit_length())} | {largest})
-    return {name: cluster.curve(TRAINING_COST * m.flops, m.parameters, sizes, m.serial) for name, m in FAMILY.items()}
+    return {
+        name: cluster.curve(TRAINING_COST * m.flops, m.parameters, sizes, m.serial)
+        for name, m in FAMILY.items()
+    }

@@ -1,4 +1,6 @@
-"""Small, slow and plainly right: the best plan over several classes of nodes by trying all reachable states."""
+"""Small, slow and plainly right: the best plan over several classes of nodes by trying all
+reachable states.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def best(bids: Sequence[Bid], capacity: Mapping[str, int]) -> tuple[int, float]:
             for c, name in enumerate(classes):
                 for size, worth in zip(*_pairs(bid, name), strict=True):
                     if used[c] + size <= capacity[name]:
-                        moves.append(((*used[:c], used[c] + size, *used[c + 1 :]), (drops, value + worth)))
+                        moves.append(
+                            ((*used[:c], used[c] + size, *used[c + 1 :]), (drops, value + worth))
+                        )
             for state, reached in moves:
                 known = after.get(state)
                 if known is None or (reached[0], -reached[1]) < (known[0], -known[1]):
@@ -35,7 +39,9 @@ def _pairs(bid: Bid, name: str) -> tuple[list[int], list[float]]:
     return ([], []) if options is None else (options.sizes.tolist(), options.values.tolist())
 
 
-def check_feasible(sizes: Mapping[str, tuple[str, int]], bids: Sequence[Bid], capacity: Mapping[str, int]) -> None:
+def check_feasible(
+    sizes: Mapping[str, tuple[str, int]], bids: Sequence[Bid], capacity: Mapping[str, int]
+) -> None:
     """Every job has an offered size, at most one, and no class is overfull."""
     used = dict.fromkeys(capacity, 0)
     offers = {bid.job: bid for bid in bids}

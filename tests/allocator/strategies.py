@@ -24,12 +24,22 @@ def options(draw: st.DrawFn, largest: int, kind: str) -> Options:
 
 
 @st.composite
-def bid_lists(draw: st.DrawFn, classes: tuple[str, ...] = ("default",), forced: bool = True) -> tuple[list[Bid], dict[str, int]]:
-    """Bids and capacities; some bids are alike, some must run, some cannot, and all are scaled to one unit."""
+def bid_lists(
+    draw: st.DrawFn, classes: tuple[str, ...] = ("default",), forced: bool = True
+) -> tuple[list[Bid], dict[str, int]]:
+    """Bids and capacities; some bids are alike, some must run, some cannot, and all are scaled to
+    one unit.
+    """
     kind = draw(st.sampled_from(sorted(_WORTHS)))
     unit = 10.0 ** draw(st.integers(-9, 9))
     capacity = {name: draw(st.integers(0, 16)) for name in classes}
-    kinds = draw(st.lists(st.fixed_dictionaries({}, optional={name: options(9, kind) for name in classes}), min_size=1, max_size=4))
+    kinds = draw(
+        st.lists(
+            st.fixed_dictionaries({}, optional={name: options(9, kind) for name in classes}),
+            min_size=1,
+            max_size=4,
+        )
+    )
     idle = st.sampled_from([0.0, 0.0, 0.0, -1.5, 2.0] + ([-math.inf] if forced else []))
     bids = []
     for j, which in enumerate(draw(st.lists(st.integers(0, len(kinds) - 1), max_size=7))):
@@ -45,4 +55,6 @@ def _scaled(by_class: Mapping[str, Options], unit: float) -> dict[str, Options]:
 def curves(draw: st.DrawFn, largest: int = 16) -> ScalingCurve:
     """Curves as measured or worse: not concave, with sizes that do nothing."""
     nodes = sorted(draw(st.sets(st.integers(1, largest), min_size=1, max_size=6)))
-    return ScalingCurve(tuple((n, draw(st.one_of(st.just(0.0), st.floats(0.1, 100.0)))) for n in nodes))
+    return ScalingCurve(
+        tuple((n, draw(st.one_of(st.just(0.0), st.floats(0.1, 100.0)))) for n in nodes)
+    )

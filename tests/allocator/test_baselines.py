@@ -45,7 +45,9 @@ def test_equal_share_spreads_jobs_over_classes() -> None:
     assert found.sizes == {"j0": ("x", 2), "j1": ("x", 2), "j2": ("y", 2)}
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(20, [8, 8, 4]), (9, [8, 1, 0]), (3, [3, 0, 0]), (0, [0, 0, 0])])
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(20, [8, 8, 4]), (9, [8, 1, 0]), (3, [3, 0, 0]), (0, [0, 0, 0])]
+)
 def test_first_come_first_served(nodes: int, expected: list[int]) -> None:
     bids = [job(f"j{i}", list(range(1, 9))) for i in range(3)]
     found = fcfs(bids, {"default": nodes})
@@ -59,7 +61,9 @@ def test_first_come_first_served_lets_a_smaller_job_pass_one_that_does_not_fit()
 
 @given(bid_lists(classes=("x", "y"), forced=False))
 @settings(max_examples=200, deadline=None)
-def test_they_are_feasible_and_never_better_than_the_optimum(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_they_are_feasible_and_never_better_than_the_optimum(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     best = solve(bids, capacity, time_limit_s=30.0)
     for policy in (equal_share, fcfs):

@@ -22,21 +22,54 @@ def test_instances_are_repeatable_and_possible(kind: str) -> None:
     assert all(len(has) <= 16 for has in one.current.values())
 
 
-def test_a_row_is_the_optimum(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["allocation", "--nodes", "60", "--jobs", "8", "--max-size", "16", "--repeats", "4", "--json"]
+def test_a_row_is_the_optimum(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "allocation",
+        "--nodes",
+        "60",
+        "--jobs",
+        "8",
+        "--max-size",
+        "16",
+        "--repeats",
+        "4",
+        "--json",
+    ]
     monkeypatch.setattr(sys, "argv", command)
     allocation.main()
     row = json.loads(capsys.readouterr().out)
-    assert [row[key] for key in ("nodes", "jobs", "max_size", "gap", "oracle_checked")] == [60, 8, 16, 0.0, 4]
+    assert [row[key] for key in ("nodes", "jobs", "max_size", "gap", "oracle_checked")] == [
+        60,
+        8,
+        16,
+        0.0,
+        4,
+    ]
     assert row["objective"] == pytest.approx(row["oracle_objective"], rel=1e-12)
     assert 0 < row["median_ms"] <= row["worst_ms"]
 
 
-def test_curves_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_come_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "curves.csv"
     file.write_text("model,nodes,samples_per_s\na,1,10\na,8,70\nb,2,5\n")
     assert [curve.points for curve in read_curves(file)] == [((1, 10.0), (8, 70.0)), ((2, 5.0),)]
-    command = ["allocation", "--curves", str(file), "--nodes", "20", "--jobs", "4", "--max-size", "16", "--repeats", "2"]
+    command = [
+        "allocation",
+        "--curves",
+        str(file),
+        "--nodes",
+        "20",
+        "--jobs",
+        "4",
+        "--max-size",
+        "16",
+        "--repeats",
+        "2",
+    ]
     monkeypatch.setattr(sys, "argv", command)
     allocation.main()
     printed = capsys.readouterr()

@@ -22,7 +22,9 @@ from allocator import Bid, BidError, Options
         ([1, 4], [1.0, math.inf], "value at 4 nodes is inf"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(sizes: list[int], values: list[float], says: str) -> None:
+def test_options_that_make_no_sense_are_refused(
+    sizes: list[int], values: list[float], says: str
+) -> None:
     with pytest.raises(BidError, match=says):
         Options(sizes, values)
 
@@ -34,7 +36,11 @@ def test_an_idle_value_is_finite_or_minus_infinity(idle: float) -> None:
 
 
 def test_options_are_values() -> None:
-    one, same, other = Options([1, 3], [1.0, 2.0]), Options(np.array([1, 3]), np.array([1.0, 2.0])), Options([1, 3], [1.0, 2.5])
+    one, same, other = (
+        Options([1, 3], [1.0, 2.0]),
+        Options(np.array([1, 3]), np.array([1.0, 2.0])),
+        Options([1, 3], [1.0, 2.5]),
+    )
     assert one == same
     assert hash(one) == hash(same)
     assert one != other

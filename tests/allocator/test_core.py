@@ -60,11 +60,16 @@ def _options(seed: int) -> Options:
 @SOME
 @example(
     (
-        [Bid(f"j{i}", {"x": Options([2], [1.0]), "y": Options([1, 2], [0.0, 2.0])}) for i in range(3)],
+        [
+            Bid(f"j{i}", {"x": Options([2], [1.0]), "y": Options([1, 2], [0.0, 2.0])})
+            for i in range(3)
+        ],
         {"x": 2, "y": 2},
     )
 )
-def test_fill_only_gains_and_repair_makes_feasible(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_fill_only_gains_and_repair_makes_feasible(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     made = table.build(bids, capacity)
     if not len(made.size) or not len(made.capacity):
@@ -84,7 +89,9 @@ def test_fill_only_gains_and_repair_makes_feasible(problem: tuple[list[Bid], dic
 
 @given(bid_lists(classes=("x", "y"), forced=False))
 @SOME
-def test_without_dominated_rows_the_best_plan_is_worth_as_much(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_without_dominated_rows_the_best_plan_is_worth_as_much(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     made = table.build(bids, capacity)
     if not len(made.size):

@@ -24,7 +24,9 @@ from tests.allocator.strategies import curves
         (((2, 1.0), (2, 1.0)), "lists 2 nodes after 2"),
     ],
 )
-def test_a_curve_that_cannot_be_used_is_refused(points: tuple[tuple[int, float], ...], says: str) -> None:
+def test_a_curve_that_cannot_be_used_is_refused(
+    points: tuple[tuple[int, float], ...], says: str
+) -> None:
     with pytest.raises(CurveError, match=says):
         ScalingCurve(points)
 

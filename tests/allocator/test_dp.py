@@ -18,7 +18,9 @@ def test_equals_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> 
     found = dp.solve(bids, capacity)
     check_feasible(found.sizes, bids, capacity)
     assert len(found.dropped) == drops
-    assert found.objective == pytest.approx(objective, rel=1e-12, abs=1e-12 * max(1.0, abs(objective)))
+    assert found.objective == pytest.approx(
+        objective, rel=1e-12, abs=1e-12 * max(1.0, abs(objective))
+    )
 
 
 def test_several_classes_are_refused() -> None:
@@ -27,7 +29,8 @@ def test_several_classes_are_refused() -> None:
 
 
 def test_a_size_that_is_worth_skipping_is_skipped() -> None:
-    # Not concave: 4 nodes are worth more than four times one node, so one job of 4 beats greedy's two of 2.
+    # Not concave: 4 nodes are worth more than four times one node, so one job of 4 beats greedy's
+    # two of 2.
     job = Options([1, 2, 4], [1.0, 2.2, 9.0])
     found = dp.solve([Bid("a", {"default": job}), Bid("b", {"default": job})], {"default": 5})
     assert sorted(size for _, size in found.sizes.values()) == [1, 4]

@@ -8,7 +8,14 @@ import pytest
 from allocator.highs import InfeasibleError, Model, maximise
 
 
-def knapsack(values: list[float], weights: list[float], room: float, *, whole: bool = True, least: float = -np.inf) -> Model:
+def knapsack(
+    values: list[float],
+    weights: list[float],
+    room: float,
+    *,
+    whole: bool = True,
+    least: float = -np.inf,
+) -> Model:
     n = len(values)
     return Model(
         cost=np.array(values),
@@ -32,7 +39,9 @@ def test_a_whole_answer_and_its_bound() -> None:
 
 
 def test_the_dual_of_a_limit_is_what_one_more_unit_is_worth() -> None:
-    found = maximise(knapsack([6.0, 10.0, 12.0], [1.0, 2.0, 3.0], 5.0, whole=False), time_limit_s=30.0)
+    found = maximise(
+        knapsack([6.0, 10.0, 12.0], [1.0, 2.0, 3.0], 5.0, whole=False), time_limit_s=30.0
+    )
     assert found.objective == pytest.approx(24.0)
     assert found.duals is not None
     assert found.duals.tolist() == pytest.approx([4.0])

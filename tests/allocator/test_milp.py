@@ -10,21 +10,52 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, BidError, Options, ScalingCurve, core, dp, make_bid, powers_of_two, relax, solve
+from allocator import (
+    Bid,
+    BidError,
+    Options,
+    ScalingCurve,
+    core,
+    dp,
+    make_bid,
+    powers_of_two,
+    relax,
+    solve,
+)
 from allocator.highs import SolverError
 from tests.allocator.oracle import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
-QUICK = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-SOME = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+QUICK = settings(
+    max_examples=1500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+SOME = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 
 def unit_of(bids: list[Bid]) -> float:
     """What a difference in the last digits is measured against."""
-    return max([1e-300, *(float(np.abs(o.values).max()) for b in bids for o in b.options.values() if len(o.values))])
+    return max(
+        [
+            1e-300,
+            *(
+                float(np.abs(o.values).max())
+                for b in bids
+                for o in b.options.values()
+                if len(o.values)
+            ),
+        ]
+    )
 
 
-def assert_best(bids: list[Bid], capacity: dict[str, int], drops: int, objective: float, **how: object) -> None:
+def assert_best(
+    bids: list[Bid], capacity: dict[str, int], drops: int, objective: float, **how: object
+) -> None:
     found = solve(bids, capacity, time_limit_s=30.0, **how)  # type: ignore[arg-type]
     check_feasible(found.sizes, bids, capacity)
     assert found.status == "optimal"
@@ -44,7 +75,9 @@ def test_one_class_equals_the_dynamic_program(problem: tuple[list[Bid], dict[str
 
 @given(bid_lists())
 @SOME
-def test_one_class_in_highs_alone_equals_the_dynamic_program(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_one_class_in_highs_alone_equals_the_dynamic_program(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     oracle = dp.solve(bids, capacity)
     assert_best(bids, capacity, len(oracle.dropped), oracle.objective, counting=False)
@@ -68,7 +101,9 @@ def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[st
 
 @given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
 @SOME
-def test_a_warm_start_changes_speed_and_ties_only(problem: tuple[list[Bid], dict[str, int]], chance: random.Random) -> None:
+def test_a_warm_start_changes_speed_and_ties_only(
+    problem: tuple[list[Bid], dict[str, int]], chance: random.Random
+) -> None:
     bids, capacity = problem
     cold = solve(bids, capacity, time_limit_s=30.0)
     again = solve(bids, capacity, time_limit_s=30.0, warm=cold)
@@ -78,14 +113,18 @@ def test_a_warm_start_changes_speed_and_ties_only(problem: tuple[list[Bid], dict
     assert_best(bids, less, drops, objective, warm=cold)
 
 
-def sweep(seed: int, jobs: int, largest: int, nodes: int, *, same: bool, running: bool = True) -> list[Bid]:
+def sweep(
+    seed: int, jobs: int, largest: int, nodes: int, *, same: bool, running: bool = True
+) -> list[Bid]:
     """Jobs with random curves (or all one curve), most of them running."""
     rng = np.random.default_rng(seed)
     knots = [1 << p for p in range(largest.bit_length())]
 
     def curve() -> ScalingCurve:
         noise = np.exp(rng.normal(0.0, 0.08, len(knots)))
-        return ScalingCurve(tuple((k, float(1000.0 * k**0.9 * x)) for k, x in zip(knots, noise, strict=True)))
+        return ScalingCurve(
+            tuple((k, float(1000.0 * k**0.9 * x)) for k, x in zip(knots, noise, strict=True))
+        )
 
     one, left, bids = curve(), nodes, []
     for j in range(jobs):
@@ -107,7 +146,9 @@ def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, n
 @pytest.mark.parametrize("nodes", [500, 1003, 4999])
 def test_hundreds_of_alike_jobs_are_one_group(nodes: int) -> None:
     curve = ScalingCurve.of({1: 10.0, 2: 19.0, 4: 30.0, 8: 71.0, 16: 100.0})
-    bids = [make_bid(f"j{i:03}", curve, max_nodes=16, allowed=powers_of_two(16)) for i in range(400)]
+    bids = [
+        make_bid(f"j{i:03}", curve, max_nodes=16, allowed=powers_of_two(16)) for i in range(400)
+    ]
     found = solve(bids, {"default": nodes}, time_limit_s=30.0)
     assert found.status == "optimal"
     assert found.objective == pytest.approx(dp.solve(bids, {"default": nodes}).objective, rel=1e-12)
@@ -138,7 +179,9 @@ def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -
 
 
 @pytest.mark.parametrize("classes", [1, 2])
-def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise SolverError("HiGHS ended with status Unknown.")
 
@@ -147,7 +190,9 @@ def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(classes: int, monk
     bids = []
     for j in range(12):
         sizes = np.arange(1, 12)
-        bids.append(Bid(f"j{j}", {name: Options(sizes, rng.random(11) * sizes) for name in capacity}))
+        bids.append(
+            Bid(f"j{j}", {name: Options(sizes, rng.random(11) * sizes) for name in capacity})
+        )
     right = solve(bids, capacity, time_limit_s=30.0)
     assert right.status == "optimal"
     for module in (core, relax):
@@ -172,7 +217,14 @@ def test_values_may_have_any_unit() -> None:
     bids = sweep(6, 30, 32, 200, same=False)
     objective = dp.solve(bids, {"default": 200}).objective
     for unit in (1e-12, 1e12):
-        scaled = [Bid(b.job, {c: Options(o.sizes, o.values * unit) for c, o in b.options.items()}, b.idle_value * unit) for b in bids]
+        scaled = [
+            Bid(
+                b.job,
+                {c: Options(o.sizes, o.values * unit) for c, o in b.options.items()},
+                b.idle_value * unit,
+            )
+            for b in bids
+        ]
         for counting in (True, False):
             assert_best(scaled, {"default": 200}, 0, objective * unit, counting=counting)
 
@@ -182,7 +234,9 @@ def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_
         return Bid(name, {"default": Options([size], [value])}, -math.inf)
 
     # 10 nodes: two of the 5s fit, or one 6 and nothing else; two is more, and the better two win.
-    found = solve([job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)], {"default": 10})
+    found = solve(
+        [job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)], {"default": 10}
+    )
     assert set(found.sizes) == {"b", "c"}
     assert found.dropped == ("a", "d")
     assert found.objective == 5.0
@@ -231,7 +285,9 @@ def test_alike_jobs_keep_what_they_have() -> None:
         ([Bid("a", {"default": Options([1, 2], [-1.0, 0.0])})], {"default": 5}),
     ],
 )
-def test_where_there_is_nothing_to_win_the_plan_is_empty(bids: list[Bid], capacity: dict[str, int]) -> None:
+def test_where_there_is_nothing_to_win_the_plan_is_empty(
+    bids: list[Bid], capacity: dict[str, int]
+) -> None:
     found = solve(bids, capacity)
     assert found.sizes == {}
     assert (found.objective, found.gap, found.status) == (0.0, 0.0, "optimal")

@@ -23,13 +23,30 @@ def machines(draw: st.DrawFn) -> tuple[list[NodewiseJob], list[str]]:
     for j in range(draw(st.integers(1, 3))):
         low = draw(st.integers(1, 4))
         current = tuple(n for n, who in zip(nodes, owner, strict=True) if who == j)
-        jobs.append(NodewiseJob(f"j{j}", draw(curves(8)), low, low + draw(st.integers(0, 6)), current, draw(st.sampled_from([1.0, 2.5]))))
+        jobs.append(
+            NodewiseJob(
+                f"j{j}",
+                draw(curves(8)),
+                low,
+                low + draw(st.integers(0, 6)),
+                current,
+                draw(st.sampled_from([1.0, 2.5])),
+            )
+        )
     return jobs, nodes
 
 
 def ours(jobs: list[NodewiseJob], nodes: list[str], cost: RescaleCost) -> float:
     bids = [
-        make_bid(j.name, j.curve, current=len(j.current), min_nodes=j.min_nodes, max_nodes=j.max_nodes, weight=j.weight, cost=cost)
+        make_bid(
+            j.name,
+            j.curve,
+            current=len(j.current),
+            min_nodes=j.min_nodes,
+            max_nodes=j.max_nodes,
+            weight=j.weight,
+            cost=cost,
+        )
         for j in jobs
     ]
     return solve(bids, {"default": len(nodes)}, time_limit_s=30.0).objective
@@ -52,7 +69,9 @@ def test_the_corrected_form_has_our_optimum(machine: tuple[list[NodewiseJob], li
 
 @given(machines())
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_the_published_form_is_never_better_than_ours_with_free_starts(machine: tuple[list[NodewiseJob], list[str]]) -> None:
+def test_the_published_form_is_never_better_than_ours_with_free_starts(
+    machine: tuple[list[NodewiseJob], list[str]],
+) -> None:
     jobs, nodes = machine
     free_start = RescaleCost(COST.up_s, COST.down_s, 0.0)
     found = nodewise(jobs, nodes, cost=COST, form=Form.PUBLISHED)
@@ -92,7 +111,10 @@ def test_kept_nodes_come_first_in_their_order() -> None:
     ("jobs", "says"),
     [
         ([NodewiseJob("a", LINE, 1, 2, ("gone",))], "Job a runs on gone"),
-        ([NodewiseJob("a", LINE, 1, 2, ("n",)), NodewiseJob("b", LINE, 1, 2, ("n",))], "Node n belongs to both a and b"),
+        (
+            [NodewiseJob("a", LINE, 1, 2, ("n",)), NodewiseJob("b", LINE, 1, 2, ("n",))],
+            "Node n belongs to both a and b",
+        ),
     ],
 )
 def test_a_map_that_makes_no_sense_is_refused(jobs: list[NodewiseJob], says: str) -> None:

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Beyond, Bid, BidError, Goal, RescaleCost, ScalingCurve, make_bid, multiples, powers_of_two
+from allocator import (
+    Beyond,
+    Bid,
+    BidError,
+    Goal,
+    RescaleCost,
+    ScalingCurve,
+    make_bid,
+    multiples,
+    powers_of_two,
+)
 from tests.allocator.strategies import curves
 
 CURVE = ScalingCurve.of({1: 10.0, 2: 18.0, 4: 30.0})
@@ -31,7 +41,9 @@ def values(bid: Bid, node_class: str = "default") -> dict[int, float]:
         (3, {1: 1000 - 240.0, 2: 1800 - 240.0, 3: 2400.0, 4: 3000 - 480.0}, -240.0),
     ],
 )
-def test_value_is_time_times_throughput_less_what_the_change_costs(current: int, expected: dict[int, float], nothing: float) -> None:
+def test_value_is_time_times_throughput_less_what_the_change_costs(
+    current: int, expected: dict[int, float], nothing: float
+) -> None:
     bid = make_bid("a", CURVE, current=current, max_nodes=4, t_fwd_s=100.0, cost=COST)
     assert values(bid) == pytest.approx(expected)
     assert bid.idle_value == pytest.approx(nothing)
@@ -50,14 +62,24 @@ def test_weight_multiplies_everything() -> None:
 
 def test_efficiency_counts_single_node_seconds() -> None:
     light, heavy = CURVE, ScalingCurve.of({1: 1.0, 2: 1.8, 4: 3.0})
-    bids = [make_bid("a", curve, current=2, max_nodes=4, cost=COST, goal=Goal.EFFICIENCY) for curve in (light, heavy)]
+    bids = [
+        make_bid("a", curve, current=2, max_nodes=4, cost=COST, goal=Goal.EFFICIENCY)
+        for curve in (light, heavy)
+    ]
     assert values(bids[0]) == pytest.approx(values(bids[1]))
     assert values(bids[0])[2] == pytest.approx(120.0 * 1.8)
 
 
 def test_efficiency_without_speed_on_one_node_uses_the_first_size_that_has_any() -> None:
     curve = ScalingCurve.of({1: 0.0, 4: 20.0, 8: 30.0})
-    bid = make_bid("a", curve, max_nodes=8, goal=Goal.EFFICIENCY, t_fwd_s=100.0, cost=RescaleCost(0.0, 0.0, 0.0))
+    bid = make_bid(
+        "a",
+        curve,
+        max_nodes=8,
+        goal=Goal.EFFICIENCY,
+        t_fwd_s=100.0,
+        cost=RescaleCost(0.0, 0.0, 0.0),
+    )
     assert values(bid)[8] == pytest.approx(100.0 * 30.0 / (20.0 / 4))
     dead = make_bid("b", ScalingCurve.of({2: 0.0}), max_nodes=2, goal=Goal.EFFICIENCY)
     assert values(dead) == {1: 0.0, 2: 0.0}
@@ -65,7 +87,15 @@ def test_efficiency_without_speed_on_one_node_uses_the_first_size_that_has_any()
 
 def test_another_class_is_a_fresh_start() -> None:
     gpu = ScalingCurve.of({1: 100.0})
-    bid = make_bid("a", {"cpu": CURVE, "gpu": gpu}, current=2, current_class="cpu", max_nodes=1, t_fwd_s=100.0, cost=COST)
+    bid = make_bid(
+        "a",
+        {"cpu": CURVE, "gpu": gpu},
+        current=2,
+        current_class="cpu",
+        max_nodes=1,
+        t_fwd_s=100.0,
+        cost=COST,
+    )
     assert values(bid, "gpu") == pytest.approx({1: 70 * 100.0})
     assert values(bid, "cpu") == pytest.approx({1: 1000 - 180.0})
 
@@ -89,7 +119,9 @@ def test_allowed_sizes(allowed: tuple[int, ...] | None, expected: list[int]) -> 
     assert bid.options["default"].sizes.tolist() == expected
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(0, ()), (1, (1,)), (7, (1, 2, 4)), (8, (1, 2, 4, 8))])
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(0, ()), (1, (1,)), (7, (1, 2, 4)), (8, (1, 2, 4, 8))]
+)
 def test_powers_of_two(largest: int, expected: tuple[int, ...]) -> None:
     assert powers_of_two(largest) == expected
 
@@ -97,7 +129,9 @@ def test_powers_of_two(largest: int, expected: tuple[int, ...]) -> None:
 def test_beyond_the_curve_nothing_is_silent() -> None:
     held = make_bid("a", CURVE, max_nodes=6, t_fwd_s=100.0, cost=COST)
     assert values(held)[6] == values(held)[4]
-    assert held.notes == ("the curve of job a ends at 4 nodes; size 5 to 6 is valued at the throughput of 4 nodes.",)
+    assert held.notes == (
+        "the curve of job a ends at 4 nodes; size 5 to 6 is valued at the throughput of 4 nodes.",
+    )
     dropped = make_bid("a", CURVE, max_nodes=5, beyond=Beyond.DROP)
     assert sorted(values(dropped)) == [1, 2, 3, 4]
     assert dropped.notes == ("the curve of job a ends at 4 nodes; size 5 is not offered.",)

@@ -35,9 +35,14 @@ def situations(
     nodes: dict[str, NodeInfo] = {}
     for i in range(draw(st.integers(0, 14))):
         horizon = draw(st.sampled_from([None, 0.0, 30.0, 300.0, 1e9]))
-        nodes[f"n{i}"] = NodeInfo(draw(st.sampled_from(classes)), horizon, draw(st.sampled_from([None, "g", "h"])))
+        nodes[f"n{i}"] = NodeInfo(
+            draw(st.sampled_from(classes)), horizon, draw(st.sampled_from([None, "g", "h"]))
+        )
     owners = {name: draw(st.integers(-1, 3)) for name in [*nodes, "gone1", "gone2"]}
-    current = {f"j{j}": [name for name in sorted(owners, reverse=True) if owners[name] == j] for j in range(4)}
+    current = {
+        f"j{j}": [name for name in sorted(owners, reverse=True) if owners[name] == j]
+        for j in range(4)
+    }
     left = {c: sum(info.node_class == c for info in nodes.values()) for c in classes}
     wanted = {}
     for job in current:
@@ -51,7 +56,8 @@ def situations(
 @given(situations(), st.randoms(use_true_random=False))
 @settings(max_examples=400, deadline=None)
 def test_what_holds_for_every_plan(
-    situation: tuple[dict[str, tuple[str, int]], dict[str, list[str]], dict[str, NodeInfo]], chance: random.Random
+    situation: tuple[dict[str, tuple[str, int]], dict[str, list[str]], dict[str, NodeInfo]],
+    chance: random.Random,
 ) -> None:
     wanted, current, nodes = situation
     plan = place(wanted, current, nodes)
@@ -61,9 +67,13 @@ def test_what_holds_for_every_plan(
         has = plan.get(job, ())
         assert len(has) == size
         assert all(nodes[name].node_class == node_class for name in has)
-        still = [name for name in current[job] if name in nodes and nodes[name].node_class == node_class]
+        still = [
+            name for name in current[job] if name in nodes and nodes[name].node_class == node_class
+        ]
         kept = [name for name in still if name in has]
-        assert len(kept) == min(size, len(still)), "no migration: shrink to a subset, grow by adding"
+        assert len(kept) == min(size, len(still)), (
+            "no migration: shrink to a subset, grow by adding"
+        )
         assert list(has[: len(kept)]) == kept, "kept nodes come first, in their order"
 
     def shuffled(mapping: dict) -> dict:  # type: ignore[type-arg]
@@ -71,7 +81,9 @@ def test_what_holds_for_every_plan(
         chance.shuffle(items)
         return dict(items)
 
-    assert place(shuffled(wanted), shuffled(current), shuffled(nodes)) == plan, "the order of the mappings does not matter"
+    assert place(shuffled(wanted), shuffled(current), shuffled(nodes)) == plan, (
+        "the order of the mappings does not matter"
+    )
 
 
 def test_shrinking_gives_up_the_nodes_that_end_first() -> None:
@@ -122,7 +134,10 @@ def test_a_job_without_nodes_is_not_in_the_plan() -> None:
 
 
 def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(PlacementError, match="Job j is given 3 nodes of class default, but beside the 1 it keeps only 1 are free"):
+    with pytest.raises(
+        PlacementError,
+        match="Job j is given 3 nodes of class default, but beside the 1 it keeps only 1 are free",
+    ):
         place(sizes(j=3), {"j": ["a"]}, plain("a", "b"))
 
 

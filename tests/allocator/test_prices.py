@@ -24,9 +24,13 @@ def scale(made: table.Table) -> float:
     return 1e-9 * max(1e-300, float(np.abs(made.value).max()) * len(made.members) * 10)
 
 
-@given(bid_lists(classes=("x", "y"), forced=False), st.lists(st.floats(0, 100), min_size=2, max_size=2))
+@given(
+    bid_lists(classes=("x", "y"), forced=False), st.lists(st.floats(0, 100), min_size=2, max_size=2)
+)
 @SOME
-def test_at_any_price_no_plan_is_worth_more_than_the_bound(problem: tuple[list[Bid], dict[str, int]], at: list[float]) -> None:
+def test_at_any_price_no_plan_is_worth_more_than_the_bound(
+    problem: tuple[list[Bid], dict[str, int]], at: list[float]
+) -> None:
     bids, capacity = problem
     made = built(bids, capacity)
     if made is None:
@@ -35,12 +39,16 @@ def test_at_any_price_no_plan_is_worth_more_than_the_bound(problem: tuple[list[B
     dual = prices.at(made, unit * np.array(at[: len(made.capacity)]))
     assert dual.bound >= best(bids, capacity)[1] - scale(made)
     assert (dual.loss >= 0).all()
-    assert (np.minimum.reduceat(dual.loss, made.starts) == 0).all(), "every job has an option that loses nothing"
+    assert (np.minimum.reduceat(dual.loss, made.starts) == 0).all(), (
+        "every job has an option that loses nothing"
+    )
 
 
 @given(bid_lists(forced=False))
 @SOME
-def test_bound_less_waste_is_what_a_plan_is_worth(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_bound_less_waste_is_what_a_plan_is_worth(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     made = built(bids, capacity)
     if made is None:
@@ -50,26 +58,36 @@ def test_bound_less_waste_is_what_a_plan_is_worth(problem: tuple[list[Bid], dict
     plan = table.rows_for(made, jobs, sizes)
     assert plan is not None
     dual = prices.minimise(made)
-    assert dual.bound - dual.waste(made, plan) == pytest.approx(worth(sizes, bids)[0], abs=scale(made))
+    assert dual.bound - dual.waste(made, plan) == pytest.approx(
+        worth(sizes, bids)[0], abs=scale(made)
+    )
 
 
 @given(bid_lists(forced=False), st.floats(0.1, 10.0))
 @SOME
-def test_for_one_class_no_price_has_a_smaller_bound(problem: tuple[list[Bid], dict[str, int]], factor: float) -> None:
+def test_for_one_class_no_price_has_a_smaller_bound(
+    problem: tuple[list[Bid], dict[str, int]], factor: float
+) -> None:
     bids, capacity = problem
     made = built(bids, capacity)
     if made is None:
         return
     least = prices.minimise(made)
-    started = prices.minimise(made, factor * least.prices + 1e-12 * factor * np.abs(made.value).max())
-    assert started.bound == pytest.approx(least.bound, abs=scale(made)), "wherever the search begins"
+    started = prices.minimise(
+        made, factor * least.prices + 1e-12 * factor * np.abs(made.value).max()
+    )
+    assert started.bound == pytest.approx(least.bound, abs=scale(made)), (
+        "wherever the search begins"
+    )
     for price in (0.0, *(least.prices[0] * np.array([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]))):
         assert prices.at(made, np.array([price])).bound >= least.bound - scale(made)
 
 
 @given(bid_lists(classes=("x", "y", "z"), forced=False))
 @SOME
-def test_column_generation_only_improves_the_bound(problem: tuple[list[Bid], dict[str, int]]) -> None:
+def test_column_generation_only_improves_the_bound(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
     bids, capacity = problem
     made = built(bids, capacity)
     if made is None:
@@ -89,7 +107,16 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
     bids = []
     for j in range(150):
         sizes = np.arange(1, 80)
-        bids.append(Bid(f"j{j}", {"default": Options(sizes, 50 * rng.random() * sizes**0.7 + rng.random(len(sizes)))}))
+        bids.append(
+            Bid(
+                f"j{j}",
+                {
+                    "default": Options(
+                        sizes, 50 * rng.random() * sizes**0.7 + rng.random(len(sizes))
+                    )
+                },
+            )
+        )
     made = table.build(bids, {"default": 700})
     least = prices.minimise(made)
     for factor in (0.9, 0.99, 1.01, 1.1):

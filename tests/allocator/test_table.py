@@ -38,7 +38,11 @@ def test_alike_bids_are_one_group_whatever_object_they_are() -> None:
 
 
 def test_what_cannot_be_used_is_left_out() -> None:
-    options = {"x": Options([1, 5, 9], [1.0, 2.0, 3.0]), "y": Options([2], [9.0]), "gone": Options([1], [5.0])}
+    options = {
+        "x": Options([1, 5, 9], [1.0, 2.0, 3.0]),
+        "y": Options([2], [9.0]),
+        "gone": Options([1], [5.0]),
+    }
     made = table.build([Bid("a", options)], {"x": 5, "y": 0})
     assert made.classes == ("x",)
     assert made.size.tolist() == [0, 1, 5]
@@ -52,7 +56,9 @@ def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
     assert dropping.size.tolist() == [1, 3]
     assert dropping.resource.tolist() == [1, 0]
     assert dropping.capacity.tolist() == [5.0, 1.0]
-    assert table.build([bid], {"default": 2}).size.tolist() == [0], "one that fits nowhere is idle for nothing"
+    assert table.build([bid], {"default": 2}).size.tolist() == [0], (
+        "one that fits nowhere is idle for nothing"
+    )
     assert table.rows_for(table.build([bid], {"default": 5}), ["a"], {}) is None
 
 

@@ -17,12 +17,16 @@ def machine(cpus: int, gpus: int = 0) -> dict[str, NodeInfo]:
     return nodes | {f"g{i:03}": NodeInfo("gpu") for i in range(gpus)}
 
 
-SHARES = st.dictionaries(st.sampled_from("abcd"), st.floats(0, 10), min_size=1).filter(lambda shares: sum(shares.values()) > 1e-3)
+SHARES = st.dictionaries(st.sampled_from("abcd"), st.floats(0, 10), min_size=1).filter(
+    lambda shares: sum(shares.values()) > 1e-3
+)
 
 
 @given(st.integers(0, 40), st.integers(0, 10), SHARES)
 @settings(max_examples=200, deadline=None)
-def test_parts_are_disjoint_complete_and_proportional(cpus: int, gpus: int, shares: dict[str, float]) -> None:
+def test_parts_are_disjoint_complete_and_proportional(
+    cpus: int, gpus: int, shares: dict[str, float]
+) -> None:
     nodes = machine(cpus, gpus)
     parts = partition(nodes, shares)
     together = [node for part in parts.values() for node in part]
@@ -57,7 +61,14 @@ def test_each_part_gets_its_own_optimum_in_other_processes() -> None:
     curve = ScalingCurve.of({1: 10.0, 2: 17.0, 8: 40.0})
     parts = partition(machine(12), {"samples": 2.0, "fairness": 1.0})
     trainers = [
-        Trainer(name, parts[name], [make_bid(f"j{i}", curve, current_class="cpu", max_nodes=8, goal=goal) for i in range(3)])
+        Trainer(
+            name,
+            parts[name],
+            [
+                make_bid(f"j{i}", curve, current_class="cpu", max_nodes=8, goal=goal)
+                for i in range(3)
+            ],
+        )
         for name, goal in (("samples", Goal.THROUGHPUT), ("fairness", Goal.EFFICIENCY))
     ]
     with Trainers(2, time_limit_s=30.0) as pool:
@@ -67,7 +78,9 @@ def test_each_part_gets_its_own_optimum_in_other_processes() -> None:
         alone = solve(trainer.bids, trainer.capacity)
         assert found[trainer.name].objective == alone.objective
         assert again[trainer.name].sizes == found[trainer.name].sizes
-        assert sum(size for _, size in found[trainer.name].sizes.values()) <= len(parts[trainer.name])
+        assert sum(size for _, size in found[trainer.name].sizes.values()) <= len(
+            parts[trainer.name]
+        )
 
 
 def test_trainers_that_overlap_are_refused() -> None:

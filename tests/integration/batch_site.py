@@ -1,4 +1,6 @@
-"""A whole MalleTrain site on a batch scheduler, real or imitated: one daemon, and what the scheduler starts for it."""
+"""A whole MalleTrain site on a batch scheduler, real or imitated: one daemon, and what the
+scheduler starts for it.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,34 @@ enabled = false
 
 
 class BatchSite(Site):
-    """``environment``: in which the scheduler's commands are found. The others: more lines for the sections of the configuration."""
+    """``environment``: in which the scheduler's commands are found. The others: more lines for the
+    sections of the configuration.
+    """
 
     kind: str
 
     def __init__(
-        self, root: Path, environment: Mapping[str, str], *, lines: str = "", gaps: str = "", allocation: str = "", daemon: str = ""
+        self,
+        root: Path,
+        environment: Mapping[str, str],
+        *,
+        lines: str = "",
+        gaps: str = "",
+        allocation: str = "",
+        daemon: str = "",
     ) -> None:
         self.root, self.environment = root, environment
         self.state, self.work = root / "state", root / "work"
         self.work.mkdir(parents=True)
         self.config = root / "site.toml"
-        text = CONFIG.format(state=self.state, kind=self.kind, lines=lines, gaps=gaps, allocation=allocation, daemon=daemon)
+        text = CONFIG.format(
+            state=self.state,
+            kind=self.kind,
+            lines=lines,
+            gaps=gaps,
+            allocation=allocation,
+            daemon=daemon,
+        )
         self.config.write_text(text)
         self.daemon: subprocess.Popen[bytes] | None = None
 
@@ -78,16 +96,27 @@ class BatchSite(Site):
 
     def malletrain(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run the command line as a user would."""
-        environment = {**self.environment, "MALLETRAIN_STATE_DIR": str(self.state), "COLUMNS": "160"}
+        environment = {
+            **self.environment,
+            "MALLETRAIN_STATE_DIR": str(self.state),
+            "COLUMNS": "160",
+        }
         return subprocess.run(
-            [sys.executable, "-m", "malletrain", *args], capture_output=True, text=True, env=environment, timeout=60, cwd=self.work
+            [sys.executable, "-m", "malletrain", *args],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            cwd=self.work,
         )
 
     def agents(self) -> dict[str, psutil.Process]:
         found = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if "malletrain.agent" in process.cmdline() and (node := process.environ().get("MALLETRAIN_NODE")):
+                if "malletrain.agent" in process.cmdline() and (
+                    node := process.environ().get("MALLETRAIN_NODE")
+                ):
                     found[node] = process
         return found
 
@@ -96,7 +125,7 @@ class BatchSite(Site):
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if str(script) in line and "-u" in line[:3] and "_tether" not in " ".join(line):
+                if str(script) in line and "-u" in line[:3] and "supervisor" not in " ".join(line):
                     found.append(process)
         return found
 
@@ -104,7 +133,13 @@ class BatchSite(Site):
         """End the daemon and its leases; fails when a lease or a process is left over."""
         if self.daemon is not None and self.daemon.poll() is None:
             with contextlib.suppress(RuntimeError), self.client() as client:
-                client.cancel([job.id for job in client.jobs() if job.state not in ("completed", "failed", "cancelled")])
+                client.cancel(
+                    [
+                        job.id
+                        for job in client.jobs()
+                        if job.state not in ("completed", "failed", "cancelled")
+                    ]
+                )
             with contextlib.suppress(AssertionError):
                 self.until(lambda: not self.leases(), "all leases are given back", 30.0)
             self.kill_daemon(15)
@@ -124,7 +159,10 @@ def running(made: SiteT) -> Iterator[SiteT]:
         yield made
     except BaseException:
         # pytest shows this beside the failure.
-        said = [f"{path}\n{path.read_text(errors='replace')[-600:]}" for path in sorted(made.state.glob("leases/*.out"))]
+        said = [
+            f"{path}\n{path.read_text(errors='replace')[-600:]}"
+            for path in sorted(made.state.glob("leases/*.out"))
+        ]
         print(made.daemon_log(200), *said, made.tell(), sep="\n")
         raise
     finally:

@@ -1,4 +1,6 @@
-"""A whole site on this machine for tests: embedded cluster, daemon, agents. Real processes, real sockets, a real database."""
+"""A whole site on this machine for tests: embedded cluster, daemon, agents. Real processes, real
+sockets, a real database.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,29 @@ from pathlib import Path
 
 import psutil
 
-from malletrain import wire
 from malletrain.client import Client
-from malletrain.views import JobDetail, JobView
-from scavenger.local import ClusterProcess, start_cluster
+from malletrain.protocol import messages
+from malletrain.protocol.views import JobDetail, JobView
+from scavenger.embedded.scavenger import ClusterProcess, start_cluster
 
 PATIENCE_S = 90.0
 
 
 class Site:
-    """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this process's."""
+    """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
+    process's.
+    """
 
     environment: Mapping[str, str] | None = None
 
-    def __init__(self, root: Path, nodes: int = 3, grace_s: float = 6.0, config: str = "", profiling: str = "enabled = false") -> None:
+    def __init__(
+        self,
+        root: Path,
+        nodes: int = 3,
+        grace_s: float = 6.0,
+        config: str = "",
+        profiling: str = "enabled = false",
+    ) -> None:
         self.root = root
         self.state = root / "state"
         self.work = root / "work"
@@ -88,12 +99,29 @@ class Site:
         path.write_text(text)
         return path
 
-    def submit(self, script: Path, *args: str, nodes: tuple[int, int] = (1, 1), name: str = "job", **spec: object) -> str:
-        """Submit as ``malletrain submit`` does; returns the job's id. A script without torch needs no warm interpreter."""
+    def submit(
+        self,
+        script: Path,
+        *args: str,
+        nodes: tuple[int, int] = (1, 1),
+        name: str = "job",
+        **spec: object,
+    ) -> str:
+        """Submit as ``malletrain submit`` does; returns the job's id. A script without torch needs
+        no warm interpreter.
+        """
         if "torch" not in script.read_text():
             spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
-        job = wire.JobSpec(
-            name, "", str(script), str(self.work), sys.executable, tuple(args), min_nodes=nodes[0], max_nodes=nodes[1], **spec  # type: ignore[arg-type]
+        job = messages.JobSpec(
+            name,
+            "",
+            str(script),
+            str(self.work),
+            sys.executable,
+            tuple(args),
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            **spec,  # type: ignore[arg-type]
         )
         with self.client() as client:
             return client.submit(job).id
@@ -109,7 +137,9 @@ class Site:
         with self.client() as client:
             return [e for e in client.events(limit=1000, job=job) if not kind or e.kind == kind]
 
-    def until(self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> object:
+    def until(
+        self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S
+    ) -> object:
         """Wait until ``condition`` holds; fails with the daemon's log."""
         deadline = time.monotonic() + patience_s
         while True:
@@ -120,11 +150,15 @@ class Site:
             time.sleep(0.05)
 
     def until_state(self, job: str, *states: str, patience_s: float = PATIENCE_S) -> JobView:
-        self.until(lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}", patience_s)
+        self.until(
+            lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}", patience_s
+        )
         return self.job(job)
 
     def until_samples(self, job: str, samples: float) -> None:
-        self.until(lambda: self.job(job).samples >= samples, f"{job} has processed {samples:g} samples")
+        self.until(
+            lambda: self.job(job).samples >= samples, f"{job} has processed {samples:g} samples"
+        )
 
     def agents(self) -> dict[str, psutil.Process]:
         """The agent processes, by node."""
@@ -148,11 +182,19 @@ class Site:
     def daemon_log(self, lines: int = 60) -> str:
         """The last lines of what the daemon said."""
         path = self.root / "daemon.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no log)"
+        return (
+            "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            if path.exists()
+            else "(no log)"
+        )
 
     def stop(self) -> None:
         """End everything; fails when a process is left over."""
-        mine = psutil.Process(self.cluster.pid).children(recursive=True) if self.cluster.alive() else []
+        mine = (
+            psutil.Process(self.cluster.pid).children(recursive=True)
+            if self.cluster.alive()
+            else []
+        )
         if self.daemon is not None and self.daemon.poll() is None:
             self.kill_daemon(signal.SIGTERM)
         self.cluster.stop()

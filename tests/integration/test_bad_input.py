@@ -1,4 +1,6 @@
-"""What goes wrong in practice, each tried on a running site: the sender is told, the daemon goes on, nothing is lost."""
+"""What goes wrong in practice, each tried on a running site: the sender is told, the daemon goes
+on, nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import sys
 import pytest
 import zmq
 
-from malletrain import wire
 from malletrain.client import ClientError
-from malletrain.keys import read_key
-from malletrain.statedir import INFO, read_daemon_info
+from malletrain.identity.keys import read_key
+from malletrain.identity.state_directory import INFO, read_daemon_info
+from malletrain.protocol import messages
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -20,7 +22,9 @@ SHORT = "import malletrain\nfor _ in range(50): malletrain.report(1)\n"
 
 
 def test_a_script_that_crashes_at_import_fails_with_its_last_words(embedded):
-    script = embedded.script("crash.py", "print('loading', flush=True)\nimport no_such_module_of_mine\n")
+    script = embedded.script(
+        "crash.py", "print('loading', flush=True)\nimport no_such_module_of_mine\n"
+    )
     job = embedded.submit(script)
     failed = embedded.until_state(job, "failed", "completed")
     assert failed.state == "failed"
@@ -85,9 +89,15 @@ def test_a_job_that_never_reports_progress_runs_and_completes(embedded):
 )
 def test_a_job_that_makes_no_sense_is_refused_with_a_sentence(refusing, changes, words):
     script = refusing.script("short.py", SHORT)
-    fields = {"name": "job", "owner": "", "script": str(script), "workdir": str(refusing.work), "python": sys.executable}
+    fields = {
+        "name": "job",
+        "owner": "",
+        "script": str(script),
+        "workdir": str(refusing.work),
+        "python": sys.executable,
+    }
     with refusing.client() as client, pytest.raises(ClientError, match=words) as refused:
-        client.submit(wire.JobSpec(**{**fields, **changes}))
+        client.submit(messages.JobSpec(**{**fields, **changes}))
     assert refused.value.code == "usage"
 
 
@@ -117,8 +127,8 @@ def _stranger(made):
         ([b"MT1", b"\xff\xfe garbage"], "not valid msgpack|does not fit"),
         ([b"MT9", b""], "use the malletrain version"),
         ([b"one frame"], "2 frames"),
-        ([b"MT1", b"x" * (wire.MAX_MESSAGE_BYTES + 1)], "the limit is"),
-        ([b"MT1", wire.encode(wire.Heartbeat("x"))[1]], "may not send Heartbeat"),
+        ([b"MT1", b"x" * (messages.MAX_MESSAGE_BYTES + 1)], "the limit is"),
+        ([b"MT1", messages.encode(messages.Heartbeat("x"))[1]], "may not send Heartbeat"),
         ([b"MT1", b"\x82\xa4type\xa7request\xa2id\x01"], "does not fit"),
     ],
 )
@@ -127,8 +137,8 @@ def test_a_message_that_is_none_costs_its_sender_an_error(refusing, frames, word
 
     socket = _stranger(refusing)
     socket.send_multipart(frames)
-    answer = wire.decode(socket.recv_multipart())
-    assert isinstance(answer, wire.Error)
+    answer = messages.decode(socket.recv_multipart())
+    assert isinstance(answer, messages.Error)
     assert re.search(words, answer.sentence)
     socket.close()
     assert refusing.answers()
@@ -142,7 +152,10 @@ def test_an_enormous_message_is_cut_off_and_the_daemon_goes_on(refusing):
 
 
 def test_an_unknown_operation_is_refused(refusing):
-    with refusing.client() as client, pytest.raises(ClientError, match="knows no operation 'explode'"):
+    with (
+        refusing.client() as client,
+        pytest.raises(ClientError, match="knows no operation 'explode'"),
+    ):
         client.call("explode")
 
 
@@ -163,7 +176,10 @@ def test_the_command_line_says_how_to_start_a_daemon_that_is_not_there(tmp_path)
 
 
 def test_a_daemon_whose_store_breaks_ends_with_a_sentence_and_the_job_goes_on(embedded):
-    script = embedded.script("steady.py", "import time, malletrain\nwhile True:\n    time.sleep(0.02)\n    malletrain.report(1)\n")
+    script = embedded.script(
+        "steady.py",
+        "import time, malletrain\nwhile True:\n    time.sleep(0.02)\n    malletrain.report(1)\n",
+    )
     job = embedded.submit(script)
     embedded.until_samples(job, 20)
     worker = embedded.workers(script)[0]

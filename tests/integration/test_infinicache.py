@@ -1,4 +1,6 @@
-"""The cache of jobscripts/infinicache as a service job: submitted, filled, and read after nodes were lost with and without notice."""
+"""The cache of jobscripts/infinicache as a service job: submitted, filled, and read after nodes
+were lost with and without notice.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,34 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
     with site(tmp_path, nodes=5) as s:
         value = tmp_path / "value.toml"
         value.write_text("[value]\n3 = 10\n5 = 20.0\n")
-        environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(s.state), "PYTHONPATH": str(HOME), "COLUMNS": "200"}
+        environment = {
+            **os.environ,
+            "MALLETRAIN_STATE_DIR": str(s.state),
+            "PYTHONPATH": str(HOME),
+            "COLUMNS": "200",
+        }
 
         def command(*words):
-            run = subprocess.run([sys.executable, "-m", *words], env=environment, cwd=s.work, capture_output=True, text=True)
+            run = subprocess.run(
+                [sys.executable, "-m", *words],
+                env=environment,
+                cwd=s.work,
+                capture_output=True,
+                text=True,
+            )
             assert run.returncode == 0, run.stderr
             return run.stdout
 
-        command("malletrain", "submit", "--service", "--value", str(value), str(HOME / "serve.py"), "--memory", "200M")
+        command(
+            "malletrain",
+            "submit",
+            "--service",
+            "--value",
+            str(value),
+            str(HOME / "serve.py"),
+            "--memory",
+            "200M",
+        )
         job = "serve"
 
         def addresses():
@@ -45,7 +67,10 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
         assert "serve" in command("malletrain", "status")
         assert "3:5" in command("malletrain", "show", job)
         random.seed(1)
-        objects = {f"object {i}": random.randbytes(size) for i, size in enumerate((0, 1000, 100_000, 3_000_000, 5_000_001))}
+        objects = {
+            f"object {i}": random.randbytes(size)
+            for i, size in enumerate((0, 1000, 100_000, 3_000_000, 5_000_001))
+        }
         with Cache(list(members.values()), key, code=(3, 2)) as cache:
             for name, data in objects.items():
                 assert cache.put(name, data).protection == 2
@@ -57,16 +82,32 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
             s.until(lambda: members[proxy] not in addresses()[0].values(), "it is lost")
             assert {k: cache.get(k) for k in objects} == objects
             s.until(lambda: len(addresses()[0]) == 5, "they come back as new members")
-            s.until(lambda: all(p["degraded"] == 0 and p["objects"] == len(objects) for p in cache.summary()), "repaired")
-            for address in random.sample(sorted(addresses()[0].values()), 2):  # any two may be lost now
-                pid = next(p.pid for p in s.workers(HOME / "serve.py") if _listens(p, int(address.rpartition(":")[2])))
+            s.until(
+                lambda: all(
+                    p["degraded"] == 0 and p["objects"] == len(objects) for p in cache.summary()
+                ),
+                "repaired",
+            )
+            for address in random.sample(
+                sorted(addresses()[0].values()), 2
+            ):  # any two may be lost now
+                pid = next(
+                    p.pid
+                    for p in s.workers(HOME / "serve.py")
+                    if _listens(p, int(address.rpartition(":")[2]))
+                )
                 os.kill(pid, signal.SIGKILL)
             assert {k: cache.get(k) for k in objects} == objects
         (s.work / "a file").write_bytes(objects["object 4"])
-        assert "2 nodes may be lost" in command("infinicache.cli", "--job", job, "put", "from the shell", "a file")
+        assert "2 nodes may be lost" in command(
+            "infinicache.cli", "--job", job, "put", "from the shell", "a file"
+        )
         command("infinicache.cli", "--job", job, "get", "from the shell", "a copy")
         assert (s.work / "a copy").read_bytes() == objects["object 4"]
-        with Cache(list(addresses()[0].values()), b"guessed", timeout_s=1.0) as stranger, pytest.raises(RuntimeError):
+        with (
+            Cache(list(addresses()[0].values()), b"guessed", timeout_s=1.0) as stranger,
+            pytest.raises(RuntimeError),
+        ):
             stranger.get("object 1")
 
 

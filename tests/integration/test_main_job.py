@@ -1,4 +1,6 @@
-"""The main job on real processes: train, grow, shrink, survive the loss of nodes and of the daemon."""
+"""The main job on real processes: train, grow, shrink, survive the loss of nodes and of the
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,12 @@ def test_a_node_taken_without_notice_costs_no_job(embedded):
     embedded.agents()[victim].send_signal(signal.SIGKILL)
     embedded.until(lambda: embedded.events("node-lost"), "the loss is noticed")
     # The node comes back as a new gap, and the job grows onto it again.
-    embedded.until(lambda: len(embedded.events("round-formed", job)) >= 2 and len(embedded.job(job).nodes) == 3, "the job is whole again")
+    embedded.until(
+        lambda: (
+            len(embedded.events("round-formed", job)) >= 2 and len(embedded.job(job).nodes) == 3
+        ),
+        "the job is whole again",
+    )
     before = embedded.job(job).samples
     embedded.until_samples(job, before + 100)
     (embedded.work / "stop").touch()
@@ -89,7 +96,9 @@ def test_the_daemon_is_killed_and_the_job_does_not_notice(embedded):
     embedded.until_samples(job, 100)
     embedded.until(lambda: len(embedded.workers(script)) == 2, "both workers run")
     workers = {p.pid for p in embedded.workers(script)}
-    rounds = len(embedded.events("round-formed", job))  # two where one lease was up before the other
+    rounds = len(
+        embedded.events("round-formed", job)
+    )  # two where one lease was up before the other
     embedded.kill_daemon(signal.SIGKILL)
     embedded.start_daemon()
     embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")
@@ -109,7 +118,9 @@ def test_a_job_that_ends_while_no_daemon_runs_is_completed_by_the_next(embedded)
     worker = embedded.workers(script)[0]
     embedded.kill_daemon(signal.SIGKILL)
     (embedded.work / "stop").touch()
-    embedded.until(lambda: not worker.is_running() or worker.status() == "zombie", "the worker has ended")
+    embedded.until(
+        lambda: not worker.is_running() or worker.status() == "zombie", "the worker has ended"
+    )
     embedded.start_daemon()
     done = embedded.until_state(job, "completed", "failed")
     assert done.state == "completed"
@@ -141,7 +152,9 @@ def test_orderly_rescales_process_every_sample_exactly_once(embedded):
     done = embedded.until_state(first, "completed", "failed")
     assert done.state == "completed", embedded.show(first).failure
     assert len(embedded.events("round-formed", first)) >= 2
-    seen = Counter(line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split())
+    seen = Counter(
+        line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split()
+    )
     assert len(seen) == 2000
     assert set(seen.values()) == {1}
     assert done.samples == 2000, "the last reports of those that were stopped count too"
@@ -155,10 +168,16 @@ def test_preemption_with_notice_is_answered_within_the_grace_time(embedded):
     victim = embedded.job(job).nodes[0]
     agent = embedded.agents()[victim]
     agent.send_signal(signal.SIGTERM)
-    embedded.until(lambda: not agent.is_running() or agent.status() == "zombie", "the agent has left", patience_s=embedded.grace_s)
+    embedded.until(
+        lambda: not agent.is_running() or agent.status() == "zombie",
+        "the agent has left",
+        patience_s=embedded.grace_s,
+    )
     done = embedded.until_state(job, "completed", "failed")
     assert done.state == "completed", embedded.show(job).failure
-    seen = Counter(line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split())
+    seen = Counter(
+        line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split()
+    )
     assert len(seen) == 2000
     assert set(seen.values()) == {1}, "a preemption with notice loses no sample and repeats none"
 

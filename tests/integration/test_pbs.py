@@ -1,4 +1,6 @@
-"""MalleTrain on an imitated PBS, end to end: a malleable job trains on idle hosts, grows, gives way to main jobs and completes."""
+"""MalleTrain on an imitated PBS, end to end: a malleable job trains on idle hosts, grows, gives way
+to main jobs and completes.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from malletrain import wire
 from malletrain.client import Client, ClientError
-from malletrain.keys import KeyPair, new_pair
-from malletrain.statedir import INFO, read_daemon_info
+from malletrain.identity.keys import KeyPair, new_pair
+from malletrain.identity.state_directory import INFO, read_daemon_info
+from malletrain.protocol import messages
 from tests.integration.batch_site import BatchSite, running
 from tests.integration.test_main_job import STEADY
-from tests.scavenger.fake_pbs import FakePbs
+from tests.scavenger.pbs.fake_pbs import FakePbs
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -30,7 +32,9 @@ class PbsSite(BatchSite):
         # The daemon's commands speak for the user it runs as.
         environment = {**pbs.environment, "FAKE_PBS_USER": psutil.Process().username()}
         lines = f'queue = "preemptable"\n{lines}'
-        super().__init__(root, environment, lines=lines, gaps='idle_for = "0 s"\nhold = "1 s"', daemon=daemon)
+        super().__init__(
+            root, environment, lines=lines, gaps='idle_for = "0 s"\nhold = "1 s"', daemon=daemon
+        )
         self.pbs = pbs
 
     def leases(self) -> Collection[str]:
@@ -40,7 +44,10 @@ class PbsSite(BatchSite):
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("FAKE_PBS") == str(self.pbs.state_dir) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("FAKE_PBS") == str(self.pbs.state_dir)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -49,14 +56,18 @@ class PbsSite(BatchSite):
         self.until(lambda: not self.processes(), "no process is left", 20.0)
 
 
-def pbs_site(root: Path, daemon: str = "", lines: str = "", **options: object) -> contextlib.AbstractContextManager[PbsSite]:
+def pbs_site(
+    root: Path, daemon: str = "", lines: str = "", **options: object
+) -> contextlib.AbstractContextManager[PbsSite]:
     return running(PbsSite(root / "site", FakePbs(root / "machine", **options), daemon, lines))  # type: ignore[arg-type]
 
 
 def client_with(site: PbsSite, pair: KeyPair) -> Client:
     """The client of somebody else."""
     info = read_daemon_info(site.state / INFO)
-    return Client(info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode())
+    return Client(
+        info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode()
+    )
 
 
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
@@ -70,8 +81,12 @@ def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
         site.until(lambda: len(site.job(job).nodes) == 3, "it grows when the queue empties")
         before = site.job(job).samples
         main = site.pbs.submit("sleep 1", "-l", "walltime=00:01:00", hosts=2)
-        site.until(lambda: site.pbs.jobs()[main]["state"] == "F", "a main job of two hosts runs and ends")
-        assert len(site.events("node-leaving")) == 2, "both leases were told, and the third was left alone"
+        site.until(
+            lambda: site.pbs.jobs()[main]["state"] == "F", "a main job of two hosts runs and ends"
+        )
+        assert len(site.events("node-leaving")) == 2, (
+            "both leases were told, and the third was left alone"
+        )
         site.until(lambda: len(site.job(job).nodes) == 3, "it grows again")
         site.until_samples(job, before + 50)
         (site.work / "stop").touch()
@@ -88,12 +103,27 @@ def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
         site.until(lambda: len(site.job(job).nodes) == 2, "the job runs on both hosts")
         site.until_samples(job, 20)
         main = site.pbs.submit("sleep 600", "-l", "walltime=00:30:00")
-        site.pbs.until(lambda: site.pbs.jobs()[main]["state"] == "R", "a main job suspends a lease and runs")
+        site.pbs.until(
+            lambda: site.pbs.jobs()[main]["state"] == "R", "a main job suspends a lease and runs"
+        )
         site.until(lambda: len(site.job(job).nodes) == 1, "the job does without the host")
         site.until_samples(job, site.job(job).samples + 50)
         site.until(lambda: len(site.pbs.leases()) == 1, "the suspended lease is deleted")
-        held = [process for process in site.processes() if str(script) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE]
-        assert len({process.environ()["MALLETRAIN_NODE"] for process in held if "MALLETRAIN_NODE" in process.environ()}) <= 1
+        held = [
+            process
+            for process in site.processes()
+            if str(script) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+        assert (
+            len(
+                {
+                    process.environ()["MALLETRAIN_NODE"]
+                    for process in held
+                    if "MALLETRAIN_NODE" in process.environ()
+                }
+            )
+            <= 1
+        )
         (site.work / "stop").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
         site.pbs.edit(lambda state: state["jobs"][main].update(delete=True))
@@ -105,10 +135,15 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
         site.until(lambda: len(site.job(job).nodes) == 1, "the job runs")
         site.until_samples(job, 20)
         [old] = site.pbs.leases().values()
-        site.pbs.tools.fails("qstat", "qstat: cannot connect to server pbs0")  # so that only the agent itself can give it away
+        site.pbs.tools.fails(
+            "qstat", "qstat: cannot connect to server pbs0"
+        )  # so that only the agent itself can give it away
         site.pbs.submit("exit 0")
         said = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
-        site.until(lambda: "This lease has left" in said.read_text(), "the agent that begins again hears that it is not wanted")
+        site.until(
+            lambda: "This lease has left" in said.read_text(),
+            "the agent that begins again hears that it is not wanted",
+        )
         site.pbs.works("qstat")
         site.until(lambda: len(site.job(job).nodes) == 1, "a lease of the day after")
         site.until_samples(job, site.job(job).samples + 20)
@@ -122,12 +157,24 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
     listed.write_text(f"ann {ann.public}\nbob {bob.public}\n")
     lines = 'submit_as = ["env", "FAKE_PBS_USER={owner}"]'
     site_file = tmp_path / "site.json"
-    with pbs_site(tmp_path, hosts=4, daemon=f'users = "{listed}"\noperators = ["ann"]\nannounce = "{site_file}"', lines=lines) as site:
+    with pbs_site(
+        tmp_path,
+        hosts=4,
+        daemon=f'users = "{listed}"\noperators = ["ann"]\nannounce = "{site_file}"',
+        lines=lines,
+    ) as site:
         script = site.script("steady.py", STEADY)
 
         def submit(pair, name):
-            spec = wire.JobSpec(
-                name, "root", str(script), str(site.work), sys.executable, env={"MALLETRAIN_PRELOAD": "0"}, min_nodes=1, max_nodes=4
+            spec = messages.JobSpec(
+                name,
+                "root",
+                str(script),
+                str(site.work),
+                sys.executable,
+                env={"MALLETRAIN_PRELOAD": "0"},
+                min_nodes=1,
+                max_nodes=4,
             )
             with client_with(site, pair) as client:
                 return client.submit(spec)
@@ -146,7 +193,9 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
         site.until_samples(second.id, 10)
         assert owners(first.id) == {"ann"}
         assert owners(second.id) == {"bob"}
-        assert "Jobs of another user have more use for the node." in {e.sentence for e in site.events("node-leaving")}
+        assert "Jobs of another user have more use for the node." in {
+            e.sentence for e in site.events("node-leaving")
+        }
         assert site.job(first.id).tries == site.job(second.id).tries == 0
         with client_with(site, bob) as client:
             assert not client.cancel([first.id])[0]["ok"]
@@ -158,4 +207,6 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
         site.until(lambda: not site.pbs.leases(), "every lease is given back")
         info = read_daemon_info(site_file, site=True)
     assert not (site.state / INFO).exists()
-    assert read_daemon_info(site_file, site=True) == info, "clients of the site are not told to start a daemon of their own"
+    assert read_daemon_info(site_file, site=True) == info, (
+        "clients of the site are not told to start a daemon of their own"
+    )

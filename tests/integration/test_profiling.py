@@ -1,4 +1,6 @@
-"""Profiles on real processes: the staircase down, the curve that comes of it, and jobs that do not play along."""
+"""Profiles on real processes: the staircase down, the curve that comes of it, and jobs that do not
+play along.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tests.integration.test_main_job import STEADY
 
 pytestmark = pytest.mark.timeout(240)
 
-QUICK = 'min_time = "2 s"\nmax_time = "6 s"\nsilence = "2 s"\nlease_patience = "15 s"\nprecision = 0.1'
+QUICK = (
+    'min_time = "2 s"\nmax_time = "6 s"\nsilence = "2 s"\nlease_patience = "15 s"\nprecision = 0.1'
+)
 
 SHARED = """
 import os, time, malletrain
@@ -18,7 +22,9 @@ while not os.path.exists("stop"):
     time.sleep(0.06 / world)
     malletrain.report(24 / world)
 """
-"""A global batch of 24 samples a step that takes 60 ms of one worker: what ``--sample-delay`` does to the example."""
+"""A global batch of 24 samples a step that takes 60 ms of one worker: what ``--sample-delay`` does
+to the example.
+"""
 
 SILENT = """
 import os, time
@@ -47,7 +53,10 @@ def test_a_job_is_profiled_down_the_stairs_and_shows_its_curve(profiled):
     assert finished.data["result"] == "measured", finished.sentence
     assert finished.data["visited"] == [3, 2, 1]
     assert (finished.data["scale_ups"], finished.data["scale_downs"]) == (1, 2)
-    profiled.until(lambda: staircase(profiled, job)[-1] == 3 and len(profiled.job(job).nodes) == 3, "the job is back on all nodes")
+    profiled.until(
+        lambda: staircase(profiled, job)[-1] == 3 and len(profiled.job(job).nodes) == 3,
+        "the job is back on all nodes",
+    )
     assert profiled.job(job).state == "running"
     walked = staircase(profiled, job)
     assert walked[-4:] == [3, 2, 1, 3], walked
@@ -65,7 +74,9 @@ def test_a_job_is_profiled_down_the_stairs_and_shows_its_curve(profiled):
     profiled.until_state(job, "completed")
     (profiled.work / "stop").unlink()
     second = profiled.submit(script, nodes=(1, 3))
-    profiled.until(lambda: profiled.events("profile-finished", second), "the second job needs no profile")
+    profiled.until(
+        lambda: profiled.events("profile-finished", second), "the second job needs no profile"
+    )
     assert profiled.events("profile-finished", second)[0].data["visited"] == []
     (profiled.work / "stop").touch()
 

@@ -1,4 +1,6 @@
-"""Services on real processes: members come and go, nobody is restarted for it, and kills are survived."""
+"""Services on real processes: members come and go, nobody is restarted for it, and kills are
+survived.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
                 continue
             print(json.dumps(["drained", group.me.node, f"{change.member.seconds_left:.1f}", 0]), file=news)
             group.drained()
-"""
+"""  # noqa: E501
 """Writes down every change it hears of, one file a process."""
 
 
@@ -44,7 +46,15 @@ def submit(site, nodes="1:3"):
     script = site.script("service.py", SERVICE)
     value = site.root / "value.csv"
     value.write_text("nodes,value\n1,10\n2,25\n3,30\n")
-    spec = build(str(script), (), name="service", nodes=nodes, service=True, value=value, workdir=str(site.work))
+    spec = build(
+        str(script),
+        (),
+        name="service",
+        nodes=nodes,
+        service=True,
+        value=value,
+        workdir=str(site.work),
+    )
     with site.client() as client:
         return client.submit(spec).id
 
@@ -70,11 +80,20 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(embedded):
     first = up(embedded, job, 3)
     pids = {node: int(address.rpartition(":")[2]) for node, address in first.items()}
     a, b, c = sorted(first)
-    embedded.until(lambda: all(len(lines) >= 3 for lines in news(embedded).values()) and len(news(embedded)) == 3, "all heard of all")
+    embedded.until(
+        lambda: (
+            all(len(lines) >= 3 for lines in news(embedded).values()) and len(news(embedded)) == 3
+        ),
+        "all heard of all",
+    )
 
     agents = embedded.agents()
-    agents[c].send_signal(signal.SIGTERM)  # the main scheduler wants it back: it is told, drains and goes
-    embedded.until(lambda: heard(embedded, "leaving", c, (a, pids[a])), "the others hear that it leaves")
+    agents[c].send_signal(
+        signal.SIGTERM
+    )  # the main scheduler wants it back: it is told, drains and goes
+    embedded.until(
+        lambda: heard(embedded, "leaving", c, (a, pids[a])), "the others hear that it leaves"
+    )
     embedded.until(lambda: heard(embedded, "drained", c, (c, pids[c])), "it drains itself")
     embedded.until(lambda: heard(embedded, "left", c, (a, pids[a])), "it has left")
 
@@ -97,9 +116,13 @@ def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(embedded)
 
     node, address = sorted(first.items())[1]
     os.kill(int(address.rpartition(":")[2]), signal.SIGKILL)
-    embedded.until(lambda: members(embedded, job).get(node, address) != address, "it was started again")
+    embedded.until(
+        lambda: members(embedded, job).get(node, address) != address, "it was started again"
+    )
     after = up(embedded, job, 3)
-    assert {n: a for n, a in after.items() if n != node} == {n: a for n, a in first.items() if n != node}
+    assert {n: a for n, a in after.items() if n != node} == {
+        n: a for n, a in first.items() if n != node
+    }
     assert embedded.job(job).tries == 1
     with embedded.client() as client:
         client.cancel([job])
@@ -111,10 +134,14 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(embedded):
     first = up(embedded, job, 3)
     node = sorted(first)[2]
     pid = int(first[node].rpartition(":")[2])
-    embedded.until(lambda: heard(embedded, "joined", node, (node, pid)), "it knows that it is a member")
+    embedded.until(
+        lambda: heard(embedded, "joined", node, (node, pid)), "it knows that it is a member"
+    )
     embedded.kill_daemon()
     embedded.agents()[node].send_signal(signal.SIGTERM)
-    embedded.until(lambda: heard(embedded, "drained", node, (node, pid)), "it alone hears of it, and drains")
+    embedded.until(
+        lambda: heard(embedded, "drained", node, (node, pid)), "it alone hears of it, and drains"
+    )
     embedded.until(lambda: node not in embedded.agents(), "its agent has gone")
     embedded.start_daemon()
     embedded.until(lambda: node not in members(embedded, job), "the others go on")
@@ -127,6 +154,9 @@ def test_a_leaver_that_says_nothing_is_released_within_its_notice(embedded):
     first = up(embedded, job, 3)
     node = sorted(first)[0]
     embedded.agents()[node].send_signal(signal.SIGTERM)
-    embedded.until(lambda: node not in embedded.agents() or members(embedded, job).get(node) != first[node], "it has gone")
+    embedded.until(
+        lambda: node not in embedded.agents() or members(embedded, job).get(node) != first[node],
+        "it has gone",
+    )
     assert not heard(embedded, "drained", node, (node, int(first[node].rpartition(":")[2])))
     up(embedded, job, 3)

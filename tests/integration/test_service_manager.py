@@ -1,4 +1,6 @@
-"""The daemon under systemd: it says when it is up, and the unit that ships with it is a valid one."""
+"""The daemon under systemd: it says when it is up, and the unit that ships with it is a valid
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,19 @@ def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
     config = tmp_path / "site.toml"
-    daemon, scheduler = 'state_dir = "state"\nmetrics_listen = ""', 'kind = "local"\n[scheduler.local]\nautostart = false'
+    daemon, scheduler = (
+        'state_dir = "state"\nmetrics_listen = ""',
+        'kind = "local"\n[scheduler.local]\nautostart = false',
+    )
     config.write_text(f"[daemon]\n{daemon}\n[scheduler]\n{scheduler}\n")
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "NOTIFY_SOCKET": str(tmp_path / "notify")}
-    daemon = subprocess.Popen([sys.executable, "-m", "malletrain", "daemon", "--config", str(config)], env=environment)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "NOTIFY_SOCKET": str(tmp_path / "notify"),
+    }
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)], env=environment
+    )
     try:
         assert manager.recv(100) == b"READY=1"
         with Client.of(tmp_path / "state") as client:

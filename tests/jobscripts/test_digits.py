@@ -1,4 +1,6 @@
-"""The example script, run for real: killed on one worker, resumed on two, started once more when it is over."""
+"""The example script, run for real: killed on one worker, resumed on two, started once more when it
+is over.
+"""
 
 import contextlib
 import os
@@ -14,9 +16,9 @@ import psutil
 import pytest
 import torch
 
-from malletrain import snapshot_file
-from malletrain.local_channel import Metric, Progress, SnapshotTaken
-from tests.malletrain.worker_side import FakeAgent
+from malletrain.protocol.worker_channel import Metric, Progress, SnapshotTaken
+from malletrain.training import snapshot_file
+from tests.malletrain.training.worker_side import FakeAgent
 
 SCRIPT = Path(__file__).parents[2] / "jobscripts" / "examples" / "digits.py"
 EPOCHS, TRAIN_SAMPLES = 3, 1437
@@ -25,9 +27,15 @@ EPOCHS, TRAIN_SAMPLES = 3, 1437
 @contextlib.contextmanager
 def started(*command, log, **env):
     """The command running, its output in ``log``; nothing of it is left afterwards."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLETRAIN", "RANK", "WORLD_SIZE"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLETRAIN", "RANK", "WORLD_SIZE"))
+    }
     with open(log, "wb") as file:
-        process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=subprocess.STDOUT, env=clean | env)
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT, env=clean | env
+        )
     try:
         yield process
     finally:
@@ -42,7 +50,14 @@ def started(*command, log, **env):
 
 
 def torchrun(workers):
-    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), str(SCRIPT))
+    return (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(workers),
+        str(SCRIPT),
+    )
 
 
 def wait_for(condition, log, limit=60):
@@ -63,7 +78,9 @@ def model_in(path):
 
 
 def run_here(monkeypatch, capsys, *arguments):
-    """The script as ``python digits.py`` runs it, without the seconds that importing torch again takes; returns what it printed."""
+    """The script as ``python digits.py`` runs it, without the seconds that importing torch again
+    takes; returns what it printed.
+    """
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -75,13 +92,17 @@ def run_here(monkeypatch, capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_path, monkeypatch, capsys):
+def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
+    tmp_path, monkeypatch, capsys
+):
     log = tmp_path / "log"
     snapshot, undisturbed = tmp_path / "digits.pt", tmp_path / "undisturbed.pt"
     arguments = ("--epochs", str(EPOCHS), "--snapshot-every", "0", "--snapshot", str(snapshot))
 
     with started(*torchrun(1), *arguments, "--step-delay", "0.1", log=log) as run:
-        undisturbed_said = run_here(monkeypatch, capsys, "--epochs", str(EPOCHS), "--snapshot", str(undisturbed))
+        undisturbed_said = run_here(
+            monkeypatch, capsys, "--epochs", str(EPOCHS), "--snapshot", str(undisturbed)
+        )
         wait_for(lambda: "epoch 1/3" in log.read_text(), log)
         (worker,) = psutil.Process(run.pid).children()
         worker.send_signal(signal.SIGKILL)
@@ -92,7 +113,9 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_p
     agent = FakeAgent()
     try:
         messages = []
-        with started(*torchrun(2), *arguments, log=log, MALLETRAIN_SOCKET=agent.path, MALLETRAIN_JOB="digits") as run:
+        with started(
+            *torchrun(2), *arguments, log=log, MALLETRAIN_SOCKET=agent.path, MALLETRAIN_JOB="digits"
+        ) as run:
             while run.poll() is None:
                 messages.extend(agent.received())
                 time.sleep(0.005)
@@ -102,8 +125,14 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(tmp_p
         agent.close()
     assert f"restored epoch {state['epoch']} sample {state['position']}" in log.read_text()
     assert "training on 2 worker(s)" in log.read_text()
-    last = {message.sender.rank: message.samples for message in messages if isinstance(message, Progress)}
-    assert sum(last.values()) == EPOCHS * TRAIN_SAMPLES - (state["epoch"] * TRAIN_SAMPLES + state["position"])
+    last = {
+        message.sender.rank: message.samples
+        for message in messages
+        if isinstance(message, Progress)
+    }
+    assert sum(last.values()) == EPOCHS * TRAIN_SAMPLES - (
+        state["epoch"] * TRAIN_SAMPLES + state["position"]
+    )
     assert any(isinstance(message, SnapshotTaken) and message.saved for message in messages)
     (metric,) = [message for message in messages if isinstance(message, Metric)]
     assert metric.value == pytest.approx(accuracy_in(log.read_text()), abs=1e-4)
@@ -127,5 +156,7 @@ def test_the_live_example_trains_the_same_under_torchrun(tmp_path):
         assert process.wait(100) == 0, (tmp_path / "plain.log").read_text()
     text = (tmp_path / "live.log").read_text()
     assert "training as rank 0 of 2" in text
-    assert accuracy_in(text) == pytest.approx(accuracy_in((tmp_path / "plain.log").read_text()), abs=0.01)
+    assert accuracy_in(text) == pytest.approx(
+        accuracy_in((tmp_path / "plain.log").read_text()), abs=0.01
+    )
     assert (tmp_path / "live.pt").exists()

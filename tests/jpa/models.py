@@ -1,4 +1,6 @@
-"""Model jobs for the tests: throughput laws, the measured curves where they are present, and a job that reports progress."""
+"""Model jobs for the tests: throughput laws, the measured curves where they are present, and a job
+that reports progress.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ SUMMIT = Path(__file__).resolve().parents[3] / "shared" / "data" / "dnn_scaling_
 
 
 def summit() -> dict[str, dict[int, float]]:
-    """Measured curves of seven models on 1..64 nodes, by name; empty where the data is not present."""
+    """Measured curves of seven models on 1..64 nodes, by name; empty where the data is not
+    present.
+    """
     curves: dict[str, dict[int, float]] = defaultdict(dict)
     if SUMMIT.exists():
         with SUMMIT.open() as file:
@@ -22,7 +26,9 @@ def summit() -> dict[str, dict[int, float]]:
 
 
 def fixed_global_batch(communication: float, latency: float = 0.0, rate: float = 100.0):
-    """Amdahl-like: seconds per step = 1/k + communication·(k−1)/k + latency·log2 k; samples/s by nodes."""
+    """Amdahl-like: seconds per step = 1/k + communication·(k−1)/k + latency·log2 k; samples/s by
+    nodes.
+    """
     return lambda k: rate / (1 / k + communication * (k - 1) / k + latency * math.log2(k))
 
 
@@ -31,7 +37,9 @@ def linear(k: int) -> float:
 
 
 class Job:
-    """Reports after every step on a virtual clock. ``rate(k)`` in samples/s; ``noise``: relative scatter of a step's duration."""
+    """Reports after every step on a virtual clock. ``rate(k)`` in samples/s; ``noise``: relative
+    scatter of a step's duration.
+    """
 
     def __init__(self, rate, noise: float = 0.03, seed: int = 0, steps_per_s: float = 5.0) -> None:
         self.rate, self.noise, self.random = rate, noise, random.Random(seed)
@@ -39,7 +47,9 @@ class Job:
         self.samples = 0.0
 
     def step(self, nodes: int) -> float:
-        """Process one step at ``nodes``; returns its duration, infinite when the job stands still at that size."""
+        """Process one step at ``nodes``; returns its duration, infinite when the job stands still
+        at that size.
+        """
         rate = self.rate(nodes)
         if rate <= 0:
             return math.inf

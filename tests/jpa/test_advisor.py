@@ -1,4 +1,6 @@
-"""The advisor with a cluster around it: profiles from the wish to the curve, whatever happens to the job meanwhile."""
+"""The advisor with a cluster around it: profiles from the wish to the curve, whatever happens to
+the job meanwhile.
+"""
 
 from itertools import pairwise
 
@@ -69,7 +71,10 @@ def test_a_job_already_at_its_largest_size_is_never_scaled_up():
 
 
 def test_free_nodes_come_first_and_then_one_donor():
-    donors = {"b": member(high=9, nodes=4, interrupted=-500.0), "c": member(high=9, nodes=4, interrupted=-900.0)}
+    donors = {
+        "b": member(high=9, nodes=4, interrupted=-500.0),
+        "c": member(high=9, nodes=4, interrupted=-900.0),
+    }
     world = World(3, {"a": member(), **donors}, ALL_SIZES)
     world.want("a")
     world.run()
@@ -299,7 +304,11 @@ def test_a_new_phase_in_the_middle_is_measured_as_another_curve():
         advisor.handle(Progress("a", 1 + i * 0.1, i * 10.0, "batch=1"), 1 + i * 0.1)
     measured, time = [], 2.0
     while not measured and time < 60:
-        measured = [a for a in advisor.handle(Progress("a", time, time * 50, "batch=2"), time) if isinstance(a, PointMeasured)]
+        measured = [
+            a
+            for a in advisor.handle(Progress("a", time, time * 50, "batch=2"), time)
+            if isinstance(a, PointMeasured)
+        ]
         time += 0.1
     assert measured[0].curve.phase == "batch=2"
     assert measured[0].measurement.rate == pytest.approx(50)
@@ -325,7 +334,13 @@ def test_events_about_other_jobs_and_old_rescales_change_nothing():
     advisor = Advisor()
     advisor.handle(NodesChanged({"default": 4}), 0.0)
     advisor.handle(ProfileWanted("a", 1, 4), 0.0)
-    for event in (Scaled("a", 2), Scaled("b", 4), Crashed("b", 4), Progress("b", 1.0, 5.0), Progress("a", 1.0, 5.0)):
+    for event in (
+        Scaled("a", 2),
+        Scaled("b", 4),
+        Crashed("b", 4),
+        Progress("b", 1.0, 5.0),
+        Progress("a", 1.0, 5.0),
+    ):
         assert advisor.handle(event, 1.0) == []
     assert advisor.target == 4
 
@@ -342,7 +357,10 @@ def test_nodes_of_another_class_do_not_count():
 
 DISTURBANCES = st.lists(
     st.tuples(
-        st.floats(0, 120), st.sampled_from(("preempt", "end", "free", "want", "silence")), st.integers(0, 3), st.integers(1, 5)
+        st.floats(0, 120),
+        st.sampled_from(("preempt", "end", "free", "want", "silence")),
+        st.integers(0, 3),
+        st.integers(1, 5),
     ),
     max_size=8,
 )
@@ -350,9 +368,16 @@ LIMITS = st.tuples(st.integers(1, 4), st.integers(0, 6))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(LIMITS, min_size=1, max_size=4), st.integers(0, 12), st.lists(st.integers(0, 4), min_size=4, max_size=4), DISTURBANCES)
+@given(
+    st.lists(LIMITS, min_size=1, max_size=4),
+    st.integers(0, 12),
+    st.lists(st.integers(0, 4), min_size=4, max_size=4),
+    DISTURBANCES,
+)
 def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
-    """World itself checks on every move: one job at a time, donors above their minimum, no node taken that is not there."""
+    """World itself checks on every move: one job at a time, donors above their minimum, no node
+    taken that is not there.
+    """
     members = {}
     for i, ((low, span), more) in enumerate(zip(limits, spare, strict=False)):
         nodes = 0 if more == 0 else min(low + span, low + more - 1)

@@ -1,4 +1,6 @@
-"""What bids are made from: the law where it explains all that was measured, the single points where it does not."""
+"""What bids are made from: the law where it explains all that was measured, the single points where
+it does not.
+"""
 
 import math
 import random
@@ -19,13 +21,24 @@ SIZES = range(1, 7)
 def profile(law, rng, noise=0.015):
     curve = MeasuredCurve()
     for k in reversed(SIZES):
-        curve = curve.with_measurement(k, law(k) * math.exp(rng.gauss(0, noise)), 2 * noise * law(k), 0.0)
+        curve = curve.with_measurement(
+            k, law(k) * math.exp(rng.gauss(0, noise)), 2 * noise * law(k), 0.0
+        )
     return curve
 
 
 def shares(curve, nodes):
     """Sizes of two alike jobs of this curve."""
-    bids = [make_bid(name, curve.conservative(SIZES, 0.5), max_nodes=6, goal=Goal.THROUGHPUT, cost=RescaleCost(0, 0, 0)) for name in "ab"]
+    bids = [
+        make_bid(
+            name,
+            curve.conservative(SIZES, 0.5),
+            max_nodes=6,
+            goal=Goal.THROUGHPUT,
+            cost=RescaleCost(0, 0, 0),
+        )
+        for name in "ab"
+    ]
     plan = solve(bids, {"default": nodes})
     return sorted(plan.size(name) for name in "ab")
 
@@ -51,7 +64,13 @@ def test_the_law_is_nearer_to_the_truth_than_the_points(law):
 @pytest.mark.parametrize(
     "points",
     [
-        {1: 100.0, 2: 200.0, 3: 300.0, 4: 220.0, 6: 400.0},  # a kink that no law knows and no noise makes
+        {
+            1: 100.0,
+            2: 200.0,
+            3: 300.0,
+            4: 220.0,
+            6: 400.0,
+        },  # a kink that no law knows and no noise makes
         {1: 100.0, 2: 190.0},
         {1: 100.0, 2: 190.0, 4: 0.0},
     ],

@@ -46,7 +46,9 @@ def test_the_estimates_fit_the_allocator():
     assert cost.start_s == 5.0
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("sideways", 1.0), ("up", -1.0), ("up", math.nan), ("down", math.inf)])
+@pytest.mark.parametrize(
+    ("kind", "seconds"), [("sideways", 1.0), ("up", -1.0), ("up", math.nan), ("down", math.inf)]
+)
 def test_impossible_observations_are_refused(kind, seconds):
     with pytest.raises(ValueError, match=r"rescale"):
         RescaleCosts().observe(kind, seconds)

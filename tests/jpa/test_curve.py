@@ -1,4 +1,6 @@
-"""Curves: between and outside measured sizes, uncertainty, phases, drift, and the way into the store and back."""
+"""Curves: between and outside measured sizes, uncertainty, phases, drift, and the way into the
+store and back.
+"""
 
 import json
 import math
@@ -32,7 +34,11 @@ def test_between_two_sizes_the_curve_never_leaves_their_range(points):
     for low, high in pairwise(sizes):
         for k in {low + 1, (low + high) // 2, high - 1} & set(range(low + 1, high)):
             rate, std = curve.estimate(k)
-            assert min(points[low], points[high]) * (1 - 1e-9) <= rate <= max(points[low], points[high]) * (1 + 1e-9)
+            assert (
+                min(points[low], points[high]) * (1 - 1e-9)
+                <= rate
+                <= max(points[low], points[high]) * (1 + 1e-9)
+            )
             assert std > 0
 
 
@@ -45,7 +51,12 @@ def test_every_estimate_is_finite_and_not_negative(points, k):
     assert std >= 0
 
 
-@given(st.dictionaries(st.integers(1, 64), st.just(0.0) | st.floats(1e-3, 1e6), min_size=1, max_size=6), st.floats(0, 3))
+@given(
+    st.dictionaries(
+        st.integers(1, 64), st.just(0.0) | st.floats(1e-3, 1e6), min_size=1, max_size=6
+    ),
+    st.floats(0, 3),
+)
 def test_the_conservative_curve_is_a_valid_one_below_the_estimate(points, kappa):
     curve = measured(points)
     bid = curve.conservative(range(1, 65), kappa)
@@ -229,7 +240,9 @@ def test_a_job_with_a_fixed_batch_per_node_has_one_phase():
 
 
 def test_a_prior_gives_the_shape_and_one_measurement_gives_the_level():
-    prior = Prior(tuple((k, linear(k)) for k in (1, 2, 4, 8)), level_std=0.3, shape_std=0.02, source="job 7")
+    prior = Prior(
+        tuple((k, linear(k)) for k in (1, 2, 4, 8)), level_std=0.3, shape_std=0.02, source="job 7"
+    )
     curve = MeasuredCurve.from_prior(prior)
     assert curve.known
     assert curve.estimate(4) == (400.0, pytest.approx(120.0))
@@ -264,7 +277,9 @@ def test_a_curve_survives_the_store():
         lambda d: d["phases"][0].update(points=[[0, 4.0, 0.0, 1, 0.0]]),
         lambda d: d["phases"][0].update(points=[["x", 4.0, 0.0, 1, 0.0]]),
         lambda d: d["phases"][0].update(points=[[1, 4.0]]),
-        lambda d: d["phases"][0].update(prior={"points": [[1, 0.0]], "level_std": 1, "shape_std": 1, "source": "s"}),
+        lambda d: d["phases"][0].update(
+            prior={"points": [[1, 0.0]], "level_std": 1, "shape_std": 1, "source": "s"}
+        ),
     ],
 )
 def test_a_damaged_stored_curve_is_refused_in_a_sentence(damage):

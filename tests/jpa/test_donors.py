@@ -52,7 +52,12 @@ DONORS = st.builds(
 )
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.lists(DONORS, max_size=6, unique_by=lambda d: d.job), st.integers(0, 30))
+@given(
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.lists(DONORS, max_size=6, unique_by=lambda d: d.job),
+    st.integers(0, 30),
+)
 def test_the_rules_hold_for_any_cluster(wanted, free, donors, minimum):
     offer = choose_nodes(wanted, free, donors, minimum=minimum)
     assert 0 <= offer.from_free <= min(free, wanted)
@@ -70,7 +75,11 @@ def test_the_rules_hold_for_any_cluster(wanted, free, donors, minimum):
     assert donor.sizes is None or left in donor.sizes
     missing = wanted - offer.from_free
     able = [d for d in donors if d.spare > 0 and offer.from_free + min(d.spare, missing) >= minimum]
-    assert all(donor.last_interrupted is None or (d.last_interrupted or 0) >= donor.last_interrupted for d in able if d.last_interrupted)
+    assert all(
+        donor.last_interrupted is None or (d.last_interrupted or 0) >= donor.last_interrupted
+        for d in able
+        if d.last_interrupted
+    )
     if donor.last_interrupted is not None:
         assert all(d.last_interrupted is not None for d in able)
 

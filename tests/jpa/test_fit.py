@@ -37,7 +37,10 @@ def test_the_terms_follow_the_two_ways_of_scaling():
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 128), st.floats(1e-3, 1e7), st.floats(0.001, 0.3)), min_size=1, max_size=8, unique_by=lambda p: p[0]
+        st.tuples(st.integers(1, 128), st.floats(1e-3, 1e7), st.floats(0.001, 0.3)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda p: p[0],
     )
 )
 def test_efficiency_never_grows_with_nodes_and_every_rate_is_finite(points):
@@ -54,7 +57,9 @@ def test_one_point_leaves_the_rest_wide_open():
     assert fitted.rate(16) == pytest.approx(1000, rel=0.05)
 
 
-@pytest.mark.parametrize("points", [[], [(1, 0.0, 0.1)], [(1, -3.0, 0.1)], [(2, math.nan, 0.1)], [(2, math.inf, 0.1)]])
+@pytest.mark.parametrize(
+    "points", [[], [(1, 0.0, 0.1)], [(1, -3.0, 0.1)], [(2, math.nan, 0.1)], [(2, math.inf, 0.1)]]
+)
 def test_points_that_make_no_sense_are_refused_in_a_sentence(points):
     with pytest.raises(ValueError, match="scaling law"):
         fit(points)
@@ -78,7 +83,9 @@ def _coverage(curves, direction: str, used: int, octaves_away: int) -> tuple[flo
             law = fit([(k, curve[k] * math.exp(rng.gauss(0, 0.012)), 0.012) for k in chosen])
             target = sizes[at]
             edge = chosen[0] if direction == "down" else chosen[-1]
-            std = math.hypot(law.relative_std(target), ROUGHNESS * math.sqrt(abs(math.log2(target / edge))))
+            std = math.hypot(
+                law.relative_std(target), ROUGHNESS * math.sqrt(abs(math.log2(target / edge)))
+            )
             inside += abs(math.log(law.rate(target) / curve[target])) < 1.96 * std
             total += 1
     return inside / total, total

@@ -28,7 +28,9 @@ def watch(meter, durations, until=400.0):
 
 
 def steps(rng, scatter=0.05, correlation=0.0, slow_first=0, stall_at=None, stall=0.0):
-    """Endless step durations averaging STEP / TRUE_RATE, optionally correlated, slow at first or with one stall."""
+    """Endless step durations averaging STEP / TRUE_RATE, optionally correlated, slow at first or
+    with one stall.
+    """
     state, mean, elapsed, count = 0.0, STEP / TRUE_RATE, 0.0, 0
     while True:
         state = correlation * state + math.sqrt(1 - correlation**2) * rng.gauss(0, 1)
@@ -160,7 +162,9 @@ def test_late_and_repeated_reports_are_ignored():
     assert meter.measurement(10 + 59 * 0.2).rate == pytest.approx(TRUE_RATE)
 
 
-@pytest.mark.parametrize(("time", "samples"), [(math.nan, 1.0), (1.0, math.nan), (1.0, math.inf), (1.0, -5.0)])
+@pytest.mark.parametrize(
+    ("time", "samples"), [(math.nan, 1.0), (1.0, math.nan), (1.0, math.inf), (1.0, -5.0)]
+)
 def test_impossible_reports_are_refused_in_a_sentence(time, samples):
     with pytest.raises(ValueError, match="progress report"):
         ThroughputMeter(1, 0.0).feed(time, samples)
@@ -211,7 +215,9 @@ def test_the_monitor_gives_one_observation_a_window_and_none_across_a_change():
             m = monitor.feed(time, samples, nodes, phase)
             if m is not None:
                 seen.append((nodes, phase, round(m.rate, 3)))
-    assert seen == [(4, "a", TRUE_RATE)] * 3 + [(2, "a", TRUE_RATE / 2)] * 2 + [(2, "b", TRUE_RATE / 2)]
+    assert seen == [(4, "a", TRUE_RATE)] * 3 + [(2, "a", TRUE_RATE / 2)] * 2 + [
+        (2, "b", TRUE_RATE / 2)
+    ]
 
 
 def test_the_monitor_says_nothing_of_a_silent_window():

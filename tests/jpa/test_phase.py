@@ -1,4 +1,6 @@
-"""Whether a curve's intervals are honest: as often right as they say, between, below and above the measured sizes."""
+"""Whether a curve's intervals are honest: as often right as they say, between, below and above the
+measured sizes.
+"""
 
 import math
 import random
@@ -59,7 +61,9 @@ def test_nine_of_ten_intervals_hold_the_truth(family, where, used):
 
 def test_a_curve_that_jumps_about_is_trusted_less_between_its_points():
     def width(rates):
-        points = tuple(Point(k, r, (0.01 * r) ** 2) for k, r in zip((1, 2, 4, 8, 16), rates, strict=True))
+        points = tuple(
+            Point(k, r, (0.01 * r) ** 2) for k, r in zip((1, 2, 4, 8, 16), rates, strict=True)
+        )
         rate, std = PhaseCurve(points).estimate(11)
         return std / rate
 

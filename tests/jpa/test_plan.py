@@ -15,7 +15,9 @@ ALL = PlanConfig(bridge=False)
 
 
 def walk(law, plan, curve=None, nodes=10**6, width=0.02):
-    """Visit every size the plan asks for; ``nodes`` may be a function of the number of visits so far."""
+    """Visit every size the plan asks for; ``nodes`` may be a function of the number of visits so
+    far.
+    """
     curve, sizes = curve or MeasuredCurve(), []
     while True:
         available = nodes(len(sizes)) if callable(nodes) else nodes
@@ -47,10 +49,19 @@ def test_ladder(args, steps, expected):
     assert ladder(*args, max_steps=steps) == expected
 
 
-@given(st.integers(1, 200), st.integers(0, 5000), st.integers(2, 20), st.none() | st.sets(st.integers(1, 3000), min_size=1))
+@given(
+    st.integers(1, 200),
+    st.integers(0, 5000),
+    st.integers(2, 20),
+    st.none() | st.sets(st.integers(1, 3000), min_size=1),
+)
 def test_any_ladder_descends_from_end_to_end_within_its_length(low, span, steps, allowed):
     high = low + span
-    usable = [k for k in (range(low, high + 1) if allowed is None else sorted(allowed)) if low <= k <= high]
+    usable = [
+        k
+        for k in (range(low, high + 1) if allowed is None else sorted(allowed))
+        if low <= k <= high
+    ]
     if not usable:
         with pytest.raises(ValueError, match=r"nodes\."):
             ladder(low, high, allowed, max_steps=steps)
@@ -85,7 +96,10 @@ def test_on_a_straight_curve_sizes_that_interpolation_will_know_are_passed_over(
     assert curve.uncertain(range(1, 7)) == ()
 
 
-@pytest.mark.parametrize("law", [linear, fixed_global_batch(0.1), fixed_global_batch(0.5), fixed_global_batch(0.02, 0.01)])
+@pytest.mark.parametrize(
+    "law",
+    [linear, fixed_global_batch(0.1), fixed_global_batch(0.5), fixed_global_batch(0.02, 0.01)],
+)
 @pytest.mark.parametrize("limits", [(1, 6), (2, 16), (1, 64)])
 @pytest.mark.parametrize("config", [PlanConfig(), ALL])
 def test_the_curve_afterwards_is_within_five_percent_everywhere(law, limits, config):
@@ -124,7 +138,11 @@ def test_only_what_is_uncertain_is_visited():
 
 
 def test_a_size_at_which_the_script_crashed_is_left_out():
-    sizes, _ = walk(linear, new_plan(1, 6, MeasuredCurve().with_unusable(5), config=ALL), MeasuredCurve().with_unusable(5))
+    sizes, _ = walk(
+        linear,
+        new_plan(1, 6, MeasuredCurve().with_unusable(5), config=ALL),
+        MeasuredCurve().with_unusable(5),
+    )
     assert sizes == [6, 4, 3, 2, 1]
 
 
@@ -167,13 +185,20 @@ def test_nodes_that_come_back_cause_no_second_scale_up():
 
 
 def test_a_throughput_of_zero_at_some_size_does_not_stop_the_plan():
-    sizes, curve = walk(lambda k: 0.0 if k in (6, 4) else linear(k), new_plan(1, 6, MeasuredCurve(), config=ALL))
+    sizes, curve = walk(
+        lambda k: 0.0 if k in (6, 4) else linear(k), new_plan(1, 6, MeasuredCurve(), config=ALL)
+    )
     assert sizes == [6, 5, 4, 3, 2, 1]
     assert curve.estimate(4)[0] == 0
 
 
 def test_elasticity():
-    curve = MeasuredCurve().with_measurement(2, 200.0, 0.0, 0.0).with_measurement(4, 400.0, 0.0, 0.0).with_measurement(8, 400.0, 0.0, 0.0)
+    curve = (
+        MeasuredCurve()
+        .with_measurement(2, 200.0, 0.0, 0.0)
+        .with_measurement(4, 400.0, 0.0, 0.0)
+        .with_measurement(8, 400.0, 0.0, 0.0)
+    )
     assert elasticity(curve, 2, 4) == pytest.approx(1)
     assert elasticity(curve, 4, 8) == pytest.approx(0)
     assert elasticity(MeasuredCurve().with_measurement(1, 0.0, 0.0, 0.0), 1, 2) is None
@@ -186,7 +211,9 @@ def test_elasticity():
     st.lists(st.integers(0, 250), min_size=4, max_size=4),
     st.booleans(),
 )
-def test_whatever_the_curve_and_the_preemptions_it_only_goes_down_and_ends(low, span, rates, nodes, bridge):
+def test_whatever_the_curve_and_the_preemptions_it_only_goes_down_and_ends(
+    low, span, rates, nodes, bridge
+):
     high = low + span
     plan = new_plan(low, high, MeasuredCurve(), config=PlanConfig(bridge=bridge))
     sizes, _ = walk(
@@ -199,7 +226,9 @@ def test_whatever_the_curve_and_the_preemptions_it_only_goes_down_and_ends(low, 
     assert len(sizes) <= 8 + 1  # a preemption may add a size that is on no rung
 
 
-@pytest.mark.parametrize("bad", [{"max_steps": 0}, {"refine_steps": 8}, {"tolerance": 0.0}, {"bend": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"max_steps": 0}, {"refine_steps": 8}, {"tolerance": 0.0}, {"bend": 0.0}]
+)
 def test_a_configuration_that_cannot_work_is_refused(bad):
     with pytest.raises(ValueError, match=r"cannot work|share between"):
         PlanConfig(**bad)

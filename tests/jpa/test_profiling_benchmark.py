@@ -28,7 +28,10 @@ def test_every_method_learns_a_straight_curve(name):
 
 
 def test_an_exact_belief_has_no_regret_and_a_wrong_one_has():
-    laws = [profiling.Truth("flat", "t", 8, lambda k: 100.0), profiling.Truth("straight", "t", 8, lambda k: 100.0 * k)]
+    laws = [
+        profiling.Truth("flat", "t", 8, lambda k: 100.0),
+        profiling.Truth("straight", "t", 8, lambda k: 100.0 * k),
+    ]
 
     class Belief:
         def __init__(self, law):
@@ -44,7 +47,19 @@ def test_the_command_prints_a_table_and_writes_the_same_figures_twice(tmp_path, 
     reports = []
     for run in range(2):
         target = tmp_path / f"{run}.json"
-        profiling.main(["--seeds", "1", "--methods", "inverse", "random", "--curves", str(curves), "--json", str(target)])
+        profiling.main(
+            [
+                "--seeds",
+                "1",
+                "--methods",
+                "inverse",
+                "random",
+                "--curves",
+                str(curves),
+                "--json",
+                str(target),
+            ]
+        )
         reports.append(json.loads(target.read_text()))
     assert reports[0] == reports[1]
     assert set(reports[0]["families"]) == {"analytic, 1-6", "analytic, 1-16", "curves, 1-4"}

@@ -19,7 +19,9 @@ def key(script=SCRIPT, arguments=("--batch", "32"), node_class="gpu", nproc=4, *
 def test_the_same_job_has_the_same_key_whatever_does_not_matter():
     base = key()
     assert base == key(arguments=("--batch=32",))
-    assert base == key(arguments=("--batch", "32", "--seed", "7", "--lr", "-1e-3", "--output-dir", "/somewhere"))
+    assert base == key(
+        arguments=("--batch", "32", "--seed", "7", "--lr", "-1e-3", "--output-dir", "/somewhere")
+    )
     assert key(arguments=("--a", "1", "--b", "2")) == key(arguments=("--b", "2", "--a", "1"))
 
 
@@ -50,7 +52,13 @@ def test_parts_of_a_key_do_not_run_together():
 
 
 def test_arguments_that_matter():
-    assert matters(["train", "--seed", "3", "-v", "--amp", "--n", "-5", "end"]) == ["--amp=", "--n=-5", "-v=", "train", "end"]
+    assert matters(["train", "--seed", "3", "-v", "--amp", "--n", "-5", "end"]) == [
+        "--amp=",
+        "--n=-5",
+        "-v=",
+        "train",
+        "end",
+    ]
     assert matters(["--mine", "1", "--batch", "2"], ignored={"--mine"}) == ["--batch=2"]
 
 
@@ -152,9 +160,13 @@ def test_a_sibling_measured_at_small_sizes_only_says_little_of_large_ones():
         well = well.with_measurement(k, 100.0 * k, float(k), 0.0)
     uncertain = {}
     for name, curve in (("barely", barely), ("well", well)):
-        prior = prior_from([Stored("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9))
+        prior = prior_from(
+            [Stored("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9)
+        )
         mine = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
         uncertain[name] = mine.relative_half_width(64)
-        assert next_size(new_plan(1, 64, mine), mine, 64) == 64, "the level of a sibling is not believed that far"
+        assert next_size(new_plan(1, 64, mine), mine, 64) == 64, (
+            "the level of a sibling is not believed that far"
+        )
     assert uncertain["barely"] > 0.3
     assert uncertain["barely"] > 2 * uncertain["well"]

@@ -1,4 +1,6 @@
-"""A cluster of model jobs around an advisor: carries out what it answers, on a virtual clock, and checks its promises on the way."""
+"""A cluster of model jobs around an advisor: carries out what it answers, on a virtual clock, and
+checks its promises on the way.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ class World:
                 self.tell(Tick())
 
     def preempt(self, job: str, count: int) -> None:
-        """The main scheduler takes ``count`` nodes of the job; it restarts on what is left, or is suspended under its minimum."""
+        """The main scheduler takes ``count`` nodes of the job; it restarts on what is left, or is
+        suspended under its minimum.
+        """
         member = self.members[job]
         member.nodes -= count
         if member.nodes < member.low:
@@ -103,9 +107,13 @@ class World:
     def view(self) -> NodesChanged:
         busy = self.advisor.profiling
         donors = tuple(
-            Donor(name, m.nodes, m.low, m.interrupted) for name, m in self.members.items() if m.nodes > 0 and name != busy
+            Donor(name, m.nodes, m.low, m.interrupted)
+            for name, m in self.members.items()
+            if m.nodes > 0 and name != busy
         )
-        return NodesChanged({"default": self.free}, donors, {name: m.nodes for name, m in self.members.items()})
+        return NodesChanged(
+            {"default": self.free}, donors, {name: m.nodes for name, m in self.members.items()}
+        )
 
     # --- what happened ---
 

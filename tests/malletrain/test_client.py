@@ -1,4 +1,6 @@
-"""The client against a daemon that is absent, deaf, gone half-way, foreign, or of another version."""
+"""The client against a daemon that is absent, deaf, gone half-way, foreign, or of another
+version.
+"""
 
 import dataclasses
 import threading
@@ -6,10 +8,10 @@ import threading
 import msgspec
 import pytest
 
-from malletrain import wire
 from malletrain.client import Client, ClientError, Unreachable
-from malletrain.keys import new_pair, write_key
-from malletrain.statedir import INFO, write_daemon_info
+from malletrain.identity.keys import new_pair, write_key
+from malletrain.identity.state_directory import INFO, write_daemon_info
+from malletrain.protocol import messages
 from tests.malletrain.cli.fake_daemon import SILENCE, FakeDaemon, Refuse, default_answers, job_view
 
 
@@ -20,7 +22,9 @@ def daemon(tmp_path):
     fake.stop()
 
 
-SPEC = wire.JobSpec(name="a", owner="b", script="/c", workdir="/d", python="/e", curve={"1": 2.0})
+SPEC = messages.JobSpec(
+    name="a", owner="b", script="/c", workdir="/d", python="/e", curve={"1": 2.0}
+)
 
 
 def test_operations(daemon):
@@ -56,7 +60,10 @@ def test_never_started(tmp_path):
 def test_killed(daemon):
     """kill -9 leaves daemon.json; this process is alive, so only the address tells."""
     daemon.stop(forget=False)
-    with Client.of(daemon.state_dir) as client, pytest.raises(Unreachable, match=r"not running\. Start one with"):
+    with (
+        Client.of(daemon.state_dir) as client,
+        pytest.raises(Unreachable, match=r"not running\. Start one with"),
+    ):
         client.status()
 
 
@@ -83,7 +90,10 @@ def test_restarted_between_two_calls(daemon, tmp_path):
 def test_deaf(daemon):
     daemon.answers["submit"] = lambda p: SILENCE
     with Client.of(daemon.state_dir, timeout_s=0.2) as client:
-        with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s\. Whether it carried the request out is not known"):
+        with pytest.raises(
+            Unreachable,
+            match=r"did not answer within 0\.2 s\. Whether it carried the request out is not known",
+        ):
             client.submit(SPEC)
         daemon.answers["jobs"] = lambda p: SILENCE
         with pytest.raises(Unreachable) as caught:
@@ -95,27 +105,37 @@ def test_deaf(daemon):
 def test_stranger(daemon):
     """Somebody else's key is told so at once."""
     write_key(daemon.state_dir / "keys" / "client.key", new_pair())
-    with Client.of(daemon.state_dir) as client, pytest.raises(Unreachable, match="does not accept this client's key"):
+    with (
+        Client.of(daemon.state_dir) as client,
+        pytest.raises(Unreachable, match="does not accept this client's key"),
+    ):
         client.status()
 
 
 def test_wrong_server_key(daemon):
     foreign, own = new_pair(), new_pair()
-    client = Client(daemon.info.endpoint, foreign.public.encode(), own.public.encode(), own.secret.encode())
+    client = Client(
+        daemon.info.endpoint, foreign.public.encode(), own.public.encode(), own.secret.encode()
+    )
     with client, pytest.raises(Unreachable):
         client.status()
 
 
 def test_answer_of_another_version(daemon):
     daemon.answers["status"] = lambda p: {"surprise": 1}
-    with Client.of(daemon.state_dir) as client, pytest.raises(ClientError, match="data this version does not know"):
+    with (
+        Client.of(daemon.state_dir) as client,
+        pytest.raises(ClientError, match="data this version does not know"),
+    ):
         client.status()
 
 
 def test_request_too_large(daemon):
     with Client.of(daemon.state_dir) as client:
         with pytest.raises(ClientError, match="over the limit") as caught:
-            client.submit(msgspec.structs.replace(SPEC, env={"A": "x" * wire.MAX_MESSAGE_BYTES}))
+            client.submit(
+                msgspec.structs.replace(SPEC, env={"A": "x" * messages.MAX_MESSAGE_BYTES})
+            )
         assert caught.value.code == "usage"
     assert daemon.seen == []
 
@@ -130,7 +150,9 @@ def test_request_too_large(daemon):
 )
 def test_an_address_that_cannot_be_used_is_told_and_leaves_nothing_open(endpoint, server):
     own = new_pair()
-    client = Client(endpoint, server.encode(), own.public.encode(), own.secret.encode(), start_hint="Ask them.")
+    client = Client(
+        endpoint, server.encode(), own.public.encode(), own.secret.encode(), start_hint="Ask them."
+    )
     for _ in range(2):
         with pytest.raises(Unreachable, match=r"cannot be used \(.*\)\. Ask them\."):
             client.status()
@@ -154,9 +176,17 @@ def test_a_site_file_with_a_wrong_key_is_told(tmp_path, daemon, monkeypatch):
 def test_a_site_daemon_that_stopped_is_the_operators_business(tmp_path, daemon, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MALLETRAIN_DAEMON", str(tmp_path / "site.json"))
-    write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, pid=2**22 + 1))  # a copy of before the last start
-    with Client.of() as client, pytest.raises(Unreachable, match="does not accept this client's key"):
+    write_daemon_info(
+        tmp_path / "site.json", dataclasses.replace(daemon.info, pid=2**22 + 1)
+    )  # a copy of before the last start
+    with (
+        Client.of() as client,
+        pytest.raises(Unreachable, match="does not accept this client's key"),
+    ):
         client.status()
     daemon.stop()
-    with Client.of() as client, pytest.raises(Unreachable, match=r"not running\. Ask the operators"):
+    with (
+        Client.of() as client,
+        pytest.raises(Unreachable, match=r"not running\. Ask the operators"),
+    ):
         client.status()

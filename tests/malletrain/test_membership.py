@@ -72,7 +72,10 @@ def test_a_process_joins_hears_and_drains(launcher):
     assert membership.key() == b"\xab" * 32
     launcher.say(view=4, members=[["n1", "h", "n1:7", None], ["n2", "h", "n2:7", None]])
     changes = group.changes()
-    assert [(c.kind, c.member.node) for c in (next(changes), next(changes))] == [("joined", "n1"), ("joined", "n2")]
+    assert [(c.kind, c.member.node) for c in (next(changes), next(changes))] == [
+        ("joined", "n1"),
+        ("joined", "n2"),
+    ]
     launcher.say(view=5, members=[["n1", "h", "n1:7", 30.0], ["n2", "h", "n2:7", None]])
     change = next(changes)
     assert (change.kind, change.member) == ("leaving", group.me)
@@ -137,7 +140,10 @@ def test_what_cannot_be_is_said(monkeypatch, tmp_path):
 def test_it_needs_the_standard_library_only():
     program = (
         "import sys; before = set(sys.modules); import malletrain.membership; "
-        "print({m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+        "print({m.partition('.')[0] for m in set(sys.modules) - before} - "
+        "set(sys.stdlib_module_names))"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "{'malletrain'}"

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from scavenger import _processes
-from scavenger.local import ClusterProcess, start_cluster
+from scavenger.embedded import processes
+from scavenger.embedded.scavenger import ClusterProcess, start_cluster
 
 
 def wait_for(condition, what, timeout_s=15.0):
@@ -21,12 +21,14 @@ def wait_for(condition, what, timeout_s=15.0):
 
 def processes_of(directory):
     """Live processes of any lease of the cluster in ``directory``."""
-    return _processes.with_environment([f"MALLETRAIN_CLUSTER={directory}"])
+    return processes.with_environment([f"MALLETRAIN_CLUSTER={directory}"])
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Call it to start a cluster (options of start_cluster); it is stopped afterwards and must have left nothing."""
+    """Call it to start a cluster (options of start_cluster); it is stopped afterwards and must have
+    left nothing.
+    """
     directory = tmp_path / "cluster"
     started: list[ClusterProcess] = []
 

@@ -1,4 +1,6 @@
-"""The estimator of remaining gap length, against the sample itself and as a law: invariants by hypothesis."""
+"""The estimator of remaining gap length, against the sample itself and as a law: invariants by
+hypothesis.
+"""
 
 import itertools
 import json
@@ -51,7 +53,11 @@ def test_the_expectation_is_positive_finite_and_the_integral_of_the_survival(obs
     if age < 1e5:
         total, previous = 0.0, age
         for edge in [e for e in EDGES_S if e > age]:
-            total += (edge - previous) * (estimator.survival(previous - age, age) + estimator.survival(edge - age, age)) / 2
+            total += (
+                (edge - previous)
+                * (estimator.survival(previous - age, age) + estimator.survival(edge - age, age))
+                / 2
+            )
             previous = edge
         assert expected == pytest.approx(total, rel=1e-6)
 
@@ -60,12 +66,18 @@ def test_the_expectation_is_positive_finite_and_the_integral_of_the_survival(obs
 @settings(max_examples=60, deadline=None)
 def test_storing_keeps_the_estimate(observations, age):
     estimator = fed(observations)
-    again = SurvivalEstimator.from_dict(json.loads(json.dumps(estimator.to_dict(), allow_nan=False)))
-    assert again.expected_remaining(age) == pytest.approx(estimator.expected_remaining(age), rel=1e-9)
+    again = SurvivalEstimator.from_dict(
+        json.loads(json.dumps(estimator.to_dict(), allow_nan=False))
+    )
+    assert again.expected_remaining(age) == pytest.approx(
+        estimator.expected_remaining(age), rel=1e-9
+    )
     assert again.observed == estimator.observed
     again.observe(100.0)
     estimator.observe(100.0)
-    assert again.expected_remaining(age) == pytest.approx(estimator.expected_remaining(age), rel=1e-6)
+    assert again.expected_remaining(age) == pytest.approx(
+        estimator.expected_remaining(age), rel=1e-6
+    )
 
 
 @given(observations=lengths, seed=st.integers(0, 99), age=ages)
@@ -85,13 +97,16 @@ def test_the_estimate_matches_the_sample(age):
     left = sorted(x - age for x in sample if x >= age)
     assert estimator.expected_remaining(age) == pytest.approx(sum(left) / len(left), rel=0.08)
     for p in (0.1, 0.5, 0.9):
-        assert estimator.quantile(p, age) == pytest.approx(left[int(p * len(left))], rel=0.1, abs=5.0)
+        assert estimator.quantile(p, age) == pytest.approx(
+            left[int(p * len(left))], rel=0.1, abs=5.0
+        )
 
 
 def test_gaps_with_an_unseen_end_do_not_shorten_the_estimate():
     rng = random.Random(7)
     sample = [rng.expovariate(1 / 1000.0) for _ in range(20_000)]
-    # Watched for 800 s at most: the mean of what was seen is far below the truth, the estimate of the first 800 s is not.
+    # Watched for 800 s at most: the mean of what was seen is far below the truth, the estimate of
+    # the first 800 s is not.
     watched = fed([(min(x, 800.0), x <= 800.0) for x in sample], half_life=None)
     for t in (100.0, 400.0, 700.0):
         assert watched.survival(t) == pytest.approx(math.exp(-t / 1000.0), abs=0.03)
@@ -102,7 +117,9 @@ def test_a_cold_start_gives_the_configured_value_and_data_takes_over():
     assert estimator.expected_remaining() == pytest.approx(300.0, rel=0.05)
     for _ in range(500):
         estimator.observe(5000.0)
-    assert estimator.expected_remaining() == pytest.approx((500 * 5000.0 + 10 * 300.0) / 510, rel=0.075)  # half a bin
+    assert estimator.expected_remaining() == pytest.approx(
+        (500 * 5000.0 + 10 * 300.0) / 510, rel=0.075
+    )  # half a bin
     assert estimator.survival(4000.0) > 0.95
 
 
@@ -123,8 +140,16 @@ def test_impossible_lengths_are_ignored(bad):
 
 
 @pytest.mark.parametrize(
-    "stored", [{}, [], {"format": 2}, None, {**SurvivalEstimator().to_dict(), "ended": {"9999": 1.0}},
-               {**SurvivalEstimator().to_dict(), "unseen": {"1": "x"}}, {**SurvivalEstimator().to_dict(), "prior_mean_s": -5}],
+    "stored",
+    [
+        {},
+        [],
+        {"format": 2},
+        None,
+        {**SurvivalEstimator().to_dict(), "ended": {"9999": 1.0}},
+        {**SurvivalEstimator().to_dict(), "unseen": {"1": "x"}},
+        {**SurvivalEstimator().to_dict(), "prior_mean_s": -5},
+    ],
 )
 def test_damaged_storage_is_refused(stored):
     with pytest.raises(ValueError, match=r"cannot be used \(.*\); delete them to begin anew"):

@@ -1,4 +1,6 @@
-"""Accounts and QOS for a Slurm of cluster.py: slurmdbd on a database of its own, on sockets below the cluster's directory."""
+"""Accounts and QOS for a Slurm of cluster.py: slurmdbd on a database of its own, on sockets below
+the cluster's directory.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,22 @@ DebugLevel=info
 def missing() -> str:
     """Why there can be no accounting here; empty when there can."""
     absent = [name for name in PROGRAMS if which(name) is None]
-    return f"Slurm's accounting is not installed (no {', '.join(absent)}); run tests/slurm/install.sh as root" if absent else ""
+    return (
+        f"Slurm's accounting is not installed (no {', '.join(absent)}); run "
+        "tests/slurm/install.sh as root"
+        if absent
+        else ""
+    )
 
 
 class AccountedCluster(SlurmCluster):
-    """As SlurmCluster, with accounting: every user is in account ``all``; QOS as ``prepare`` makes them (arguments of sacctmgr)."""
+    """As SlurmCluster, with accounting: every user is in account ``all``; QOS as ``prepare`` makes
+    them (arguments of sacctmgr).
+    """
 
-    def __init__(self, root: Path, nodes: int = 8, *, prepare: tuple[str, ...] = (), **options: object) -> None:
+    def __init__(
+        self, root: Path, nodes: int = 8, *, prepare: tuple[str, ...] = (), **options: object
+    ) -> None:
         self.prepare = prepare
         storage = (
             "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoragePort={port}\n"
@@ -56,13 +67,31 @@ class AccountedCluster(SlurmCluster):
         data, socket = root / "data", root / "run" / "db.socket"
         data.mkdir()
         options = (
-            "--no-defaults", f"--datadir={data}", "--skip-grant-tables", f"--user={user}", "--innodb-buffer-pool-size=16M",
-            "--innodb-log-file-size=8M", "--innodb-flush-log-at-trx-commit=0", "--innodb-fast-shutdown=2",
-        )  # fmt: skip
+            "--no-defaults",
+            f"--datadir={data}",
+            "--skip-grant-tables",
+            f"--user={user}",
+            "--innodb-buffer-pool-size=16M",
+            "--innodb-log-file-size=8M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-fast-shutdown=2",
+        )
         tables = "create database mysql;\nuse mysql;\n" + SYSTEM_TABLES.read_text()
-        subprocess.run([str(which("mariadbd")), *options, "--bootstrap"], input=tables, text=True, capture_output=True, check=True)
+        subprocess.run(
+            [str(which("mariadbd")), *options, "--bootstrap"],
+            input=tables,
+            text=True,
+            capture_output=True,
+            check=True,
+        )
         # No grants: the socket's directory is the protection.
-        self._spawn("mariadbd", *options, f"--socket={socket}", "--skip-networking", f"--pid-file={root}/run/db.pid")
+        self._spawn(
+            "mariadbd",
+            *options,
+            f"--socket={socket}",
+            "--skip-networking",
+            f"--pid-file={root}/run/db.pid",
+        )
         self.until(socket.exists, "the database listens")
         conf = root / "slurmdbd.conf"
         conf.write_text(CONF.format(port=self.spare_port, user=user, root=root))

@@ -1,6 +1,8 @@
-"""A real Slurm for tests: munged, slurmctld and any number of slurmd on loopback, everything below one directory, removed without trace.
+"""A real Slurm for tests: munged, slurmctld and any number of slurmd on loopback, everything below
+one directory, removed without trace.
 
-No systemd, no root needed, any number side by side. Daemons are children of this process and die with it.
+No systemd, no root needed, any number side by side. Daemons are children of this process and die
+with it.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 S
 def missing() -> str:
     """Why there can be no Slurm here; empty when there can."""
     absent = [name for name in PROGRAMS if which(name) is None]
-    return f"Slurm is not installed (no {', '.join(absent)}); run tests/slurm/install.sh as root" if absent else ""
+    return (
+        f"Slurm is not installed (no {', '.join(absent)}); run tests/slurm/install.sh as root"
+        if absent
+        else ""
+    )
 
 
 def which(program: str) -> str | None:
@@ -81,19 +87,27 @@ def which(program: str) -> str | None:
 
 
 class SlurmCluster:
-    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …; options are those of CONF; ``gres``:
-    the text of gres.conf; ``inside``: the command put before everything."""
+    """One Slurm below ``root`` (which must be short: sockets lie in it). Node names n1, n2, …;
+    options are those of CONF; ``gres``: the text of gres.conf; ``inside``: the command put before
+    everything.
+    """
 
-    def __init__(self, root: Path, nodes: int = 8, inside: Sequence[str] = (), **options: object) -> None:
+    def __init__(
+        self, root: Path, nodes: int = 8, inside: Sequence[str] = (), **options: object
+    ) -> None:
         self.root = root
         self.inside = list(inside)
         self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
         self.conf = root / "slurm.conf"
-        self.environment = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+        self.environment = {
+            **os.environ,
+            "SLURM_CONF": str(self.conf),
+            "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin",
+        }
         self.options = {
             "controller": "preempt_send_user_signal",
             "select": "select/linear",
-            "scheduler": "bf_interval=1,bf_resolution=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
+            "scheduler": "bf_interval=1,bf_resolution=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0",  # noqa: E501
             "preempt": "preempt/partition_prio",
             "preempt_mode": "REQUEUE",
             "lease_mode": "PreemptMode=CANCEL",
@@ -111,7 +125,7 @@ class SlurmCluster:
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    # --- life --------------------------------------------------------------------------------------------------------------------------
+    # --- life ---
 
     def start(self) -> SlurmCluster:
         """Start everything and wait until all nodes are idle."""
@@ -119,13 +133,20 @@ class SlurmCluster:
             (self.root / name).mkdir(parents=True, mode=0o755)
         base = _free_ports(len(self.nodes) + 2)
         self.cluster_name, self.spare_port = f"test{base}", base + len(self.nodes) + 1
-        self.options["storage"] = str(self.options["storage"]).format(root=self.root, port=self.spare_port)
+        self.options["storage"] = str(self.options["storage"]).format(
+            root=self.root, port=self.spare_port
+        )
         self.conf.write_text(
             CONF.format(
-                root=self.root, port=base, first=base + 1, last=base + len(self.nodes), nodes=len(self.nodes),
-                user=pwd.getpwuid(os.geteuid()).pw_name, **self.options,
+                root=self.root,
+                port=base,
+                first=base + 1,
+                last=base + len(self.nodes),
+                nodes=len(self.nodes),
+                user=pwd.getpwuid(os.geteuid()).pw_name,
+                **self.options,
             )
-        )  # fmt: skip
+        )
         if self.options["gres"]:
             (self.root / "gres.conf").write_text(str(self.options["gres"]))
         key = self.root / "run" / "munge.key"
@@ -133,9 +154,15 @@ class SlurmCluster:
         key.chmod(0o600)
         run = self.root / "run"
         self._spawn(
-            "munged", "--foreground", "--force", f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid",
-            f"--log-file={self.root}/log/munged.log", f"--seed-file={run}/munged.seed",
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={run}/munge.socket",
+            f"--key-file={key}",
+            f"--pid-file={run}/munged.pid",
+            f"--log-file={self.root}/log/munged.log",
+            f"--seed-file={run}/munged.seed",
+        )
         self.until(lambda: (run / "munge.socket").exists(), "munged listens")
         self.start_controller(fresh=True)
         for node in self.nodes:
@@ -157,13 +184,19 @@ class SlurmCluster:
         process.wait(30)
 
     def stop(self) -> list[str]:
-        """End everything; returns the commands of what had to be killed after all daemons were gone."""
+        """End everything; returns the commands of what had to be killed after all daemons were
+        gone.
+        """
         if "slurmctld" in self.processes:
             with contextlib.suppress(subprocess.SubprocessError):
                 ids = self.run("squeue", "-h", "-o", "%A", timeout=10).split()
                 if ids:
                     self.run("scancel", *ids, timeout=10)
-                self.until(lambda: not self.run("squeue", "-h", timeout=10).strip(), "all jobs have ended", 20.0)
+                self.until(
+                    lambda: not self.run("squeue", "-h", timeout=10).strip(),
+                    "all jobs have ended",
+                    20.0,
+                )
         left = [" ".join(p.cmdline())[:200] for p in self.jobs_processes()]
         for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
             self.processes[key].terminate()
@@ -193,15 +226,23 @@ class SlurmCluster:
             # A daemon must not outlive a test run that is killed.
             argv = [*_DIE_WITH_PARENT, *self.inside, path, *args]
             self.processes[key or program] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.root, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.root,
+                start_new_session=True,
             )
 
-    # --- asking ------------------------------------------------------------------------------------------------------------------------
+    # --- asking ---
 
     def run(self, *argv: str, timeout: float = 30.0, env_time: str = "standard") -> str:
         """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
         environment = {**self.environment, "SLURM_TIME_FORMAT": env_time}
-        made = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, cwd=self.root)
+        made = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=timeout, cwd=self.root
+        )
         if made.returncode:
             raise subprocess.CalledProcessError(made.returncode, argv, made.stdout, made.stderr)
         return str(made.stdout)
@@ -209,13 +250,21 @@ class SlurmCluster:
     def submit(self, command: str, *options: str, partition: str = "batch") -> str:
         """A job of the main scheduler that runs a shell command; returns its id."""
         return self.run(
-            "sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", *options, "--wrap", command
+            "sbatch",
+            "--parsable",
+            f"--partition={partition}",
+            "--output=/dev/null",
+            *options,
+            "--wrap",
+            command,
         ).strip()
 
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""
         try:
-            lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T", timeout=10).splitlines()
+            lines = self.run(
+                "sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T", timeout=10
+            ).splitlines()
         except subprocess.SubprocessError:
             return []
         known = dict(line.split() for line in lines)
@@ -223,15 +272,21 @@ class SlurmCluster:
 
     def jobs(self, *options: str) -> dict[str, tuple[str, str, str]]:
         """Job id → (state, nodes, name) of everything Slurm remembers."""
-        lines = self.run("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T|%N|%j", *options).splitlines()
-        return {job: (state, nodes, name) for job, state, nodes, name in (line.split("|", 3) for line in lines)}
+        lines = self.run(
+            "squeue", "-h", "-a", "-t", "all", "-o", "%A|%T|%N|%j", *options
+        ).splitlines()
+        return {
+            job: (state, nodes, name)
+            for job, state, nodes, name in (line.split("|", 3) for line in lines)
+        }
 
     def leases(self) -> dict[str, tuple[str, str, str]]:
         """As :meth:`jobs`, the pending and running leases only."""
         return {
             job: (state, nodes, name)
             for job, (state, nodes, name) in self.jobs().items()
-            if name.startswith("malletrain-") and state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
+            if name.startswith("malletrain-")
+            and state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
         }
 
     def jobs_processes(self) -> list[psutil.Process]:
@@ -243,8 +298,14 @@ class SlurmCluster:
                 if process.pid in ours or process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 environment = process.environ()
-                of_job = environment.get("SLURM_CONF", "").startswith(str(self.root)) and "SLURM_JOB_ID" in environment
-                if of_job or (process.name().startswith("slurmstepd") and process.cwd().startswith(str(self.root))):
+                of_job = (
+                    environment.get("SLURM_CONF", "").startswith(str(self.root))
+                    and "SLURM_JOB_ID" in environment
+                )
+                if of_job or (
+                    process.name().startswith("slurmstepd")
+                    and process.cwd().startswith(str(self.root))
+                ):
                     found.append(process)
         return found
 
@@ -256,13 +317,19 @@ class SlurmCluster:
                 return found
             for key, process in self.processes.items():
                 assert process.poll() is None, f"{key} has ended.\n{self.log(key)}"
-            assert time.monotonic() < deadline, f"Not within {patience_s:g} s: {what}.\n{self.log('slurmctld')}"
+            assert time.monotonic() < deadline, (
+                f"Not within {patience_s:g} s: {what}.\n{self.log('slurmctld')}"
+            )
             time.sleep(0.05)
 
     def log(self, key: str) -> str:
         """The last lines of a daemon's log."""
         path = self.root / "log" / f"{key}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-40:]) if path.exists() else "(no log)"
+        return (
+            "\n".join(path.read_text(errors="replace").splitlines()[-40:])
+            if path.exists()
+            else "(no log)"
+        )
 
 
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
@@ -270,7 +337,8 @@ _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv")
 
 def _free_ports(count: int) -> int:
     """The first of ``count`` free ports in a row."""
-    # At random, so that two clusters that start at the same time hardly ever look at the same ones; below those of outgoing connections.
+    # At random, so that two clusters that start at the same time hardly ever look at the same ones;
+    # below those of outgoing connections.
     for _ in range(100):
         base = random.randrange(10000, 32700 - count)
         sockets = []

@@ -1,4 +1,6 @@
-"""A real Slurm for each test that asks for one; skipped with the reason where there can be none, failed in CI."""
+"""A real Slurm for each test that asks for one; skipped with the reason where there can be none,
+failed in CI.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def cluster(root):
         pytest.skip(reason)
     started: list[SlurmCluster] = []
 
-    def start(nodes: int = 4, kind: type[SlurmCluster] = SlurmCluster, **options: object) -> SlurmCluster:
+    def start(
+        nodes: int = 4, kind: type[SlurmCluster] = SlurmCluster, **options: object
+    ) -> SlurmCluster:
         started.append(kind(root / f"c{len(started)}", nodes, **options))
         return started[-1].start()
 

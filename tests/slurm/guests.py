@@ -1,7 +1,9 @@
-"""Other users of this machine for tests: what they need to run this project's Python, without a change to anything outside.
+"""Other users of this machine for tests: what they need to run this project's Python, without a
+change to anything outside.
 
-Python, its packages and this checkout may lie in directories that only their owner may enter (such as /root). A mount namespace of the
-test's own shows the same files in directories that all may enter.
+Python, its packages and this checkout may lie in directories that only their owner may enter (such
+as /root). A mount namespace of the test's own shows the same files in directories that all may
+enter.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def missing() -> str:
 
 def users(count: int) -> list[str]:
     """Names of that many users of this machine besides root."""
-    known = sorted((entry.pw_uid, entry.pw_name) for entry in pwd.getpwall() if 0 < entry.pw_uid < 65000)
+    known = sorted(
+        (entry.pw_uid, entry.pw_name) for entry in pwd.getpwall() if 0 < entry.pw_uid < 65000
+    )
     return [name for _, name in known[:count]]
 
 
@@ -37,10 +41,19 @@ def users(count: int) -> list[str]:
 def view() -> Iterator[list[str]]:
     """The command to put before others so that what they start can be read by other users."""
     script = "\n".join(
-        ["set -e", "stage=$(mktemp -d /tmp/mt-view-XXXXXX)", "mount -t tmpfs tmpfs $stage", *_mounts(), "echo ready", "read end"]
+        [
+            "set -e",
+            "stage=$(mktemp -d /tmp/mt-view-XXXXXX)",
+            "mount -t tmpfs tmpfs $stage",
+            *_mounts(),
+            "echo ready",
+            "read end",
+        ]
     )
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stderr is not None
@@ -65,8 +78,15 @@ def _mounts() -> list[str]:
     lines = []
     for number, (folder, paths) in enumerate(closed.items()):
         here = shlex.quote(str(folder))
-        lines += [f"mkdir $stage/{number}", f"mount --bind {here} $stage/{number}", f"mount -t tmpfs -o mode=755 tmpfs {here}"]
+        lines += [
+            f"mkdir $stage/{number}",
+            f"mount --bind {here} $stage/{number}",
+            f"mount -t tmpfs -o mode=755 tmpfs {here}",
+        ]
         for path in paths:
             inner = shlex.quote(str(path.relative_to(folder)))
-            lines += [f"mkdir -p {here}/{inner}", f"mount --bind $stage/{number}/{inner} {here}/{inner}"]
+            lines += [
+                f"mkdir -p {here}/{inner}",
+                f"mount --bind $stage/{number}/{inner} {here}/{inner}",
+            ]
     return lines

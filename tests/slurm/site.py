@@ -17,8 +17,12 @@ class SlurmTestSite(BatchSite):
 
     kind = "slurm"
 
-    def __init__(self, root: Path, slurm: SlurmCluster, *, lines: str = "", **sections: str) -> None:
-        super().__init__(root, slurm.environment, lines=f'partition = "preemptable"\n{lines}', **sections)
+    def __init__(
+        self, root: Path, slurm: SlurmCluster, *, lines: str = "", **sections: str
+    ) -> None:
+        super().__init__(
+            root, slurm.environment, lines=f'partition = "preemptable"\n{lines}', **sections
+        )
         self.slurm = slurm
 
     def leases(self) -> Collection[str]:
@@ -34,9 +38,11 @@ class SlurmTestSite(BatchSite):
         self.slurm.until(lambda: not self.agents(), "no agent is left")
 
     def tell(self) -> str:
-        return f"{self.slurm.jobs() if 'slurmctld' in self.slurm.processes else '(no slurmctld)'}\n{self.slurm.log('slurmctld')}"
+        return f"{self.slurm.jobs() if 'slurmctld' in self.slurm.processes else '(no slurmctld)'}\n{self.slurm.log('slurmctld')}"  # noqa: E501
 
 
-def slurm_site(root: Path, slurm: SlurmCluster, **options: str) -> contextlib.AbstractContextManager[SlurmTestSite]:
+def slurm_site(
+    root: Path, slurm: SlurmCluster, **options: str
+) -> contextlib.AbstractContextManager[SlurmTestSite]:
     """A site with a running daemon; everything of it is gone at the end."""
     return running(SlurmTestSite(root, slurm, **options))

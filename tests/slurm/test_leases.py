@@ -1,4 +1,6 @@
-"""The scavenger on a real Slurm: leases, their words, their signals, planned nodes, other owners."""
+"""The scavenger on a real Slurm: leases, their words, their signals, planned nodes, other
+owners.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,32 @@ from pathlib import Path
 import pytest
 
 from malletrain.agent.config import count_gpus
-from scavenger.batch_settings import BatchSettings
-from scavenger.commands import Commands
+from scavenger.batch.commands import Commands
+from scavenger.batch.rules import GapRules
+from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseRequest, LeaseState
-from scavenger.rules import GapRules
-from scavenger.slurm import SlurmScavenger
-from scavenger.slurm_job import LeaseOptions
-from scavenger.slurm_source import asking_environment
+from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.scavenger import SlurmScavenger
+from scavenger.slurm.source import asking_environment
 
 TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()
-NASTY = ["a b", "$(touch hacked)", "`id`", "it's \"q\"", "new\nline", "\r\n#SBATCH --partition=batch\r\n", "", "ü \\ \\n", "-x", "*"]
-TELL = "import json, os, sys, time; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1] + '.new', 'w')); " \
-    "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"  # fmt: skip
+NASTY = [
+    "a b",
+    "$(touch hacked)",
+    "`id`",
+    'it\'s "q"',
+    "new\nline",
+    "\r\n#SBATCH --partition=batch\r\n",
+    "",
+    "ü \\ \\n",
+    "-x",
+    "*",
+]
+TELL = (
+    "import json, os, sys, time; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1] + "
+    "'.new', 'w')); "
+    "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"
+)
 LEAVE = """
 import signal, sys, time
 def leave(number, frame):
@@ -37,9 +53,11 @@ while True:
     time.sleep(0.05)
 """
 GPUS = {
-    "select": "select/cons_tres", "extra": "GresTypes=gpu", "node": "Gres=gpu:2",
+    "select": "select/cons_tres",
+    "extra": "GresTypes=gpu",
+    "node": "Gres=gpu:2",
     "gres": "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n",
-}  # fmt: skip
+}
 """A machine with two GPUs a node, for as much of them as Slurm wants to see."""
 
 
@@ -64,10 +82,15 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
     one = scavenger(slurm)
     assert all(works for works, _ in one.check()), one.check()
     assert gaps(one) == ["n1", "n2", "n3", "n4"]
-    out = root / "it's $(out) \"dir\"\n"
+    out = root / 'it\'s $(out) "dir"\n'
     out.mkdir()
     requests = [
-        LeaseRequest(f"l{i}", f"n{i}", (sys.executable, "-c", TELL, str(out / f"n{i}"), *NASTY), {"NASTY": "\n".join(NASTY)})
+        LeaseRequest(
+            f"l{i}",
+            f"n{i}",
+            (sys.executable, "-c", TELL, str(out / f"n{i}"), *NASTY),
+            {"NASTY": "\n".join(NASTY)},
+        )
         for i in (1, 2, 3)
     ]
     as_step = scavenger(slurm, lease=LeaseOptions(partition="preemptable", launch="step"))
@@ -75,7 +98,9 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
     leases = one.take(requests[:2]) + as_step.take(requests[2:])
     one.poll()
     assert [lease.state for lease in leases] == [LeaseState.PENDING] * 3
-    assert [one.take([request])[0].scheduler_id for request in requests] == [lease.scheduler_id for lease in leases], "asking twice"
+    assert [one.take([request])[0].scheduler_id for request in requests] == [
+        lease.scheduler_id for lease in leases
+    ], "asking twice"
     slurm.until(lambda: len([p for p in out.iterdir() if not p.suffix]) == 3, "the leases run")
     assert set(states(one).values()) == {LeaseState.RUNNING}
     for i in (1, 2, 3):
@@ -118,9 +143,18 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     one = scavenger(slurm)
     one.poll()
     told = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
-    one.take([LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), "4")) for i, path in told.items()])
-    slurm.until(lambda: all((root / f"{path.name}.ready").exists() for path in told.values()), "four leases run")
-    # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Before those have left, one of the idle ones breaks.
+    one.take(
+        [
+            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), "4"))
+            for i, path in told.items()
+        ]
+    )
+    slurm.until(
+        lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
+        "four leases run",
+    )
+    # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Before those have
+    # left, one of the idle ones breaks.
     main = slurm.submit("sleep 600", "--nodes=4", "--exclusive", "--time=20")
     slurm.until(lambda: any(path.exists() for path in told.values()), "leases are preempted")
     slurm.run("scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=fan")
@@ -134,7 +168,9 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
 
     slurm.until(starts, "the main job runs")
     assert len(asked) == 1
-    assert all(told[lease].exists() for lease in asked), "it was told by its signal, not just killed"
+    assert all(told[lease].exists() for lease in asked), (
+        "it was told by its signal, not just killed"
+    )
     assert sum(path.exists() for path in told.values()) == 3
 
 
@@ -143,19 +179,31 @@ def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(clust
     slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=8")
     slurm.until(lambda: slurm.states()[0] == "allocated", "the first job runs")
     waiting = slurm.submit("true", "-N3", "--exclusive", "--time=5")
-    slurm.until(lambda: slurm.states()[1:] == ["planned", "planned"], "the other nodes are planned for the second")
+    slurm.until(
+        lambda: slurm.states()[1:] == ["planned", "planned"],
+        "the other nodes are planned for the second",
+    )
     careful = scavenger(slurm)
     assert gaps(careful) == []
     [why] = [e.rules for e in careful.poll().explanations if e.node == "n2"]
     [sentence] = [sentence for rule, passed, sentence in why if not passed]
     assert sentence.startswith("it is held for a waiting job, which is expected to start in")
-    for name, options in (("backfill", {"backfill": True}), ("allowed", {"rules": GapRules(use_planned=True)})):
+    for name, options in (
+        ("backfill", {"backfill": True}),
+        ("allowed", {"rules": GapRules(use_planned=True)}),
+    ):
         one = scavenger(slurm, time_min_s=60.0, **options)
         assert gaps(one) == ["n2", "n3"]
         [lease] = one.take([LeaseRequest(name, "n2", ("sleep", "600"))])
-        slurm.until(lambda one=one, name=name: states(one)[name] is LeaseState.RUNNING, "the lease runs on a planned node")
+        slurm.until(
+            lambda one=one, name=name: states(one)[name] is LeaseState.RUNNING,
+            "the lease runs on a planned node",
+        )
         asked = ((lease.scheduler_id, "%e"), (waiting, "%S"))
-        ends, starts = (float(slurm.run("squeue", "-h", "-j", job, "-o", field, env_time="%s")) for job, field in asked)
+        ends, starts = (
+            float(slurm.run("squeue", "-h", "-j", job, "-o", field, env_time="%s"))
+            for job, field in asked
+        )
         assert time.time() + 60 < ends <= starts, "it ends before the waiting job starts"
         one.give_back([lease])
         slurm.until(lambda: not slurm.leases(), "the lease is over")
@@ -172,7 +220,9 @@ def test_nodes_in_maintenance_drained_or_reserved_are_no_gaps(cluster, root):
     snapshot = one.poll()
     horizons = {gap.node: gap.horizon_s for gap in snapshot.gaps}
     assert horizons["n2"] <= 1800
-    failed = {e.node: [rule for rule, passed, _ in e.rules if not passed] for e in snapshot.explanations}
+    failed = {
+        e.node: [rule for rule, passed, _ in e.rules if not passed] for e in snapshot.explanations
+    }
     assert "reservation" in failed["n1"]
     assert "usable" in failed["n3"]
     [lease] = one.take([LeaseRequest("l2", "n2", ("sleep", "600"))])
@@ -183,7 +233,12 @@ def test_nodes_in_maintenance_drained_or_reserved_are_no_gaps(cluster, root):
 
 def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, root):
     slurm = cluster(2, **GPUS)
-    one = scavenger(slurm, lease=LeaseOptions(partition="preemptable", gres="gpu:1", exclusive=False, options=("--mem=100",)))
+    one = scavenger(
+        slurm,
+        lease=LeaseOptions(
+            partition="preemptable", gres="gpu:1", exclusive=False, options=("--mem=100",)
+        ),
+    )
     assert gaps(one) == ["n1", "n2"]
     [lease] = one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", TELL, str(root / "told")))])
     slurm.until((root / "told").exists, "the lease runs")
@@ -195,7 +250,9 @@ def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, roo
 
 
 class JobInBetween:
-    """Reads Slurm as ``source`` does, and submits a main job right after: what was read is out of date when it is acted on."""
+    """Reads Slurm as ``source`` does, and submits a main job right after: what was read is out of
+    date when it is acted on.
+    """
 
     name = "commands"
 
@@ -205,7 +262,9 @@ class JobInBetween:
     def read(self, prefix):
         found = self.source.read(prefix)
         if self.submit:
-            job = self.slurm.submit("sleep 600", f"--nodelist={self.submit}", "--exclusive", "--time=20")
+            job = self.slurm.submit(
+                "sleep 600", f"--nodelist={self.submit}", "--exclusive", "--time=20"
+            )
             self.slurm.until(lambda: self.slurm.jobs()[job][0] == "RUNNING", "the main job runs")
             self.submit = ""
         return found
@@ -217,9 +276,14 @@ def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
     one.source = between = JobInBetween(one.source, slurm)
     assert gaps(one) == ["n1", "n2"]
     between.submit = "n1"
-    leases = one.take([LeaseRequest(name, node, ("sleep", "600")) for name, node in (("l1", "n1"), ("l2", "n2"))])
+    leases = one.take(
+        [LeaseRequest(name, node, ("sleep", "600")) for name, node in (("l1", "n1"), ("l2", "n2"))]
+    )
     assert [lease.state for lease in leases] == [LeaseState.PENDING] * 2, "nobody can know"
-    slurm.until(lambda: states(one) == {"l1": LeaseState.ENDED, "l2": LeaseState.RUNNING}, "the first is withdrawn, the second runs")
+    slurm.until(
+        lambda: states(one) == {"l1": LeaseState.ENDED, "l2": LeaseState.RUNNING},
+        "the first is withdrawn, the second runs",
+    )
     [why] = [lease.reason for lease in one.poll().leases if lease.id == "l1"]
     assert "did not start within 2 s" in why or "cancelled" in why
     slurm.until(lambda: len(slurm.leases()) == 1, "Slurm knows of one lease only")
@@ -239,7 +303,12 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
         found = gaps(one)
         assert len(found) == count
         begin = time.monotonic()
-        taken = one.take([LeaseRequest(f"l{len(leases) + i}", node, ("sleep", "600")) for i, node in enumerate(found)])
+        taken = one.take(
+            [
+                LeaseRequest(f"l{len(leases) + i}", node, ("sleep", "600"))
+                for i, node in enumerate(found)
+            ]
+        )
         assert time.monotonic() - begin >= (count - 1) / 25.0, "not faster than the site allows"
         assert all(lease.state is LeaseState.PENDING for lease in taken), taken
         leases += taken
@@ -249,7 +318,10 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
     slurm.until(lambda: not slurm.leases(), "all are given back")
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runuser") is None, reason="only root may submit as somebody else")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("runuser") is None,
+    reason="only root may submit as somebody else",
+)
 def test_a_lease_as_another_owner(cluster, root):
     slurm = cluster(1)
     one = scavenger(slurm, submit_as=("runuser", "-u", "{owner}", "--"))
@@ -257,9 +329,21 @@ def test_a_lease_as_another_owner(cluster, root):
     public.mkdir()
     public.chmod(0o777)
     one.poll()
-    [lease] = one.take([LeaseRequest("l1", "n1", ("sh", "-c", 'id -un >"$1"; sleep 600', "sh", str(public / "who")), owner="nobody")])
+    [lease] = one.take(
+        [
+            LeaseRequest(
+                "l1",
+                "n1",
+                ("sh", "-c", 'id -un >"$1"; sleep 600', "sh", str(public / "who")),
+                owner="nobody",
+            )
+        ]
+    )
     assert lease.state is LeaseState.PENDING, lease.reason
-    slurm.until(lambda: (public / "who").exists() and (public / "who").read_text() == "nobody\n", "the lease runs as its owner")
+    slurm.until(
+        lambda: (public / "who").exists() and (public / "who").read_text() == "nobody\n",
+        "the lease runs as its owner",
+    )
     assert states(one)["l1"] is LeaseState.RUNNING
     one.give_back([lease])
     slurm.until(lambda: not slurm.leases(), "the lease is cancelled")

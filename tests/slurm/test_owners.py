@@ -1,4 +1,6 @@
-"""One daemon for several users of a real Slurm: whose processes run where, and what one may do with the jobs of another."""
+"""One daemon for several users of a real Slurm: whose processes run where, and what one may do with
+the jobs of another.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,40 @@ class User:
         entry = pwd.getpwnam(name)
         self.uid = entry.pw_uid
         os.chown(self.home, entry.pw_uid, entry.pw_gid)
-        self.become = ["env", f"--chdir={self.home}", "setpriv", f"--reuid={self.uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
+        self.become = [
+            "env",
+            f"--chdir={self.home}",
+            "setpriv",
+            f"--reuid={self.uid}",
+            f"--regid={entry.pw_gid}",
+            "--clear-groups",
+        ]
         (self.home / "steady.py").write_text(STEADY)
 
     def malletrain(self, *args, munge=""):
         environment = {
-            "PATH": os.environ["PATH"], "HOME": str(self.home), "COLUMNS": "200", "MALLETRAIN_MUNGE_SOCKET": munge,
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "COLUMNS": "200",
+            "MALLETRAIN_MUNGE_SOCKET": munge,
             "MALLETRAIN_DAEMON": str(self.site.root / "daemon.json"),
-        }  # fmt: skip
+        }
         argv = [*self.inside, *self.become, sys.executable, "-m", "malletrain", *args]
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
     def submit(self, name, nodes, **more):
-        done = self.malletrain("submit", "--name", name, "--nodes", nodes, "--env", "MALLETRAIN_PRELOAD=0", "--json", "steady.py", **more)
+        done = self.malletrain(
+            "submit",
+            "--name",
+            name,
+            "--nodes",
+            nodes,
+            "--env",
+            "MALLETRAIN_PRELOAD=0",
+            "--json",
+            "steady.py",
+            **more,
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["id"]
 
@@ -54,15 +77,26 @@ def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, r
         munge = str(slurm.root / "run" / "munge.socket")
         listed = root / "users"
         listed.touch(0o644)
-        daemon = f'users = "{listed}"\nmunge = true\nmunge_socket = "{munge}"\nannounce = "{root}/site/daemon.json"'
-        with slurm_site(root / "site", slurm, lines='submit_as = ["runuser", "-u", "{owner}", "--"]', daemon=daemon) as site:
+        daemon = (
+            f'users = "{listed}"\nmunge = true\nmunge_socket = "{munge}"\nannounce = '
+            f'"{root}/site/daemon.json"'
+        )
+        with slurm_site(
+            root / "site",
+            slurm,
+            lines='submit_as = ["runuser", "-u", "{owner}", "--"]',
+            daemon=daemon,
+        ) as site:
             ann, bob = User(ann, site, inside, root), User(bob, site, inside, root)
 
             # Ann is not known until the operator lists her key; Bob is vouched for by MUNGE.
             refused = ann.malletrain("status")
             assert refused.returncode == 1
             line = ann.malletrain("key").stdout
-            assert "does not know your key. MUNGE could not tell it who you are: munge refused" in refused.stderr
+            assert (
+                "does not know your key. MUNGE could not tell it who you are: munge refused"
+                in refused.stderr
+            )
             assert line.strip() in refused.stderr
             listed.write_text(line)
             site.until(lambda: ann.malletrain("status").returncode == 0, "the list is read again")
@@ -74,17 +108,25 @@ def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, r
             site.until(lambda: site.job(other).nodes, "Bob's job has nodes")
             site.until_samples(other, 10)
             assert site.job(job).tries == site.job(other).tries == 0
-            owners = dict(line.split("|") for line in slurm.run("squeue", "-h", "-t", "R", "-o", "%N|%u").splitlines())
+            owners = dict(
+                line.split("|")
+                for line in slurm.run("squeue", "-h", "-t", "R", "-o", "%N|%u").splitlines()
+            )
             for each, user in ((job, ann), (other, bob)):
                 assert {owners[node] for node in site.job(each).nodes} == {user.name}
-            of_users = {p.uids().real: p for p in slurm.jobs_processes() if "steady.py" in " ".join(_line(p))}
+            of_users = {
+                p.uids().real: p
+                for p in slurm.jobs_processes()
+                if "steady.py" in " ".join(_line(p))
+            }
             assert set(of_users) == {ann.uid, bob.uid}
             for user in (ann, bob):
                 own = of_users[user.uid]
                 assert str(user.home / "steady.py") in _line(own)
                 assert "MALLETRAIN_LEASE_KEY" not in own.environ()
 
-            # Each has "one" as the name of a job; of another's job there is little to see and nothing to do.
+            # Each has "one" as the name of a job; of another's job there is little to see and
+            # nothing to do.
             assert ann.name in ann.malletrain("show", "one").stdout
             assert bob.name in bob.malletrain("show", "one", munge=munge).stdout
             for command in ("cancel", "logs"):

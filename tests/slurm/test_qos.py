@@ -1,4 +1,6 @@
-"""Leases by QOS in the main jobs' own partition, on a real Slurm with accounting: preempted, limited by the site, and checked."""
+"""Leases by QOS in the main jobs' own partition, on a real Slurm with accounting: preempted,
+limited by the site, and checked.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 import pytest
 
 from scavenger.interface import LeaseRequest, LeaseState
-from scavenger.slurm_job import LeaseOptions
+from scavenger.slurm.job import LeaseOptions
 from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
 
@@ -30,7 +32,11 @@ def slurm(cluster, root):
 
 def test_leases_of_a_qos_that_others_preempt(slurm, root):
     careless = scavenger(slurm, lease=LeaseOptions(partition="batch"))
-    assert any("set qos in [scheduler.slurm]" in sentence for works, sentence in careless.check() if not works)
+    assert any(
+        "set qos in [scheduler.slurm]" in sentence
+        for works, sentence in careless.check()
+        if not works
+    )
     one = scavenger(slurm, lease=LeaseOptions(partition="batch", qos="scavenger"), grace_s=6.0)
     found = one.check()
     assert all(works for works, _ in found), found
@@ -43,16 +49,28 @@ def test_leases_of_a_qos_that_others_preempt(slurm, root):
     ]
     leases = one.take(requests)
     # The site allows three: the fourth is refused, and nothing more is asked for.
-    assert sorted(lease.state for lease in leases) == [LeaseState.ENDED] + 3 * [LeaseState.PENDING], leases
+    assert sorted(lease.state for lease in leases) == [LeaseState.ENDED] + 3 * [
+        LeaseState.PENDING
+    ], leases
     [refused] = [lease for lease in leases if lease.state is LeaseState.ENDED]
     assert "limit" in refused.reason
-    slurm.until(lambda: sum(path.with_name(path.name + ".ready").exists() for path in told) == 3, "three leases run")
+    slurm.until(
+        lambda: sum(path.with_name(path.name + ".ready").exists() for path in told) == 3,
+        "three leases run",
+    )
     assert gaps(one) == []
-    assert any("refuses more jobs" in sentence for e in one.poll().explanations for _, passed, sentence in e.rules if not passed)
+    assert any(
+        "refuses more jobs" in sentence
+        for e in one.poll().explanations
+        for _, passed, sentence in e.rules
+        if not passed
+    )
     # A job of the normal QOS in the same partition takes two of them, and no other.
     main = slurm.submit("sleep 1", "--nodes=3", "--exclusive", "--time=1")
     slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
     assert sum(path.exists() for path in told) == 2, "two leases were told to leave"
-    assert sorted(state for state in states(one).values() if state is not LeaseState.ENDED) == [LeaseState.RUNNING]
+    assert sorted(state for state in states(one).values() if state is not LeaseState.ENDED) == [
+        LeaseState.RUNNING
+    ]
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "the leases are cancelled")

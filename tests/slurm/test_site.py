@@ -1,4 +1,6 @@
-"""MalleTrain on a real Slurm, end to end: malleable jobs on the nodes that a main workload leaves, and what goes wrong meanwhile."""
+"""MalleTrain on a real Slurm, end to end: malleable jobs on the nodes that a main workload leaves,
+and what goes wrong meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,26 @@ NODES = (1, 2, 4, 1, 3, 6, 1, 2, 5, 1, 1, 3, 2, 6, 1, 4, 1, 2, 3, 5)
 MAIN = tuple(MainJob(1.5 * i, nodes, 0.8) for i, nodes in enumerate(NODES))
 """Twenty jobs of one to six nodes that would all start at once on eight nodes of their own."""
 
-TELLING = """
+TELLING = (
+    """
 import json, os, sys
 with open(f"told-{os.environ['RANK']}-{os.getpid()}", "w") as f:
     json.dump([sys.argv[1:], os.environ.get("NASTY"), os.getcwd()], f)
-""" + STEADY
+"""
+    + STEADY
+)
 
 
 def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
     slurm = cluster(8, grace=GRACE_S, kill_wait=KILL_WAIT_S)
     alone = replay(slurm, MAIN[:6], root / "alone")
     with slurm_site(root / "site", slurm) as site:
-        script = site.script("it's a $(script) \"of\"\nmine.py", TELLING)
+        script = site.script('it\'s a $(script) "of"\nmine.py', TELLING)
         words = ["a b", "$(id)", "it's", 'a "word"', "new\nline", ""]
-        jobs = [site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
-                for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ("it's \"$(three)\" `3`", (1, 8)))]  # fmt: skip
+        jobs = [
+            site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
+            for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ('it\'s "$(three)" `3`', (1, 8)))
+        ]
         site.until(lambda: len(site.agents()) == 8, "MalleTrain holds all nodes")
         for job in jobs:
             site.until_samples(job, 10)
@@ -48,7 +55,7 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
             done = site.until_state(job, "completed", "failed")
             assert done.state == "completed", site.show(job).failure
             assert done.tries == 0
-        assert done.name == "it's \"$(three)\" `3`"
+        assert done.name == 'it\'s "$(three)" `3`'
         told = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
         assert all(said == [words, "\n".join(words), str(site.work)] for said in told)
         assert len(told) > 3
@@ -63,8 +70,15 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
 def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, root):
     slurm = cluster(1, controller="enable_configless", **GPUS)
     with slurm_site(root / "site", slurm, lines='gres = "gpu:2"') as site:
-        jobs = [site.submit(site.script("steady.py", STEADY), name=name, nproc_per_node=count, env={"SECONDS": "1"})
-                for name, count in (("as the lease", 0), ("as it says", 3))]  # fmt: skip
+        jobs = [
+            site.submit(
+                site.script("steady.py", STEADY),
+                name=name,
+                nproc_per_node=count,
+                env={"SECONDS": "1"},
+            )
+            for name, count in (("as the lease", 0), ("as it says", 3))
+        ]
         for job, processes in zip(jobs, (2, 3), strict=True):
             done = site.until_state(job, "completed", "failed")
             assert done.state == "completed", site.show(job).failure
@@ -81,7 +95,9 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         site.until_samples(job, 50)
 
         def trains_on(what, nodes=3):
-            site.until(lambda: len(site.job(job).nodes) == nodes, f"the job has {nodes} nodes {what}")
+            site.until(
+                lambda: len(site.job(job).nodes) == nodes, f"the job has {nodes} nodes {what}"
+            )
             site.until_samples(job, site.job(job).samples + 50)
 
         # slurmctld away for a while, and back: the job does not notice.
@@ -91,7 +107,9 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         site.until_samples(job, site.job(job).samples + 200)
         slurm.start_controller()
         slurm.until(lambda: len(slurm.leases()) == 3, "Slurm knows the leases again")
-        site.until(lambda: site.malletrain("status", "--json").returncode == 0, "the daemon answers")
+        site.until(
+            lambda: site.malletrain("status", "--json").returncode == 0, "the daemon answers"
+        )
         assert len(site.events("round-formed", job)) == rounds
         # The daemon restarted with leases running: everything is adopted.
         leases = set(slurm.leases())
@@ -109,21 +127,33 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         # A node drained while it is leased: it is used until the lease ends, and no gap afterwards.
         node = site.job(job).nodes[0]
         slurm.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fan")
-        slurm.run("scancel", next(i for i, (_, where, _) in slurm.leases().items() if where == node))
-        site.until(lambda: len(site.job(job).nodes) == 3 and node not in site.job(job).nodes, "the job has another node instead")
+        slurm.run(
+            "scancel", next(i for i, (_, where, _) in slurm.leases().items() if where == node)
+        )
+        site.until(
+            lambda: len(site.job(job).nodes) == 3 and node not in site.job(job).nodes,
+            "the job has another node instead",
+        )
         assert "drain" in slurm.states()[slurm.nodes.index(node)]
         slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        # slurmd of a leased node killed: its lease ends when Slurm gives the node up, and no process of it stays.
+        # slurmd of a leased node killed: its lease ends when Slurm gives the node up, and no
+        # process of it stays.
         node = site.job(job).nodes[0]
         slurm.end(node, 9)
-        site.until(lambda: node not in site.job(job).nodes and len(site.job(job).nodes) == 3, "the job does without the node")
+        site.until(
+            lambda: node not in site.job(job).nodes and len(site.job(job).nodes) == 3,
+            "the job does without the node",
+        )
         site.until(lambda: node not in site.agents(), "the agent there is gone")
         slurm.start_node(node)
         slurm.until(lambda: "idle" in slurm.states()[slurm.nodes.index(node)], "the node is back")
         # A lease asked for on a node that is taken at the same moment.
         trains_on("before it grows")
         main = slurm.submit("sleep 1", "--nodes=5", "--exclusive", "--time=1")
-        site.until(lambda: slurm.jobs()[main][0] == "COMPLETED", "the main job runs on all nodes and completes")
+        site.until(
+            lambda: slurm.jobs()[main][0] == "COMPLETED",
+            "the main job runs on all nodes and completes",
+        )
         trains_on("after all nodes were taken")
         (site.work / "stop").touch()
         done = site.until_state(job, "completed", "failed")

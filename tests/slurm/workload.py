@@ -20,8 +20,12 @@ class MainJob:
     seconds: float
 
 
-def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, patience_s: float = 120.0) -> list[float]:
-    """Submit the jobs when they are due, wait until all are done; returns the seconds each waited for its start, by its own clock."""
+def replay(
+    slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, patience_s: float = 120.0
+) -> list[float]:
+    """Submit the jobs when they are due, wait until all are done; returns the seconds each waited
+    for its start, by its own clock.
+    """
     out.mkdir(parents=True)
     begin = time.time()
     submitted: list[float] = []
@@ -31,11 +35,16 @@ def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, patience_s: 
         submitted.append(time.time())
         ids.append(
             slurm.submit(
-                f"date +%s.%N >{out}/{number}.new; mv {out}/{number}.new {out}/{number}; sleep {job.seconds}",
+                f"date +%s.%N >{out}/{number}.new; mv {out}/{number}.new {out}/{number}; sleep "
+                f"{job.seconds}",
                 f"--nodes={job.nodes}", "--exclusive", "--time=2", f"--job-name=main-{number}",
             )
         )  # fmt: skip
-    slurm.until(lambda: all(slurm.jobs()[i][0] == "COMPLETED" for i in ids), "every main job has completed", patience_s)
+    slurm.until(
+        lambda: all(slurm.jobs()[i][0] == "COMPLETED" for i in ids),
+        "every main job has completed",
+        patience_s,
+    )
     waits = []
     for number in range(len(jobs)):
         with contextlib.suppress(FileNotFoundError):

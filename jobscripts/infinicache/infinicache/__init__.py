@@ -1,4 +1,6 @@
-"""An in-memory cache for large objects whose memory is the idle nodes'. After InfiniCache (Wang et al., FAST 2020)."""
+"""An in-memory cache for large objects whose memory is the idle nodes'. After InfiniCache (Wang et
+al., FAST 2020).
+"""
 
 from infinicache.client import AsyncCache
 from infinicache.codec import Code
@@ -6,4 +8,14 @@ from infinicache.node import CacheNode
 from infinicache.objects import CacheError, Receipt, Stat, TooLarge, Unavailable
 from infinicache.sync import Cache
 
-__all__ = ["AsyncCache", "Cache", "CacheError", "CacheNode", "Code", "Receipt", "Stat", "TooLarge", "Unavailable"]
+__all__ = [
+    "AsyncCache",
+    "Cache",
+    "CacheError",
+    "CacheNode",
+    "Code",
+    "Receipt",
+    "Stat",
+    "TooLarge",
+    "Unavailable",
+]

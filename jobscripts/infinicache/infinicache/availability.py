@@ -1,8 +1,9 @@
 """How likely an object is lost. Pure.
 
-When r of N nodes go at once and an object has its n chunks on n random distinct nodes, the number of chunks that go is hypergeometric,
-and the object is lost when more than p go (the model of InfiniCache, Wang et al., FAST 2020, here for any code). Over a trace, where losses
-follow each other and repair takes time, :func:`monte_carlo` follows single objects.
+When r of N nodes go at once and an object has its n chunks on n random distinct nodes, the number
+of chunks that go is hypergeometric, and the object is lost when more than p go (the model of
+InfiniCache, Wang et al., FAST 2020, here for any code). Over a trace, where losses follow each
+other and repair takes time, :func:`monte_carlo` follows single objects.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
     Raises ValueError when there are more chunks than nodes.
     """
     if not 0 <= chunks <= nodes or not 0 <= gone <= nodes:
-        raise ValueError(f"{chunks} chunks on distinct nodes and {gone} of them gone do not fit {nodes} nodes.")
-    ways = sum(comb(chunks, k) * comb(nodes - chunks, gone - k) for k in range(spare + 1, min(chunks, gone) + 1))
+        raise ValueError(
+            f"{chunks} chunks on distinct nodes and {gone} of them gone do not fit {nodes} nodes."
+        )
+    ways = sum(
+        comb(chunks, k) * comb(nodes - chunks, gone - k)
+        for k in range(spare + 1, min(chunks, gone) + 1)
+    )
     return ways / comb(nodes, gone)
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to the pool at ``time`` (seconds): nodes that join, and nodes that are lost without notice."""
+    """What happens to the pool at ``time`` (seconds): nodes that join, and nodes that are lost
+    without notice.
+    """
 
     time: float
     joined: tuple[str, ...] = ()
@@ -34,12 +42,20 @@ class Change:
 
 
 def monte_carlo(
-    changes: Sequence[Change], chunks: int, spare: int, *, life_s: float, repair_s: float, trials: int, rng: random.Random
+    changes: Sequence[Change],
+    chunks: int,
+    spare: int,
+    *,
+    life_s: float,
+    repair_s: float,
+    trials: int,
+    rng: random.Random,
 ) -> tuple[float, float]:
-    """The share of objects lost within ``life_s`` after they were put at a random moment, and its standard error.
+    """The share of objects lost within ``life_s`` after they were put at a random moment, and its
+    standard error.
 
-    A lost chunk is made anew ``repair_s`` later on a random other node, if the object still lives then. Moments at which the pool has too
-    few nodes are not drawn.
+    A lost chunk is made anew ``repair_s`` later on a random other node, if the object still lives
+    then. Moments at which the pool has too few nodes are not drawn.
     """
     pools: list[frozenset[str]] = []
     pool: frozenset[str] = frozenset()
@@ -89,7 +105,9 @@ def _is_lost(
 
 
 def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -> float:
-    """How many of ``objects`` (chunks there are, how many of them it can do without) are expected to be lost with ``gone`` of ``nodes``."""
+    """How many of ``objects`` (chunks there are, how many of them it can do without) are expected
+    to be lost with ``gone`` of ``nodes``.
+    """
     known: dict[tuple[int, int], float] = {}
     total = 0.0
     for chunks, spare in objects:

@@ -1,8 +1,9 @@
-"""Copies of a node's chunks at a peer, brought up to date now and then: the delta synchronisation of InfiniCache, as an option.
+"""Copies of a node's chunks at a peer, brought up to date now and then: the delta synchronisation
+of InfiniCache, as an option.
 
-What was written since the last time is lost with the node all the same. What was copied is fetched from the peer instead of being made out
-of d other chunks, and saves objects that lost more than p nodes. It costs the pool as much memory again. A copy is not counted as
-protection.
+What was written since the last time is lost with the node all the same. What was copied is fetched
+from the peer instead of being made out of d other chunks, and saves objects that lost more than p
+nodes. It costs the pool as much memory again. A copy is not counted as protection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ class Backups:
         self._owned: dict[str, set[Chunk]] = {}
 
     def put(
-        self, owner: str, key: str, version: int, shape: dict[str, Any], stripe: int, index: int, crc: int, body: Buffer = b""
+        self,
+        owner: str,
+        key: str,
+        version: int,
+        shape: dict[str, Any],
+        stripe: int,
+        index: int,
+        crc: int,
+        body: Buffer = b"",
     ) -> dict[str, Any]:
         """Take a copy."""
         self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
@@ -38,7 +47,10 @@ class Backups:
 
     def keep(self, owner: str, chunks: list[list[Any]]) -> dict[str, Any]:
         """The owner holds these and no others any more."""
-        kept = {(str(key), int(version), int(stripe), int(index)) for key, version, stripe, index in chunks}
+        kept = {
+            (str(key), int(version), int(stripe), int(index))
+            for key, version, stripe, index in chunks
+        }
         for key, version, _, index in self._owned.get(owner, set()) - kept:
             self.store.forget(key, version, index)
         self._owned[owner] = self._owned.get(owner, set()) & kept
@@ -54,7 +66,9 @@ class BackupTo:
         self._done: set[Chunk] = set()
 
     async def run(self, peer: str) -> int:
-        """Copy what is new to ``peer``, slowly, and have it forget what is not here any more. Returns the chunks that were copied."""
+        """Copy what is new to ``peer``, slowly, and have it forget what is not here any more.
+        Returns the chunks that were copied.
+        """
         if peer != self.peer:
             self._done.clear()
         there, copied = self._store.chunks(), 0

@@ -30,7 +30,9 @@ def _where(options: argparse.Namespace) -> tuple[list[str], bytes]:
         with Client.of() as client:
             found = client.members(options.job)
         return [m.address for m in found.members if m.address], bytes.fromhex(found.key)
-    return [a for a in options.at.split(",") if a], bytes.fromhex(os.environ.get("MALLETRAIN_JOB_KEY", ""))
+    return [a for a in options.at.split(",") if a], bytes.fromhex(
+        os.environ.get("MALLETRAIN_JOB_KEY", "")
+    )
 
 
 def _run(cache: Cache, options: argparse.Namespace) -> int:
@@ -63,9 +65,19 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 a miss or refused, 2 usage."""
-    parser = argparse.ArgumentParser(prog="infinicache", description="Objects in the memory of idle nodes.")
-    parser.add_argument("--job", help="the service job of MalleTrain, by name or id: its members and its key are asked for")
-    parser.add_argument("--at", default="", metavar="HOST:PORT,…", help="members of the cache; the key is in MALLETRAIN_JOB_KEY")
+    parser = argparse.ArgumentParser(
+        prog="infinicache", description="Objects in the memory of idle nodes."
+    )
+    parser.add_argument(
+        "--job",
+        help="the service job of MalleTrain, by name or id: its members and its key are asked for",
+    )
+    parser.add_argument(
+        "--at",
+        default="",
+        metavar="HOST:PORT,…",
+        help="members of the cache; the key is in MALLETRAIN_JOB_KEY",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("put", "get", "delete", "stat"):
         command = commands.add_parser(name)

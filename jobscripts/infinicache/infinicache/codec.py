@@ -1,7 +1,9 @@
-"""Reed-Solomon by object: cutting an object into stripes and chunks, parity, and what is missing out of what is there.
+"""Reed-Solomon by object: cutting an object into stripes and chunks, parity, and what is missing
+out of what is there.
 
-A stripe of ``n`` bytes is cut into d data chunks of ``ceil(n / d)`` bytes (the last ones padded with zeros) and p parity chunks of the same
-length; any d of the d+p make the stripe. Pure: no sockets.
+A stripe of ``n`` bytes is cut into d data chunks of ``ceil(n / d)`` bytes (the last ones padded
+with zeros) and p parity chunks of the same length; any d of the d+p make the stripe. Pure: no
+sockets.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from infinicache.isal import Buffer
 
 MIB = 1 << 20
 STRIPE_BYTES = 64 * MIB
-"""Objects are coded in stripes of at most this, so that a stream needs no more memory than a few of them."""
+"""Objects are coded in stripes of at most this, so that a stream needs no more memory than a few of
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Code:
 
     def __post_init__(self) -> None:
         if not (self.d >= 1 and self.p >= 0 and self.n <= 128):
-            raise ValueError(f"A ({self.d}+{self.p}) code is not possible; give d >= 1, p >= 0 and d + p <= 128.")
+            raise ValueError(
+                f"A ({self.d}+{self.p}) code is not possible; give d >= 1, p >= 0 and d + p <= 128."
+            )
 
     @property
     def n(self) -> int:
@@ -48,8 +54,9 @@ def code_for(size: int) -> Code:
 
 
 def fit(wanted: Code, nodes: int) -> Code:
-    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``wanted`` if it fits; else fewer data chunks, and less
-    parity where even that does not do."""
+    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``wanted`` if it
+    fits; else fewer data chunks, and less parity where even that does not do.
+    """
     if nodes >= wanted.n:
         return wanted
     p = min(wanted.p, max(0, nodes - 1))
@@ -68,7 +75,9 @@ def stripes(size: int, stripe_bytes: int = STRIPE_BYTES) -> list[int]:
 
 
 def encode(data: Buffer, code: Code) -> list[memoryview]:
-    """The n chunks of a stripe. Data chunks are views of ``data`` (but for the padded ones), parity chunks are new."""
+    """The n chunks of a stripe. Data chunks are views of ``data`` (but for the padded ones), parity
+    chunks are new.
+    """
     view = memoryview(data).cast("B")
     length = chunk_bytes(len(view), code.d)
     chunks: list[memoryview] = []
@@ -86,8 +95,12 @@ def encode(data: Buffer, code: Code) -> list[memoryview]:
     return chunks + parity
 
 
-def rebuild(chunks: Mapping[int, Buffer], want: Sequence[int], into: Sequence[Buffer], code: Code) -> None:
-    """Make chunks ``want`` in the buffers ``into`` out of any d of ``chunks``. Raises ValueError when there are fewer."""
+def rebuild(
+    chunks: Mapping[int, Buffer], want: Sequence[int], into: Sequence[Buffer], code: Code
+) -> None:
+    """Make chunks ``want`` in the buffers ``into`` out of any d of ``chunks``. Raises ValueError
+    when there are fewer.
+    """
     if len(chunks) < code.d:
         raise ValueError(f"{len(chunks)} chunks of a {code} code are too few; {code.d} are needed.")
     if not want or not len(into[0]):

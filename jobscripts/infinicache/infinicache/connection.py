@@ -1,11 +1,14 @@
-"""One authenticated connection: messages with large bodies over a TCP socket, without copies on either side.
+"""One authenticated connection: messages with large bodies over a TCP socket, without copies on
+either side.
 
-A message is ``IC1\\0``, the length of its head (u32), the length of its body (u64, little endian), the head (msgpack) and the body. Bodies
-are received straight into the buffer that the receiver names for them, and sent straight from the memory they lie in. Requests carry a
-number and are answered in any order; a cancelled answer that has not begun is never sent.
+A message is ``IC1\\0``, the length of its head (u32), the length of its body (u64, little endian),
+the head (msgpack) and the body. Bodies are received straight into the buffer that the receiver
+names for them, and sent straight from the memory they lie in. Requests carry a number and are
+answered in any order; a cancelled answer that has not begun is never sent.
 
-Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of fresh nonces both ways). What follows
-is not encrypted: the key keeps strangers on shared nodes out, not listeners on the wire.
+Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of
+fresh nonces both ways). What follows is not encrypted: the key keeps strangers on shared nodes out,
+not listeners on the wire.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ class CallFailed(RuntimeError):
 
 
 class Connection:
-    """A socket in the running loop. ``on_message(connection, head, body)`` is called in order; ``allocate(head, length)`` names the memory
-    for a body; ``on_close(connection)`` is called once."""
+    """A socket in the running loop. ``on_message(connection, head, body)`` is called in order;
+    ``allocate(head, length)`` names the memory for a body; ``on_close(connection)`` is called once.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,9 @@ class Connection:
     # --- sending ---
 
     def send(self, head: dict[str, Any], body: Sequence[Buffer] = (), number: int = 0) -> None:
-        """Queue a message and send what goes out at once. ``number``: what :meth:`withdraw` calls it."""
+        """Queue a message and send what goes out at once. ``number``: what :meth:`withdraw` calls
+        it.
+        """
         if self.closed:
             return
         meta = encode(head)
@@ -94,7 +100,9 @@ class Connection:
             self._flush()
 
     def withdraw(self, number: int) -> bool:
-        """Do not send message ``number`` if it has not begun to go out. Returns whether it was there."""
+        """Do not send message ``number`` if it has not begun to go out. Returns whether it was
+        there.
+        """
         for index, (queued, _) in enumerate(self._out):
             if queued == number and number and not (index == 0 and self._begun):
                 del self._out[index]
@@ -158,7 +166,11 @@ class Connection:
         if self._stage == 0:
             magic, meta, self._body_bytes = _HEAD.unpack(self._head)
             known = self.ready.done()
-            if magic != _MAGIC or not 0 < meta <= (MAX_HEAD if known else _MAX_HEAD_UNKNOWN) or (not known and self._body_bytes):
+            if (
+                magic != _MAGIC
+                or not 0 < meta <= (MAX_HEAD if known else _MAX_HEAD_UNKNOWN)
+                or (not known and self._body_bytes)
+            ):
                 raise ValueError("a wrong beginning")
             self._expect(1, memoryview(bytearray(meta)))
         elif self._stage == 1:
@@ -179,7 +191,9 @@ class Connection:
         self._stage, self._want, self._filling = stage, buffer, buffer
 
     def redirect(self, buffer: Buffer | None) -> None:
-        """Do not write into ``buffer`` any more: what is still to come of the body it was named for is thrown away."""
+        """Do not write into ``buffer`` any more: what is still to come of the body it was named for
+        is thrown away.
+        """
         if self._stage == 2 and buffer is not None and self._body is buffer:
             self._body = b""
             self._want = self._filling = memoryview(bytearray(len(self._want)))
@@ -228,7 +242,9 @@ class Connection:
 
 
 class Peer:
-    """A client's end: requests to one address, any number at a time, over one connection that is made when needed."""
+    """A client's end: requests to one address, any number at a time, over one connection that is
+    made when needed.
+    """
 
     def __init__(self, address: str, key: bytes) -> None:
         self.address = address
@@ -236,21 +252,27 @@ class Peer:
         self._connection: Connection | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
         self._number = 0
-        self._waiting: dict[int, tuple[asyncio.Future[tuple[dict[str, Any], Any]], Buffer | None]] = {}
+        self._waiting: dict[
+            int, tuple[asyncio.Future[tuple[dict[str, Any], Any]], Buffer | None]
+        ] = {}
 
     async def call(
         self, op: str, body: Sequence[Buffer] = (), into: Buffer | None = None, /, **arguments: Any
     ) -> tuple[dict[str, Any], Any]:
-        """Send a request and wait for its answer: head and body. ``into``: memory for the body, used where its length fits.
+        """Send a request and wait for its answer: head and body. ``into``: memory for the body,
+        used where its length fits.
 
-        Cancelling the call withdraws the request. Raises ConnectionLost, and CallFailed when the other end refuses.
+        Cancelling the call withdraws the request. Raises ConnectionLost, and CallFailed when the
+        other end refuses.
         """
         connection = self._connection
         if connection is None or connection.closed:
             connection = await self._connect()
         self._number += 1
         number = self._number
-        future: asyncio.Future[tuple[dict[str, Any], Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[dict[str, Any], Any]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._waiting[number] = (future, into)
         connection.send({"op": op, "id": number, **arguments}, body)
         try:
@@ -274,11 +296,22 @@ class Peer:
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             sock.setblocking(False)
             try:
-                await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, (host, int(port))), CONNECT_S)
+                await asyncio.wait_for(
+                    asyncio.get_running_loop().sock_connect(sock, (host, int(port))), CONNECT_S
+                )
             except (OSError, ValueError, asyncio.TimeoutError) as error:
                 sock.close()
-                raise ConnectionLost(f"Nothing answers at {self.address} ({error or 'no answer in time'}).") from None
-            made = Connection(sock, self._key, serves=False, on_message=self._answered, allocate=self._memory, on_close=self._closed)
+                raise ConnectionLost(
+                    f"Nothing answers at {self.address} ({error or 'no answer in time'})."
+                ) from None
+            made = Connection(
+                sock,
+                self._key,
+                serves=False,
+                on_message=self._answered,
+                allocate=self._memory,
+                on_close=self._closed,
+            )
             try:
                 await asyncio.wait_for(asyncio.shield(made.ready), CONNECT_S)
             except asyncio.TimeoutError:

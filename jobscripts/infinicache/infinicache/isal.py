@@ -1,7 +1,9 @@
-"""Intel's ISA-L (https://github.com/intel/isa-l), called directly: Reed-Solomon over GF(2^8) and a CRC, on any buffers, without copies.
+"""Intel's ISA-L (https://github.com/intel/isa-l), called directly: Reed-Solomon over GF(2^8) and a
+CRC, on any buffers, without copies.
 
-The library comes inside the wheel of pyeclib, or from the system (Debian: libisal2). pyeclib's own interface is not used: it wants the
-whole object in one piece, copies every fragment and puts a header before it. The calls release the interpreter's lock.
+The library comes inside the wheel of pyeclib, or from the system (Debian: libisal2). pyeclib's own
+interface is not used: it wants the whole object in one piece, copies every fragment and puts a
+header before it. The calls release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def _find() -> str:
             return str(file.locate())
     found = ctypes.util.find_library("isal")
     if found is None:
-        raise NoLibrary("ISA-L was not found; install it with: pip install pyeclib (or the package libisal2 of the system).")
+        raise NoLibrary(
+            "ISA-L was not found; install it with: pip install pyeclib (or the package libisal2 "
+            "of the system)."
+        )
     return found
 
 
@@ -39,7 +44,14 @@ def _find() -> str:
 def library() -> Any:
     """The loaded library. Raises NoLibrary."""
     lib = ctypes.CDLL(_find())
-    lib.ec_encode_data.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, _U8P, ctypes.c_void_p, ctypes.c_void_p]
+    lib.ec_encode_data.argtypes = [
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        _U8P,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     lib.ec_encode_data.restype = None
     lib.ec_init_tables.argtypes = [ctypes.c_int, ctypes.c_int, _U8P, _U8P]
     lib.ec_init_tables.restype = None
@@ -56,10 +68,18 @@ def library() -> Any:
 
 class _PyBuffer(ctypes.Structure):
     _fields_ = [
-        ("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
 
 
 _get_buffer = ctypes.pythonapi.PyObject_GetBuffer
@@ -69,7 +89,9 @@ _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
 
 
 def address(data: Buffer) -> int:
-    """Where the bytes of a contiguous buffer lie. The caller keeps ``data`` alive. Raises BufferError for one that is not contiguous."""
+    """Where the bytes of a contiguous buffer lie. The caller keeps ``data`` alive. Raises
+    BufferError for one that is not contiguous.
+    """
     view = _PyBuffer()
     _get_buffer(data, ctypes.byref(view), 0)
     try:
@@ -85,7 +107,9 @@ def crc64(data: Buffer) -> int:
 
 @lru_cache(maxsize=64)
 def matrix(d: int, p: int) -> bytes:
-    """The (d+p) x d generator matrix: identity above a Cauchy matrix, every d rows of which are independent."""
+    """The (d+p) x d generator matrix: identity above a Cauchy matrix, every d rows of which are
+    independent.
+    """
     out = (ctypes.c_ubyte * ((d + p) * d))()
     library().gf_gen_cauchy1_matrix(out, d + p, d)
     return bytes(out)
@@ -95,7 +119,9 @@ def matrix(d: int, p: int) -> bytes:
 def rows_from(d: int, p: int, have: tuple[int, ...], want: tuple[int, ...]) -> bytes:
     """The len(want) x d matrix that makes chunks ``want`` out of the d chunks ``have``."""
     lib, full = library(), matrix(d, p)
-    chosen = (ctypes.c_ubyte * (d * d)).from_buffer_copy(b"".join(full[i * d : (i + 1) * d] for i in have))
+    chosen = (ctypes.c_ubyte * (d * d)).from_buffer_copy(
+        b"".join(full[i * d : (i + 1) * d] for i in have)
+    )
     inverse = (ctypes.c_ubyte * (d * d))()
     if lib.gf_invert_matrix(chosen, inverse, d) != 0:
         raise ArithmeticError(f"Chunks {have} of a ({d}+{p}) code do not determine the others.")
@@ -121,7 +147,9 @@ def _tables(d: int, rows: bytes) -> Any:
 
 
 def combine(rows: bytes, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Write to each target the combination of the sources that its row of ``rows`` says. All buffers have one length."""
+    """Write to each target the combination of the sources that its row of ``rows`` says. All
+    buffers have one length.
+    """
     d, length = len(sources), len(sources[0])
     if len(rows) != d * len(targets) or any(len(b) != length for b in (*sources, *targets)):
         raise ValueError("The buffers of a code have different lengths.")

@@ -1,7 +1,9 @@
-"""A cache node: chunks in memory, served to clients; it fetches, rebuilds and hands over chunks as its proxy says.
+"""A cache node: chunks in memory, served to clients; it fetches, rebuilds and hands over chunks as
+its proxy says.
 
-Decides nothing about placement. It registers with the proxies of the view it is told (:meth:`CacheNode.view`), again whenever a proxy does
-not know it, and answers for both roles on one port.
+Decides nothing about placement. It registers with the proxies of the view it is told
+(:meth:`CacheNode.view`), again whenever a proxy does not know it, and answers for both roles on one
+port.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ log = logging.getLogger("infinicache")
 
 
 class CacheNode:
-    """One process of the cache. ``proxies``: how many of the members, counted from the first, are proxies. ``backup_s``: how often what is
-    new here is copied to a peer, 0 for never."""
+    """One process of the cache. ``proxies``: how many of the members, counted from the first, are
+    proxies. ``backup_s``: how often what is new here is copied to a peer, 0 for never.
+    """
 
     def __init__(
         self,
@@ -49,12 +52,21 @@ class CacheNode:
         self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s)
         self.server = Server(
             {
-                "put": self._put, "get": self._get, "backup": self.backups.put, "keep": self.backups.keep,
-                "drop": self._drop, "forget": self._forget, "pull": self._pull,
-                "topology": self._topology, "health": self._health, **self.proxy.handlers(),
+                "put": self._put,
+                "get": self._get,
+                "backup": self.backups.put,
+                "keep": self.backups.keep,
+                "drop": self._drop,
+                "forget": self._forget,
+                "pull": self._pull,
+                "topology": self._topology,
+                "health": self._health,
+                **self.proxy.handlers(),
             },
-            key, host, port,
-        )  # fmt: skip
+            key,
+            host,
+            port,
+        )
         self.address = self.server.address
         self.number = 0
         self._members: tuple[str, ...] = ()
@@ -64,18 +76,28 @@ class CacheNode:
         self._backup = BackupTo(self.store, self._peers, self.address, move_bytes_s)
         self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
         if backup_s > 0:
-            self._tasks.append(asyncio.get_running_loop().create_task(self._keep_backed_up(backup_s)))
+            self._tasks.append(
+                asyncio.get_running_loop().create_task(self._keep_backed_up(backup_s))
+            )
 
     # --- the membership ---
 
-    def view(self, members: Sequence[str], leaving: Sequence[str] = (), number: int | None = None) -> None:
-        """Who is in the cache now: addresses in rank order, the same at every member; ``leaving``: those that are about to go."""
+    def view(
+        self, members: Sequence[str], leaving: Sequence[str] = (), number: int | None = None
+    ) -> None:
+        """Who is in the cache now: addresses in rank order, the same at every member; ``leaving``:
+        those that are about to go.
+        """
         self._members, self._leaving = tuple(members), frozenset(leaving)
         self.number = self.number + 1 if number is None else number
         if self.slot is None and self.address in self._members:
             self.slot = self._members.index(self.address) % self._slots
         self._known_by.intersection_update(self.proxies())
-        self.proxy.view(self._members, self._leaving, [s for s, a in enumerate(self.proxies()) if a == self.address])
+        self.proxy.view(
+            self._members,
+            self._leaving,
+            [s for s, a in enumerate(self.proxies()) if a == self.address],
+        )
         self._peers.forget(set(self._members))
 
     def proxies(self) -> list[str]:
@@ -96,12 +118,19 @@ class CacheNode:
     async def _register(self, address: str) -> None:
         peer = self._peers.at(address)
         if address in self._known_by:
-            answer, _ = await peer.call("beat", address=self.address, number=self.number, backup=self._backup.peer)
+            answer, _ = await peer.call(
+                "beat", address=self.address, number=self.number, backup=self._backup.peer
+            )
             if answer["known"]:
                 return
         held = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
-            "register", address=self.address, capacity=self.store.capacity, slot=self.slot, held=held, leaving=self.address in self._leaving
+            "register",
+            address=self.address,
+            capacity=self.store.capacity,
+            slot=self.slot,
+            held=held,
+            leaving=self.address in self._leaving,
         )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
@@ -115,7 +144,9 @@ class CacheNode:
                 await self._backup.run(staying[(staying.index(self.address) + 1) % len(staying)])
 
     async def drain(self) -> int:
-        """Hand over what this node holds to the others, as far as the time allows. Returns the bytes handed over."""
+        """Hand over what this node holds to the others, as far as the time allows. Returns the
+        bytes handed over.
+        """
         moved = 0
         for slot, address in enumerate(self.proxies()):
             if slot == self.slot and address != self.address:
@@ -135,11 +166,22 @@ class CacheNode:
 
     # --- chunks ---
 
-    def _put(self, key: str, version: int, shape: dict[str, Any], stripe: int, index: int, crc: int, body: Buffer = b"") -> dict[str, Any]:
+    def _put(
+        self,
+        key: str,
+        version: int,
+        shape: dict[str, Any],
+        stripe: int,
+        index: int,
+        crc: int,
+        body: Buffer = b"",
+    ) -> dict[str, Any]:
         self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
         return {}
 
-    def _get(self, key: str, version: int, stripe: int, index: int) -> tuple[dict[str, Any], list[Buffer]]:
+    def _get(
+        self, key: str, version: int, stripe: int, index: int
+    ) -> tuple[dict[str, Any], list[Buffer]]:
         try:
             data, crc = self.store.get(key, version, stripe, index)
         except Refusal:
@@ -159,12 +201,25 @@ class CacheNode:
         return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}
 
     def _health(self) -> dict[str, Any]:
-        return {"used": self.store.used, "capacity": self.store.capacity, "slot": self.slot, "address": self.address}
+        return {
+            "used": self.store.used,
+            "capacity": self.store.capacity,
+            "slot": self.slot,
+            "address": self.address,
+        }
 
     async def _pull(
-        self, key: str, version: int, shape: dict[str, Any], index: int, sources: dict[int, str], spare: str | None = None
+        self,
+        key: str,
+        version: int,
+        shape: dict[str, Any],
+        index: int,
+        sources: dict[int, str],
+        spare: str | None = None,
     ) -> dict[str, Any]:
-        """Get chunk ``index`` of every stripe of an object: as it is where a source or ``spare`` has it, else made out of d others."""
+        """Get chunk ``index`` of every stripe of an object: as it is where a source or ``spare``
+        has it, else made out of d others.
+        """
         form, moved = msgspec.convert(shape, Shape), 0
         for stripe, length in enumerate(form.stripes):
             size = chunk_bytes(length, form.d)
@@ -172,7 +227,9 @@ class CacheNode:
             todo = sorted(sources.items(), key=lambda source: source[0] != index)
             for source, address in [*([(index, spare)] if spare else []), *todo]:
                 try:
-                    head, body = await self._peers.at(address).call("get", key=key, version=version, stripe=stripe, index=source)
+                    head, body = await self._peers.at(address).call(
+                        "get", key=key, version=version, stripe=stripe, index=source
+                    )
                 except (ConnectionLost, CallFailed):
                     continue
                 if len(body) == size and isal.crc64(body) == head["crc"]:
@@ -182,11 +239,16 @@ class CacheNode:
                     break
             if index not in chunks:
                 if len(chunks) < form.d:
-                    raise CacheError(f"Chunk {index} of {key!r} cannot be made: only {len(chunks)} of {form.d} sources answer.")
+                    raise CacheError(
+                        f"Chunk {index} of {key!r} cannot be made: only {len(chunks)} of "
+                        f"{form.d} sources answer."
+                    )
                 made = bytearray(size)
                 rebuild(chunks, [index], [made], form.code)
                 chunks[index] = made
-            self.store.put(key, version, form, stripe, index, isal.crc64(chunks[index]), chunks[index])
+            self.store.put(
+                key, version, form, stripe, index, isal.crc64(chunks[index]), chunks[index]
+            )
         return {"bytes": moved}
 
 

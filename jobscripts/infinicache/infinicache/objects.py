@@ -1,4 +1,6 @@
-"""What flows between the rooms: objects as the cache knows them, receipts, errors. Decides nothing."""
+"""What flows between the rooms: objects as the cache knows them, receipts, errors. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class TooLarge(CacheError):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity that was asked for."""
+    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity
+    that was asked for.
+    """
 
     size: int
     d: int
@@ -49,7 +53,9 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a node holds of one object: ``indices`` whose chunks are there for every stripe; ``used``: when it was last read."""
+    """What a node holds of one object: ``indices`` whose chunks are there for every stripe;
+    ``used``: when it was last read.
+    """
 
     key: str
     version: int
@@ -60,8 +66,9 @@ class Held(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Receipt:
-    """A put that is done. ``protection``: nodes that may be lost without losing the object; less than ``wanted`` where the pool is too
-    small or nodes failed meanwhile."""
+    """A put that is done. ``protection``: nodes that may be lost without losing the object; less
+    than ``wanted`` where the pool is too small or nodes failed meanwhile.
+    """
 
     key: str
     version: int
@@ -73,7 +80,9 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Stat:
-    """An object as the cache holds it. ``nodes``: addresses by chunk index, those that are there."""
+    """An object as the cache holds it. ``nodes``: addresses by chunk index, those that are
+    there.
+    """
 
     key: str
     version: int

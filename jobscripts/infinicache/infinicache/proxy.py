@@ -1,8 +1,10 @@
-"""A proxy: the mapping of its pool, and the coordination of puts, evictions, repairs, drains and rebalancing.
+"""A proxy: the mapping of its pool, and the coordination of puts, evictions, repairs, drains and
+rebalancing.
 
-Carries out what :mod:`infinicache.table` decides. No object passes through it: clients and nodes exchange chunks directly. Its state can be
-lost: a new proxy waits until the members have registered with what they hold, then goes on from there. Repair and rebalancing share one
-allowance of bytes per second; a leaver's chunks go ahead of both and are not slowed.
+Carries out what :mod:`infinicache.table` decides. No object passes through it: clients and nodes
+exchange chunks directly. Its state can be lost: a new proxy waits until the members have registered
+with what they hold, then goes on from there. Repair and rebalancing share one allowance of bytes
+per second; a leaver's chunks go ahead of both and are not slowed.
 """
 
 from __future__ import annotations
@@ -54,9 +56,16 @@ class Proxy:
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """The requests it answers."""
         return {
-            "register": self._register, "beat": self._beat, "begin": self._begin, "commit": self._commit, "find": self._find,
-            "delete": self._delete, "report": self._report, "drain": self._drain, "summary": self._summary,
-        }  # fmt: skip
+            "register": self._register,
+            "beat": self._beat,
+            "begin": self._begin,
+            "commit": self._commit,
+            "find": self._find,
+            "delete": self._delete,
+            "report": self._report,
+            "drain": self._drain,
+            "summary": self._summary,
+        }
 
     def close(self) -> None:
         """Stop the background work."""
@@ -73,7 +82,9 @@ class Proxy:
             self._slots, self.table, self._heard = set(), Table(), {}
             self._settled.clear()
             return
-        if not set(slots) <= self._slots:  # a slot that was another's: what its nodes hold is not known yet
+        if (
+            not set(slots) <= self._slots
+        ):  # a slot that was another's: what its nodes hold is not known yet
             self._slots = set(slots)
             self._settled.clear()
             self._heard = {}
@@ -100,16 +111,26 @@ class Proxy:
             self._look_for_repairs()
 
     def _look_for_repairs(self) -> None:
-        self._repairs = deque(e.key for e in sorted(self.table.objects.values(), key=lambda e: e.protection) if e.protection < e.shape.p)
+        self._repairs = deque(
+            e.key
+            for e in sorted(self.table.objects.values(), key=lambda e: e.protection)
+            if e.protection < e.shape.p
+        )
 
-    def _register(self, address: str, capacity: int, slot: int | None, held: list[Any], leaving: bool) -> dict[str, Any]:
+    def _register(
+        self, address: str, capacity: int, slot: int | None, held: list[Any], leaving: bool
+    ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy (any more).")
         self._heard[address] = slot
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
             inventory = msgspec.convert(held, list[Held])
-            degraded, _ = self.table.reconcile(address, inventory) if address in self.table.nodes else ([], [])
+            degraded, _ = (
+                self.table.reconcile(address, inventory)
+                if address in self.table.nodes
+                else ([], [])
+            )
             self._repairs.extend(e.key for e in degraded)
             self.table.add_node(address, capacity)
             self.table.nodes[address].leaving = leaving
@@ -135,7 +156,9 @@ class Proxy:
             raise CacheError(f"The key has more than {MAX_KEY} bytes.")
         if not self._settled.is_set():
             try:
-                await asyncio.wait_for(self._settled.wait(), max(0.05, self._settle_at - time.monotonic()))
+                await asyncio.wait_for(
+                    self._settled.wait(), max(0.05, self._settle_at - time.monotonic())
+                )
             except asyncio.TimeoutError:
                 self._settle()
 
@@ -147,7 +170,9 @@ class Proxy:
             self._locks = {k: lock for k, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
 
-    async def _begin(self, key: str, size: int, code: list[int], stripe_bytes: int) -> dict[str, Any]:
+    async def _begin(
+        self, key: str, size: int, code: list[int], stripe_bytes: int
+    ) -> dict[str, Any]:
         await self._ready(key)
         async with self._lock(key):
             await self._invalidate(key)
@@ -161,13 +186,18 @@ class Proxy:
         return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
 
     async def _invalidate(self, key: str) -> bool:
-        """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer that it could come back."""
+        """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer
+        that it could come back.
+        """
         entry = self.table.objects.get(key)
         if entry is None:
             return False
         failed = await self._drop([entry])
         if sum(node in failed for node in entry.at.values()) >= entry.shape.d:
-            raise CacheError(f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not answer; try again in a moment.")
+            raise CacheError(
+                f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not "
+                "answer; try again in a moment."
+            )
         self.table.remove(key)
         return True
 
@@ -191,16 +221,26 @@ class Proxy:
         await self._ready(key)
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version:
-            raise CacheError(f"The put of {key!r} was overtaken by another, by a deletion, or by the loss of the proxy's memory.")
+            raise CacheError(
+                f"The put of {key!r} was overtaken by another, by a deletion, or by the loss of "
+                "the proxy's memory."
+            )
         self._writing.pop(key, None)
         if len(missing) > entry.shape.p:
             await self._drop([entry])
             self.table.remove(key)
-            raise Unavailable(f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could not be stored.")
+            raise Unavailable(
+                f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could "
+                "not be stored."
+            )
         late = {i: node for i, node in entry.at.items() if i in missing}
         for index, node in late.items():
             self.table.set_chunk(entry, index, None)
-            self._soon(self._quietly(self._peers.at(node).call("forget", key=key, version=version, index=index)))
+            self._soon(
+                self._quietly(
+                    self._peers.at(node).call("forget", key=key, version=version, index=index)
+                )
+            )
         if entry.protection < 0:  # nodes were lost meanwhile, too
             await self._drop([entry])
             self.table.remove(key)
@@ -213,11 +253,18 @@ class Proxy:
     async def _find(self, key: str) -> dict[str, Any]:
         await self._ready(key)
         entry = self.table.objects.get(key)
-        if entry is None or not entry.committed or entry.protection < 0:  # below 0 it waits for its backups
+        if (
+            entry is None or not entry.committed or entry.protection < 0
+        ):  # below 0 it waits for its backups
             return {"found": False}
         self.table.touch(entry)
-        return {"found": True, "version": entry.version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at,
-                "protection": entry.protection}  # fmt: skip
+        return {
+            "found": True,
+            "version": entry.version,
+            "shape": msgspec.to_builtins(entry.shape),
+            "at": entry.at,
+            "protection": entry.protection,
+        }
 
     async def _delete(self, key: str) -> dict[str, Any]:
         await self._ready(key)
@@ -225,13 +272,17 @@ class Proxy:
             return {"found": await self._invalidate(key)}
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
-        """A client could not read these chunks from these nodes: they are made anew, unless they were just moved elsewhere."""
+        """A client could not read these chunks from these nodes: they are made anew, unless they
+        were just moved elsewhere.
+        """
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
             return {}
         for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
             self.table.set_chunk(entry, index, None)
-            await self._quietly(self._peers.at(bad[index]).call("forget", key=key, version=version, index=index))
+            await self._quietly(
+                self._peers.at(bad[index]).call("forget", key=key, version=version, index=index)
+            )
         if entry.hopeless:
             self.table.remove(key)
             self.table.lost += 1
@@ -257,7 +308,9 @@ class Proxy:
     # --- moving chunks ---
 
     async def _drain(self, address: str) -> dict[str, Any]:
-        """Hand over what a leaver holds, several chunks at once, until all is done or it is gone."""
+        """Hand over what a leaver holds, several chunks at once, until all is done or it is
+        gone.
+        """
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
@@ -273,25 +326,46 @@ class Proxy:
     async def _carry_out(self, move: Move, why: str) -> bool:
         """Have the target fetch or make a chunk; the table follows when it has it."""
         entry = self.table.objects.get(move.key)
-        if entry is None or entry.version != move.version or (move.source is not None and entry.at.get(move.index) != move.source):
+        if (
+            entry is None
+            or entry.version != move.version
+            or (move.source is not None and entry.at.get(move.index) != move.source)
+        ):
             return False
         sources = {i: a for i, a in entry.at.items() if a in self.table.nodes}
         try:
             answer, _ = await self._peers.at(move.target).call(
-                "pull", key=move.key, version=move.version, shape=msgspec.to_builtins(entry.shape), index=move.index, sources=sources,
+                "pull",
+                key=move.key,
+                version=move.version,
+                shape=msgspec.to_builtins(entry.shape),
+                index=move.index,
+                sources=sources,
                 spare=entry.spare.get(move.index),
-            )  # fmt: skip
+            )
         except (ConnectionLost, CallFailed) as error:
             log.info("a chunk could not be moved (%s): %s", why, error)
             return False
         self.moved_bytes[why] += answer["bytes"]
         current = self.table.objects.get(move.key)
-        if current is not entry or move.target not in self.table.nodes or (move.source is None and move.index in entry.at):
-            await self._quietly(self._peers.at(move.target).call("forget", key=move.key, version=move.version, index=move.index))
+        if (
+            current is not entry
+            or move.target not in self.table.nodes
+            or (move.source is None and move.index in entry.at)
+        ):
+            await self._quietly(
+                self._peers.at(move.target).call(
+                    "forget", key=move.key, version=move.version, index=move.index
+                )
+            )
             return False
         self.table.set_chunk(entry, move.index, move.target)
         if move.source is not None:
-            await self._quietly(self._peers.at(move.source).call("forget", key=move.key, version=move.version, index=move.index))
+            await self._quietly(
+                self._peers.at(move.source).call(
+                    "forget", key=move.key, version=move.version, index=move.index
+                )
+            )
         return True
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -334,7 +408,9 @@ class Proxy:
                 continue
             done = 0
             moves = self.table.repair(entry)
-            for move in sorted(moves, key=lambda m: m.index not in entry.spare):  # copies first: the others may need them
+            for move in sorted(
+                moves, key=lambda m: m.index not in entry.spare
+            ):  # copies first: the others may need them
                 copied = move.source is not None or move.index in entry.spare
                 if await self._carry_out(move, "repair"):
                     done += move.bytes * (1 if copied else entry.shape.d)

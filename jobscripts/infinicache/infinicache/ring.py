@@ -1,4 +1,6 @@
-"""Consistent hashing: which of several proxies a key belongs to. When one is added or taken away only its share of the keys moves."""
+"""Consistent hashing: which of several proxies a key belongs to. When one is added or taken away
+only its share of the keys moves.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ class Ring:
     """``slots`` proxies, numbered from 0, with POINTS points each on a ring of 2**64."""
 
     def __init__(self, slots: int) -> None:
-        points = sorted((_hash(f"proxy {slot} point {i}"), slot) for slot in range(slots) for i in range(POINTS))
+        points = sorted(
+            (_hash(f"proxy {slot} point {i}"), slot) for slot in range(slots) for i in range(POINTS)
+        )
         self._at = [at for at, _ in points]
         self._slots = [slot for _, slot in points]
 
@@ -22,4 +26,6 @@ class Ring:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )

@@ -1,8 +1,8 @@
 """The listening end of a cache process: connections in, requests to handlers by name, answers out.
 
-A handler is called with the request's arguments and body. It returns an answer (a dict, or a dict and a list of buffers) at once, or a
-coroutine that does. A handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence; any other exception too,
-and is logged.
+A handler is called with the request's arguments and body. It returns an answer (a dict, or a dict
+and a list of buffers) at once, or a coroutine that does. A handler's Refusal, CacheError or
+ConnectionLost is told to the caller as a sentence; any other exception too, and is logged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 class Server:
     """Serves ``handlers`` (name → function) on ``host``:``port`` (0: any) in the running loop."""
 
-    def __init__(self, handlers: dict[str, Callable[..., Any]], key: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        handlers: dict[str, Callable[..., Any]],
+        key: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self._handlers, self._key = handlers, key
         self._connections: set[Connection] = set()
         self._tasks: dict[tuple[Connection, int], asyncio.Task[Any]] = {}
@@ -56,7 +62,14 @@ class Server:
             sock, _ = self._socket.accept()
         except OSError:
             return
-        made = Connection(sock, self._key, serves=True, on_message=self._request, allocate=_memory, on_close=self._closed)
+        made = Connection(
+            sock,
+            self._key,
+            serves=True,
+            on_message=self._request,
+            allocate=_memory,
+            on_close=self._closed,
+        )
         self._connections.add(made)
         self._loop.call_later(HANDSHAKE_S, self._give_up, made)
 
@@ -80,12 +93,17 @@ class Server:
         try:
             handler = self._handlers.get(op)
             if handler is None:
-                raise CacheError(f"{op!r} is no request of this cache; use one version of infinicache everywhere.")
+                raise CacheError(
+                    f"{op!r} is no request of this cache; use one version of infinicache "
+                    "everywhere."
+                )
             if body:
                 head["body"] = body
             answer = handler(**head)
             if inspect.iscoroutine(answer) or (delay := self.delay_s(op)) > 0:
-                task = self._loop.create_task(answer if inspect.iscoroutine(answer) else _later(delay, answer))
+                task = self._loop.create_task(
+                    answer if inspect.iscoroutine(answer) else _later(delay, answer)
+                )
                 self._tasks[connection, number] = task
                 task.add_done_callback(partial(self._finished, connection, number, op))
                 return
@@ -94,7 +112,9 @@ class Server:
             return
         self._answer(connection, number, answer)
 
-    def _finished(self, connection: Connection, number: int, op: str, task: asyncio.Task[Any]) -> None:
+    def _finished(
+        self, connection: Connection, number: int, op: str, task: asyncio.Task[Any]
+    ) -> None:
         self._tasks.pop((connection, number), None)
         if not task.cancelled():
             error = task.exception()
@@ -130,5 +150,8 @@ def _told(error: BaseException, op: str) -> dict[str, Any]:
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
     if not code:
         log.error("the request %s failed", op, exc_info=error)
-        return {"error": f"The request {op} failed: {type(error).__name__}: {error}", "code": "refused"}
+        return {
+            "error": f"The request {op} failed: {type(error).__name__}: {error}",
+            "code": "refused",
+        }
     return {"error": str(error), "code": code}

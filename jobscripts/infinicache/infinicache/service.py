@@ -1,6 +1,8 @@
-"""A cache node as a service job of MalleTrain: one process on each node, which follows the membership and drains before it leaves.
+"""A cache node as a service job of MalleTrain: one process on each node, which follows the
+membership and drains before it leaves.
 
-Addresses and the secret come from :mod:`malletrain.membership`. Outside MalleTrain it is a cache of one node.
+Addresses and the secret come from :mod:`malletrain.membership`. Outside MalleTrain it is a cache of
+one node.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SHARE_OF_NOTICE = 0.9
 
 
 def parse_size(text: str) -> int:
-    """``"512M"`` in bytes; ``"50%"``: of the memory that is available on this node now. Raises ValueError with what is accepted."""
+    """``"512M"`` in bytes; ``"50%"``: of the memory that is available on this node now. Raises
+    ValueError with what is accepted.
+    """
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if 0 < share <= 1:
@@ -34,13 +38,26 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?\s*", text, re.IGNORECASE)
     if match and float(match[1]) > 0:
         return int(float(match[1]) * _UNITS[match[2].upper()])
-    raise ValueError(f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a share of what is free, as 50%.')
+    raise ValueError(
+        f'"{text}" is not a size; accepted is a number with K, M, G or T, such as 512M, or a '
+        "share of what is free, as 50%."
+    )
 
 
-async def serve(capacity: int, proxies: int, port: int, move_bytes_s: float, backup_s: float = 0.0) -> None:
+async def serve(
+    capacity: int, proxies: int, port: int, move_bytes_s: float, backup_s: float = 0.0
+) -> None:
     """Until the process is ended, or has drained and been released."""
     host = socket.gethostbyname(membership.host())
-    node = CacheNode(capacity, membership.key(), host=host, port=port, proxies=proxies, move_bytes_s=move_bytes_s, backup_s=backup_s)
+    node = CacheNode(
+        capacity,
+        membership.key(),
+        host=host,
+        port=port,
+        proxies=proxies,
+        move_bytes_s=move_bytes_s,
+        backup_s=backup_s,
+    )
     group = membership.join(node.address)
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -60,10 +77,14 @@ async def _follow(node: CacheNode, group: membership.Membership) -> None:
     draining: asyncio.Task[None] | None = None
     async for change in group.watch():
         members = group.members
-        node.view([m.address for m in members], [m.address for m in members if m.leaving], group.number)
+        node.view(
+            [m.address for m in members], [m.address for m in members if m.leaving], group.number
+        )
         if change.kind == membership.LEAVING and change.member == group.me and draining is None:
             draining = asyncio.create_task(_drain(node, group))
-        elif change.kind == membership.STAYING and change.member == group.me and draining is not None:
+        elif (
+            change.kind == membership.STAYING and change.member == group.me and draining is not None
+        ):
             draining.cancel()
             draining = None
 
@@ -83,12 +104,29 @@ async def _drain(node: CacheNode, group: membership.Membership) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process of one node."""
     parser = argparse.ArgumentParser(prog="infinicache-node", description="One node of the cache.")
-    parser.add_argument("--memory", default="50%", help="memory for chunks: 512M, 8G, or a share of what is free, such as 50%% (default)")
-    parser.add_argument("--proxies", type=int, default=1, help="members that are proxies, the same number on all nodes (default 1)")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any)")
-    parser.add_argument("--move-rate", default="200M", help="bytes per second for repair and rebalancing of one pool (default 200M)")
     parser.add_argument(
-        "--backup", type=float, default=0.0, metavar="SECONDS", help="copy what is new to a peer this often (default: never)"
+        "--memory",
+        default="50%",
+        help="memory for chunks: 512M, 8G, or a share of what is free, such as 50%% (default)",
+    )
+    parser.add_argument(
+        "--proxies",
+        type=int,
+        default=1,
+        help="members that are proxies, the same number on all nodes (default 1)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any)")
+    parser.add_argument(
+        "--move-rate",
+        default="200M",
+        help="bytes per second for repair and rebalancing of one pool (default 200M)",
+    )
+    parser.add_argument(
+        "--backup",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="copy what is new to a peer this often (default: never)",
     )
     options = parser.parse_args(arguments)
     try:
@@ -96,14 +134,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not 0 <= options.backup < 1e9:
-        parser.error(f"{options.backup:g} s between backups is not possible; accepted is 0 for none, or a number of seconds.")
+        parser.error(
+            f"{options.backup:g} s between backups is not possible; accepted is 0 for none, or "
+            "a number of seconds."
+        )
     if options.proxies < 1:
         parser.error(f"{options.proxies} proxies are not possible; accepted is 1 or more.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         asyncio.run(serve(capacity, options.proxies, options.port, rate, options.backup))
     except OSError as error:
-        print(f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.", file=sys.stderr)
+        print(
+            f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -1,7 +1,8 @@
-"""The chunks in one node's memory. Pure: bytes in, bytes out; it decides what a node accepts, not what is evicted.
+"""The chunks in one node's memory. Pure: bytes in, bytes out; it decides what a node accepts, not
+what is evicted.
 
-A node never holds two versions of one key: the newer drives the older out. What was dropped stays dropped: a chunk of a version at or below
-the last one dropped is refused, however late it comes.
+A node never holds two versions of one key: the newer drives the older out. What was dropped stays
+dropped: a chunk of a version at or below the last one dropped is refused, however late it comes.
 """
 
 from __future__ import annotations
@@ -43,40 +44,69 @@ class ChunkStore:
         self._objects: dict[str, _Object] = {}
         self._dropped: OrderedDict[str, int] = OrderedDict()
 
-    def put(self, key: str, version: int, shape: Shape, stripe: int, index: int, crc: int, data: Buffer) -> None:
-        """Take a chunk. Raises Refusal when it is damaged, of an old version, of a wrong length, or too much."""
+    def put(
+        self, key: str, version: int, shape: Shape, stripe: int, index: int, crc: int, data: Buffer
+    ) -> None:
+        """Take a chunk. Raises Refusal when it is damaged, of an old version, of a wrong length, or
+        too much.
+        """
         known = self._objects.get(key)
         newest = max(self._dropped.get(key, 0), known.version - 1 if known else 0)
         if version <= newest:
             raise Refusal(f"Version {version} of {key!r} is overtaken.", "stale")
         sizes = shape.stripes
-        if not (0 <= stripe < len(sizes) and 0 <= index < shape.code.n) or len(data) != chunk_bytes(sizes[stripe], shape.d):
-            raise Refusal(f"The chunk ({stripe}, {index}) of {len(data)} bytes does not fit an object of {shape.size} bytes.", "corrupt")
+        if not (0 <= stripe < len(sizes) and 0 <= index < shape.code.n) or len(data) != chunk_bytes(
+            sizes[stripe], shape.d
+        ):
+            raise Refusal(
+                f"The chunk ({stripe}, {index}) of {len(data)} bytes does not fit an object of "
+                f"{shape.size} bytes.",
+                "corrupt",
+            )
         if isal.crc64(data) != crc:
-            raise Refusal(f"The chunk ({stripe}, {index}) of {key!r} was damaged on its way.", "corrupt")
+            raise Refusal(
+                f"The chunk ({stripe}, {index}) of {key!r} was damaged on its way.", "corrupt"
+            )
         if known is not None and known.version < version:
             self.drop(key, known.version)
             known = None
-        before = len(known.chunks[stripe, index][0]) if known is not None and (stripe, index) in known.chunks else 0
+        before = (
+            len(known.chunks[stripe, index][0])
+            if known is not None and (stripe, index) in known.chunks
+            else 0
+        )
         if self.used - before + len(data) > self.capacity:
-            raise Refusal(f"The node is full: {self.used} of {self.capacity} bytes are in use.", "full")
+            raise Refusal(
+                f"The node is full: {self.used} of {self.capacity} bytes are in use.", "full"
+            )
         if known is None:
             known = self._objects[key] = _Object(version, shape)
         known.chunks[stripe, index] = (data, crc)
         self.used += len(data) - before
 
-    def get(self, key: str, version: int, stripe: int, index: int, touch: bool = True) -> tuple[Buffer, int]:
-        """A chunk and its checksum; ``touch``: this is a read of the object. Raises Refusal when it is not here."""
+    def get(
+        self, key: str, version: int, stripe: int, index: int, touch: bool = True
+    ) -> tuple[Buffer, int]:
+        """A chunk and its checksum; ``touch``: this is a read of the object. Raises Refusal when it
+        is not here.
+        """
         known = self._objects.get(key)
         if known is None or known.version != version or (stripe, index) not in known.chunks:
-            raise Refusal(f"The chunk ({stripe}, {index}) of version {version} of {key!r} is not here.", "absent")
+            raise Refusal(
+                f"The chunk ({stripe}, {index}) of version {version} of {key!r} is not here.",
+                "absent",
+            )
         if touch:
             known.used = time.time()
         return known.chunks[stripe, index]
 
     def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
         """(key, version, stripe, index) of everything here."""
-        return {(key, o.version, stripe, index): o.shape for key, o in self._objects.items() for stripe, index in o.chunks}
+        return {
+            (key, o.version, stripe, index): o.shape
+            for key, o in self._objects.items()
+            for stripe, index in o.chunks
+        }
 
     def drop(self, key: str, version: int) -> None:
         """Forget ``version`` and all older ones of ``key``, and take them no more."""
@@ -105,6 +135,10 @@ class ChunkStore:
         found = []
         for key, known in self._objects.items():
             count = len(known.shape.stripes)
-            whole = [i for i in range(known.shape.code.n) if all((s, i) in known.chunks for s in range(count))]
+            whole = [
+                i
+                for i in range(known.shape.code.n)
+                if all((s, i) in known.chunks for s in range(count))
+            ]
             found.append(Held(key, known.version, known.shape, whole, known.used))
         return found

@@ -1,4 +1,6 @@
-"""The same cache without asyncio. A :class:`Cache` has an event loop of its own, in the calling thread: use one per thread."""
+"""The same cache without asyncio. A :class:`Cache` has an event loop of its own, in the calling
+thread: use one per thread.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Cache:
         """See :meth:`AsyncCache.put`."""
         return self._loop.run_until_complete(self._cache.put(key, value, code=code))
 
-    def put_stream(self, key: str, size: int, pieces: Iterable[Buffer], *, code: tuple[int, int] | None = None) -> Receipt:
+    def put_stream(
+        self, key: str, size: int, pieces: Iterable[Buffer], *, code: tuple[int, int] | None = None
+    ) -> Receipt:
         """See :meth:`AsyncCache.put_stream`."""
 
         async def feed() -> Any:

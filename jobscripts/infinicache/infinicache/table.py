@@ -1,8 +1,10 @@
-"""A proxy's memory: which node holds which chunk of which object, what is free, what goes first. Pure: no sockets, no clock.
+"""A proxy's memory: which node holds which chunk of which object, what is free, what goes first.
+Pure: no sockets, no clock.
 
-Decides where chunks go (random distinct nodes with room), which objects are evicted (CLOCK, whole objects), what follows from the loss of a
-node, in which order a leaver hands over, and which chunks move to a new node. Bytes are reserved when a put begins, so that two puts
-cannot both have the last room.
+Decides where chunks go (random distinct nodes with room), which objects are evicted (CLOCK, whole
+objects), what follows from the loss of a node, in which order a leaver hands over, and which chunks
+move to a new node. Bytes are reserved when a put begins, so that two puts cannot both have the last
+room.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from infinicache.objects import Held, Shape, TooLarge, Unavailable
 
 @dataclass
 class Node:
-    """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks there."""
+    """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks
+    there.
+    """
 
     capacity: int
     reserved: int = 0
@@ -33,8 +37,9 @@ class Node:
 
 @dataclass
 class Entry:
-    """One object. ``at``: index → node; ``spare``: index → node with a backup of a lost chunk. ``touched``: CLOCK's bit; ``reads``: for
-    telling what is most valuable."""
+    """One object. ``at``: index → node; ``spare``: index → node with a backup of a lost chunk.
+    ``touched``: CLOCK's bit; ``reads``: for telling what is most valuable.
+    """
 
     key: str
     version: int
@@ -67,7 +72,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Move:
-    """Chunk ``index`` of an object to ``target``: from ``source``, or rebuilt from the others where there is none."""
+    """Chunk ``index`` of an object to ``target``: from ``source``, or rebuilt from the others where
+    there is none.
+    """
 
     key: str
     version: int
@@ -99,7 +106,8 @@ class Table:
             self.nodes[address] = Node(capacity)
 
     def lose_node(self, address: str, backup: str | None = None) -> tuple[list[Entry], list[Entry]]:
-        """The node is gone with its chunks: the objects that are degraded, and those that are lost (and forgotten).
+        """The node is gone with its chunks: the objects that are degraded, and those that are lost
+        (and forgotten).
 
         ``backup``: the node that may have copies of its chunks.
         """
@@ -123,7 +131,9 @@ class Table:
         return degraded, lost
 
     def reconcile(self, address: str, held: Iterable[Held]) -> tuple[list[Entry], list[Entry]]:
-        """A known node says anew what it holds: what is not there any more counts as lost, as in :meth:`lose_node`."""
+        """A known node says anew what it holds: what is not there any more counts as lost, as in
+        :meth:`lose_node`.
+        """
         there = {(h.key, h.version): set(h.indices) for h in held}
         degraded, lost = [], []
         for key, indices in list(self.nodes[address].held.items()):
@@ -147,10 +157,20 @@ class Table:
 
     # --- objects ---
 
-    def begin(self, key: str, size: int, wanted: Code, stripe_bytes: int, version: int, evicted: list[Entry]) -> Entry:
-        """Place a new object. What has to be evicted for it is added to ``evicted``, to be dropped on the nodes first.
+    def begin(
+        self,
+        key: str,
+        size: int,
+        wanted: Code,
+        stripe_bytes: int,
+        version: int,
+        evicted: list[Entry],
+    ) -> Entry:
+        """Place a new object. What has to be evicted for it is added to ``evicted``, to be dropped
+        on the nodes first.
 
-        The previous version of ``key`` must have been removed. Raises Unavailable without nodes, TooLarge when it would not even fit alone.
+        The previous version of ``key`` must have been removed. Raises Unavailable without nodes,
+        TooLarge when it would not even fit alone.
         """
         usable = self.usable()
         if not usable:
@@ -161,7 +181,8 @@ class Table:
         if sum(self.nodes[a].capacity >= share for a in usable) < code.n:
             largest = sorted((self.nodes[a].capacity for a in usable), reverse=True)[code.n - 1]
             raise TooLarge(
-                f"An object of {size} bytes in {code} needs {share} bytes on each of {code.n} nodes, but they have {largest} each at most."
+                f"An object of {size} bytes in {code} needs {share} bytes on each of {code.n} "
+                f"nodes, but they have {largest} each at most."
             )
         while True:
             room = [a for a in usable if self.nodes[a].free >= share]
@@ -169,7 +190,10 @@ class Table:
                 break
             victim = self._victim()
             if victim is None:
-                raise TooLarge(f"An object of {size} bytes does not fit now: what is in the cache is still being written.")
+                raise TooLarge(
+                    f"An object of {size} bytes does not fit now: what is in the cache is still "
+                    "being written."
+                )
             self.remove(victim.key)
             self.evicted += 1
             evicted.append(victim)
@@ -197,7 +221,9 @@ class Table:
         entry.touched, entry.reads = True, entry.reads + 1
 
     def _victim(self) -> Entry | None:
-        """CLOCK: the first object that was not read since the hand last passed. The hand is the front of the queue."""
+        """CLOCK: the first object that was not read since the hand last passed. The hand is the
+        front of the queue.
+        """
         for _ in range(2 * len(self._clock)):
             entry = self.objects[next(iter(self._clock))]
             if entry.committed and not entry.touched:
@@ -222,14 +248,20 @@ class Table:
 
     # --- after a loss of this memory ---
 
-    def restore(self, address: str, held: Iterable[Held], settled: bool) -> list[tuple[str, str, int]]:
-        """Take over what a node says it holds. Returns (node, key, version) of what is to be dropped: overtaken, or, once ``settled``,
-        anything that is not known (it was deleted or evicted while the node could not be reached)."""
+    def restore(
+        self, address: str, held: Iterable[Held], settled: bool
+    ) -> list[tuple[str, str, int]]:
+        """Take over what a node says it holds. Returns (node, key, version) of what is to be
+        dropped: overtaken, or, once ``settled``, anything that is not known (it was deleted or
+        evicted while the node could not be reached).
+        """
         stale: list[tuple[str, str, int]] = []
         for h in held:
             self.newest = max(self.newest, h.version)
             entry = self.objects.get(h.key)
-            overtaken = entry is not None and (entry.version > h.version or (settled and entry.version < h.version))
+            overtaken = entry is not None and (
+                entry.version > h.version or (settled and entry.version < h.version)
+            )
             if overtaken or (entry is None and settled):
                 stale.append((address, h.key, h.version))
                 continue
@@ -245,9 +277,11 @@ class Table:
         return stale
 
     def settle(self) -> list[Entry]:
-        """All nodes have said what they hold: objects with enough chunks count, the others are forgotten and returned.
+        """All nodes have said what they hold: objects with enough chunks count, the others are
+        forgotten and returned.
 
-        An older version cannot come back: the newest one that left any trace is the only one looked at.
+        An older version cannot come back: the newest one that left any trace is the only one looked
+        at.
         """
         half = [e for e in self.objects.values() if not e.committed and e.protection < 0]
         for entry in half:
@@ -259,24 +293,40 @@ class Table:
     # --- moving chunks ---
 
     def repair(self, entry: Entry) -> list[Move]:
-        """Where the missing chunks of an object are to be made anew, and those that share a node are to go, as far as there are other nodes
-        with room."""
-        missing: list[tuple[int, str | None]] = [(i, None) for i in range(entry.shape.code.n) if i not in entry.at]
+        """Where the missing chunks of an object are to be made anew, and those that share a node
+        are to go, as far as there are other nodes with room.
+        """
+        missing: list[tuple[int, str | None]] = [
+            (i, None) for i in range(entry.shape.code.n) if i not in entry.at
+        ]
         seen: set[str] = set()
         for index, node in entry.at.items():
             if node in seen:
                 missing.append((index, node))
             seen.add(node)
         targets = self._targets(entry, len(missing))
-        return [Move(entry.key, entry.version, i, node, t, entry.shape.share) for (i, node), t in zip(missing, targets, strict=False)]
+        return [
+            Move(entry.key, entry.version, i, node, t, entry.shape.share)
+            for (i, node), t in zip(missing, targets, strict=False)
+        ]
 
     def drain(self, address: str) -> list[Move]:
-        """What a leaver hands over, most valuable first: objects that its going would bring nearest to their end, then those read most.
+        """What a leaver hands over, most valuable first: objects that its going would bring nearest
+        to their end, then those read most.
 
-        Where no other node is without a chunk of the object, chunks share a node: better two of them at one place than none.
+        Where no other node is without a chunk of the object, chunks share a node: better two of
+        them at one place than none.
         """
         leaver = self.nodes.get(address)
-        held = [(self.objects[key], i) for key, indices in leaver.held.items() for i in sorted(indices)] if leaver else []
+        held = (
+            [
+                (self.objects[key], i)
+                for key, indices in leaver.held.items()
+                for i in sorted(indices)
+            ]
+            if leaver
+            else []
+        )
         held = [(e, i) for e, i in held if e.committed]
         held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
         moves, planned = [], dict.fromkeys(self.nodes, 0)
@@ -284,12 +334,18 @@ class Table:
             targets = self._targets(entry, 1, planned) or self._shared(entry, planned)
             if targets:
                 planned[targets[0]] += entry.shape.share
-                moves.append(Move(entry.key, entry.version, index, address, targets[0], entry.shape.share))
+                moves.append(
+                    Move(entry.key, entry.version, index, address, targets[0], entry.shape.share)
+                )
         return moves
 
     def rebalance(self, slack: float = 0.1) -> Move | None:
-        """The next chunk to move from the fullest node to the emptiest, None when they differ by less than ``slack`` of the capacity."""
-        usable = sorted(self.usable(), key=lambda a: self.nodes[a].reserved / max(1, self.nodes[a].capacity))
+        """The next chunk to move from the fullest node to the emptiest, None when they differ by
+        less than ``slack`` of the capacity.
+        """
+        usable = sorted(
+            self.usable(), key=lambda a: self.nodes[a].reserved / max(1, self.nodes[a].capacity)
+        )
         if len(usable) < 2:
             return None
         low, high = usable[0], usable[-1]
@@ -300,22 +356,43 @@ class Table:
         for key, indices in self.nodes[high].held.items():
             entry, index = self.objects[key], min(indices)
             share = entry.shape.share
-            if not entry.committed or key in self.nodes[low].held or 2 * share > gap or share > self.nodes[low].free:
+            if (
+                not entry.committed
+                or key in self.nodes[low].held
+                or 2 * share > gap
+                or share > self.nodes[low].free
+            ):
                 continue
             if best is None or share > best[0].shape.share:
                 best = (entry, index)
-        return Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share) if best else None
+        return (
+            Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share)
+            if best
+            else None
+        )
 
     def _shared(self, entry: Entry, planned: dict[str, int]) -> list[str]:
         """The node with the fewest chunks of an object among those with room."""
         share = entry.shape.share
         room = [a for a in self.usable() if self.nodes[a].free - planned.get(a, 0) >= share]
-        return sorted(room, key=lambda a: (len(self.nodes[a].held.get(entry.key, ())), planned.get(a, 0)))[:1]
+        return sorted(
+            room, key=lambda a: (len(self.nodes[a].held.get(entry.key, ())), planned.get(a, 0))
+        )[:1]
 
-    def _targets(self, entry: Entry, count: int, planned: dict[str, int] | None = None) -> list[str]:
+    def _targets(
+        self, entry: Entry, count: int, planned: dict[str, int] | None = None
+    ) -> list[str]:
         extra = planned or {}
         share = entry.shape.share
-        room = [a for a in self.usable() if a not in entry.at.values() and self.nodes[a].free - extra.get(a, 0) >= share]
+        room = [
+            a
+            for a in self.usable()
+            if a not in entry.at.values() and self.nodes[a].free - extra.get(a, 0) >= share
+        ]
         self._rng.shuffle(room)
-        room.sort(key=lambda a: (self.nodes[a].reserved + extra.get(a, 0)) / max(1, self.nodes[a].capacity))
+        room.sort(
+            key=lambda a: (
+                (self.nodes[a].reserved + extra.get(a, 0)) / max(1, self.nodes[a].capacity)
+            )
+        )
         return room[:count]

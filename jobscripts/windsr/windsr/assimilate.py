@@ -1,8 +1,11 @@
-"""Sparse observations brought into a fine field: how far each reaches, a soft mask, and the composite. Pure functions.
+"""Sparse observations brought into a fine field: how far each reaches, a soft mask, and the
+composite. Pure functions.
 
-Around an observation the field is drawn to the observed value within an impact radius. The radius grows from 1 to 6 pixels as long as
-terrain and wind inside it vary little (standard deviations below T1 and T2): in a plain a station speaks for far, on a ridge for itself.
-The mask of one observation is a Gaussian of its radius, cut off there; the composite is x = m ⊙ observed + (1 − m) ⊙ model.
+Around an observation the field is drawn to the observed value within an impact radius. The radius
+grows from 1 to 6 pixels as long as terrain and wind inside it vary little (standard deviations
+below T1 and T2): in a plain a station speaks for far, on a ridge for itself. The mask of one
+observation is a Gaussian of its radius, cut off there; the composite is x = m ⊙ observed + (1 − m)
+⊙ model.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ SMALLEST, LARGEST = 1, 6
 T1_M, T2_MS = 30.0, 0.5
 """Default thresholds: standard deviation of terrain (m) and of wind (m/s) inside the radius."""
 SIGMAS = 2.0
-"""The radius in standard deviations of the Gaussian: at the rim the mask has fallen to exp(−2) = 0.135."""
+"""The radius in standard deviations of the Gaussian: at the rim the mask has fallen to exp(−2) =
+0.135.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,12 @@ class Thresholds:
     wind: float = T2_MS
 
 
-def _disk(shape: tuple[int, ...], row: int, column: int, radius: float) -> tuple[tuple[slice, slice], NDArray[np.float64]]:
-    """(slices, squared distance in pixels inside them) of the square around a pixel that holds a disk of ``radius``."""
+def _disk(
+    shape: tuple[int, ...], row: int, column: int, radius: float
+) -> tuple[tuple[slice, slice], NDArray[np.float64]]:
+    """(slices, squared distance in pixels inside them) of the square around a pixel that holds a
+    disk of ``radius``.
+    """
     reach = int(np.floor(radius))
     rows = slice(max(row - reach, 0), min(row + reach + 1, shape[0]))
     columns = slice(max(column - reach, 0), min(column + reach + 1, shape[1]))
@@ -54,9 +63,14 @@ def _disk(shape: tuple[int, ...], row: int, column: int, radius: float) -> tuple
 
 
 def impact_radius(
-    terrain: NDArray[np.floating], wind: NDArray[np.floating], row: int, column: int, thresholds: Thresholds | None = None
+    terrain: NDArray[np.floating],
+    wind: NDArray[np.floating],
+    row: int,
+    column: int,
+    thresholds: Thresholds | None = None,
 ) -> int:
-    """Pixels, 1..6, around (row, column): the largest radius up to which every disk keeps both standard deviations below T1 and T2.
+    """Pixels, 1..6, around (row, column): the largest radius up to which every disk keeps both
+    standard deviations below T1 and T2.
 
     Args:
         terrain: [H, W] m; ``wind``: [H, W] m/s, the first guess, as the truth is not known.
@@ -66,7 +80,10 @@ def impact_radius(
     for radius in range(SMALLEST + 1, LARGEST + 1):
         where, distance = _disk(terrain.shape, row, column, radius)
         inside = distance <= radius**2
-        if terrain[where][inside].std() >= thresholds.terrain or wind[where][inside].std() >= thresholds.wind:
+        if (
+            terrain[where][inside].std() >= thresholds.terrain
+            or wind[where][inside].std() >= thresholds.wind
+        ):
             break
         found = radius
     return found
@@ -77,8 +94,9 @@ def soft_mask(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(mask 0..1, observed values m/s), both ``shape``.
 
-    The mask is the largest of the observations' Gaussians exp(−d²/2σ²) with σ = radius/2, 0 beyond the radius, 1 at the station. Where
-    several reach, the value is their mean with weights m/(1 − m), so that each station keeps its own (Shepard 1968).
+    The mask is the largest of the observations' Gaussians exp(−d²/2σ²) with σ = radius/2, 0 beyond
+    the radius, 1 at the station. Where several reach, the value is their mean with weights m/(1 −
+    m), so that each station keeps its own (Shepard 1968).
 
     Raises:
         WindsrError: for a pixel outside, a value that cannot be, or a radius below 0.
@@ -86,13 +104,21 @@ def soft_mask(
     mask, weights, sums = (np.zeros(shape) for _ in range(3))
     for observation, radius in zip(observations, radii, strict=True):
         if not (0 <= observation.row < shape[0] and 0 <= observation.column < shape[1]):
-            raise WindsrError(f"An observation at pixel ({observation.row}, {observation.column}) is outside of {shape[0]} × {shape[1]}.")
+            raise WindsrError(
+                f"An observation at pixel ({observation.row}, {observation.column}) is outside "
+                f"of {shape[0]} × {shape[1]}."
+            )
         if not 0 <= observation.value <= FASTEST:
-            raise WindsrError(f"An observed wind of {observation.value:g} m/s cannot be (possible: 0 to {FASTEST:g}); are the units m/s?")
+            raise WindsrError(
+                f"An observed wind of {observation.value:g} m/s cannot be (possible: 0 to "
+                f"{FASTEST:g}); are the units m/s?"
+            )
         if radius < 0:
             raise WindsrError(f"An impact radius of {radius:g} pixels cannot be; give 0 or more.")
         where, distance = _disk(shape, observation.row, observation.column, radius)
-        own = np.where(distance <= radius**2, np.exp(-0.5 * distance * (SIGMAS / max(radius, 1.0)) ** 2), 0.0)
+        own = np.where(
+            distance <= radius**2, np.exp(-0.5 * distance * (SIGMAS / max(radius, 1.0)) ** 2), 0.0
+        )
         share = own / (1 - own + 1e-9)
         mask[where] = np.maximum(mask[where], own)
         weights[where] += share
@@ -101,15 +127,20 @@ def soft_mask(
     return mask.astype(np.float32), values.astype(np.float32)
 
 
-def composite(model: NDArray[np.floating], mask: NDArray[np.floating], observed: NDArray[np.floating]) -> NDArray[np.floating]:
+def composite(
+    model: NDArray[np.floating], mask: NDArray[np.floating], observed: NDArray[np.floating]
+) -> NDArray[np.floating]:
     """m ⊙ observed + (1 − m) ⊙ model; ``model`` [..., H, W], the others [H, W]."""
     return mask * observed + (1 - mask) * model
 
 
 def assimilate(
-    model: NDArray[np.floating], terrain: NDArray[np.floating], observations: Sequence[Observation], radius: float | None = None,
+    model: NDArray[np.floating],
+    terrain: NDArray[np.floating],
+    observations: Sequence[Observation],
+    radius: float | None = None,
     thresholds: Thresholds | None = None,
-) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:  # fmt: skip
+) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:
     """One field with its observations: (composite, mask, radii).
 
     Args:
@@ -117,7 +148,10 @@ def assimilate(
         radius: pixels, the same for all; None for the dynamic one.
     """
     guess = model.mean(axis=0) if model.ndim == 3 else model
-    radii = [radius if radius is not None else impact_radius(terrain, guess, o.row, o.column, thresholds) for o in observations]
+    radii = [
+        radius if radius is not None else impact_radius(terrain, guess, o.row, o.column, thresholds)
+        for o in observations
+    ]
     mask, observed = soft_mask(terrain.shape, observations, radii)
     return composite(model, mask, observed), mask, [float(r) for r in radii]
 
@@ -125,11 +159,12 @@ def assimilate(
 def read_observations(
     path: Path, times: NDArray[np.datetime64], y: NDArray[np.floating], x: NDArray[np.floating]
 ) -> dict[int, list[Observation]]:
-    """Observations by number of the field, from a table with columns ``time`` (ISO, UTC), ``y``, ``x`` (m, of the fine grid) and
-    ``wind_speed`` (m/s).
+    """Observations by number of the field, from a table with columns ``time`` (ISO, UTC), ``y``,
+    ``x`` (m, of the fine grid) and ``wind_speed`` (m/s).
 
     Raises:
-        WindsrError: when the table cannot be read, or a line is at no time or place of the fields; the message says which.
+        WindsrError: when the table cannot be read, or a line is at no time or place of the fields;
+            the message says which.
     """
     try:
         with path.open(newline="") as file:
@@ -140,15 +175,27 @@ def read_observations(
     step = abs(float(np.diff(x).mean()))
     for number, line in enumerate(lines, start=2):
         try:
-            when, north, east, value = np.datetime64(line["time"], "s"), float(line["y"]), float(line["x"]), float(line["wind_speed"])
+            when, north, east, value = (
+                np.datetime64(line["time"], "s"),
+                float(line["y"]),
+                float(line["x"]),
+                float(line["wind_speed"]),
+            )
         except (KeyError, TypeError, ValueError):
-            raise WindsrError(f"{path}, line {number}: columns time, y, x, wind_speed are needed; it says {line}.") from None
+            raise WindsrError(
+                f"{path}, line {number}: columns time, y, x, wind_speed are needed; it says {line}."
+            ) from None
         fields = np.flatnonzero(times == when)
         if not len(fields):
-            raise WindsrError(f"{path}, line {number}: there is no field at {when}; they are from {times.min()} to {times.max()}.")
+            raise WindsrError(
+                f"{path}, line {number}: there is no field at {when}; they are from "
+                f"{times.min()} to {times.max()}."
+            )
         row, column = int(np.abs(y - north).argmin()), int(np.abs(x - east).argmin())
         if abs(y[row] - north) > step / 2 + 1e-6 or abs(x[column] - east) > step / 2 + 1e-6:
-            raise WindsrError(f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid.")
+            raise WindsrError(
+                f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid."
+            )
         for field in fields.tolist():
             found.setdefault(field, []).append(Observation(row, column, value))
     return found

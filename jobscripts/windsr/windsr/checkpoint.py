@@ -1,4 +1,6 @@
-"""Trained models on disk: one safetensors file with the weights, and in its header what they belong to."""
+"""Trained models on disk: one safetensors file with the weights, and in its header what they belong
+to.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FORMAT = "windsr-1"
 
 
 def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | float | int]) -> None:
-    """Write the weights of ``net`` (the method's predicting network, or its average). Whole or not at all. ``facts``: free notes."""
+    """Write the weights of ``net`` (the method's predicting network, or its average). Whole or not
+    at all. ``facts``: free notes.
+    """
     from safetensors.torch import save_file
 
     header = {
@@ -31,7 +35,9 @@ def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | floa
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}, part, header)
+    save_file(
+        {name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}, part, header
+    )
     os.replace(part, path)
 
 
@@ -48,15 +54,25 @@ def load(path: Path) -> tuple[Method, dict[str, str | float | int]]:
     except SafetensorError as error:
         raise WindsrError(f"{path} is no safetensors file, or a damaged one: {error}") from error
     if header.get("format") != FORMAT:
-        raise WindsrError(f"{path} is no model of windsr (its format is {header.get('format')!r}, known is {FORMAT!r}).")
+        raise WindsrError(
+            f"{path} is no model of windsr (its format is {header.get('format')!r}, known is "
+            f"{FORMAT!r})."
+        )
     try:
         fields = json.loads(header["preset"])
         for name in ("channels", "attention", "srcnn", "rrdb"):
             fields[name] = tuple(fields[name])
-        method = make(header["method"], Preset(**fields), Scales(**json.loads(header["scales"])), json.loads(header["terrain"]))
+        method = make(
+            header["method"],
+            Preset(**fields),
+            Scales(**json.loads(header["scales"])),
+            json.loads(header["terrain"]),
+        )
         method.nets["net"].load_state_dict(weights)
         facts: dict[str, str | float | int] = json.loads(header["facts"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise WindsrError(f"{path} does not fit this version of windsr: {' '.join(str(error).split())}") from error
+        raise WindsrError(
+            f"{path} does not fit this version of windsr: {' '.join(str(error).split())}"
+        ) from error
     method.nets["net"].eval()
     return method, facts

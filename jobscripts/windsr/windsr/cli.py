@@ -1,4 +1,6 @@
-"""The command line: ``windsr train|sample|assimilate|evaluate|plot|synthetic``. Errors are sentences."""
+"""The command line: ``windsr train|sample|assimilate|evaluate|plot|synthetic``. Errors are
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,60 @@ def say(text: str) -> None:
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Where fine fields come from, for train and sample alike."""
-    for option in reversed((
-        click.option("--data", type=click.Path(path_type=Path), help="Fine fields: NetCDF, WRF, WIND Toolkit, HRRR. Default: synthetic."),
-        click.option("--synthetic-days", type=click.IntRange(2), default=4, show_default=True, help="Days of synthetic fields."),
-        click.option("--synthetic-size", type=click.IntRange(16), default=128, show_default=True, help="Points a side of them."),
-        click.option("--data-seed", type=int, default=0, show_default=True, help="Seed of synthetic fields."),
-        click.option("--spacing", type=click.FloatRange(1.0), help="Metres between points of the model's grid; regrids."),
-        click.option("--height", type=int, default=10, show_default=True, help="Metres above ground of the wind that is read."),
-        click.option("--units", help="Units of the wind where the file says none."),
-        click.option("--terrain-file", type=click.Path(path_type=Path), help="NetCDF with the terrain, where --data has none."),
-        click.option("--test-day", multiple=True, metavar="DATE", help="Day held out for the test; several. Default: the last quarter."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option(
+                "--data",
+                type=click.Path(path_type=Path),
+                help="Fine fields: NetCDF, WRF, WIND Toolkit, HRRR. Default: synthetic.",
+            ),
+            click.option(
+                "--synthetic-days",
+                type=click.IntRange(2),
+                default=4,
+                show_default=True,
+                help="Days of synthetic fields.",
+            ),
+            click.option(
+                "--synthetic-size",
+                type=click.IntRange(16),
+                default=128,
+                show_default=True,
+                help="Points a side of them.",
+            ),
+            click.option(
+                "--data-seed",
+                type=int,
+                default=0,
+                show_default=True,
+                help="Seed of synthetic fields.",
+            ),
+            click.option(
+                "--spacing",
+                type=click.FloatRange(1.0),
+                help="Metres between points of the model's grid; regrids.",
+            ),
+            click.option(
+                "--height",
+                type=int,
+                default=10,
+                show_default=True,
+                help="Metres above ground of the wind that is read.",
+            ),
+            click.option("--units", help="Units of the wind where the file says none."),
+            click.option(
+                "--terrain-file",
+                type=click.Path(path_type=Path),
+                help="NetCDF with the terrain, where --data has none.",
+            ),
+            click.option(
+                "--test-day",
+                multiple=True,
+                metavar="DATE",
+                help="Day held out for the test; several. Default: the last quarter.",
+            ),
+        )
+    ):
         command = option(command)
     return command
 
@@ -46,7 +91,11 @@ def split_of(options: dict[str, Any]) -> tuple[Any, Any]:
     from windsr.fields import split_by_day
 
     if options["data"] is None:
-        found = synthetic.generate(days=options["synthetic_days"], size=options["synthetic_size"], seed=options["data_seed"])
+        found = synthetic.generate(
+            days=options["synthetic_days"],
+            size=options["synthetic_size"],
+            seed=options["data_seed"],
+        )
     else:
         found = readers.read(options["data"], _reading(options))
     return split_by_day(found, options["test_day"])
@@ -68,20 +117,52 @@ def cli() -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--method", type=click.Choice(METHOD_NAMES), default="windsr", show_default=True)
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="gpu", show_default=True)
-@click.option("--terrain/--no-terrain", default=True, show_default=True, help="Whether the model sees the terrain.")
-@click.option("--steps", type=click.IntRange(1), help="Steps of the optimizer. Default: the preset's.")
-@click.option("--batch", type=click.IntRange(1), help="Samples a step over all nodes. Default: the preset's.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the preset's.")
+@click.option(
+    "--terrain/--no-terrain",
+    default=True,
+    show_default=True,
+    help="Whether the model sees the terrain.",
+)
+@click.option(
+    "--steps", type=click.IntRange(1), help="Steps of the optimizer. Default: the preset's."
+)
+@click.option(
+    "--batch", type=click.IntRange(1), help="Samples a step over all nodes. Default: the preset's."
+)
+@click.option(
+    "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the preset's."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--snapshot-every", type=click.FloatRange(0), default=60.0, show_default=True, metavar="S")
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that load data, on each node.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of each process on a CPU.")
-@click.option("--step-delay", type=click.FloatRange(0), default=0.0, metavar="S", help="Sleep in every step, to stretch a demo.")
+@click.option(
+    "--snapshot-every", type=click.FloatRange(0), default=60.0, show_default=True, metavar="S"
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Processes that load data, on each node.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Threads of each process on a CPU.",
+)
+@click.option(
+    "--step-delay",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="S",
+    help="Sleep in every step, to stretch a demo.",
+)
 @data_options
 def train(folder: Path, **options: Any) -> None:
     """Train a model in FOLDER, which all nodes share; goes on where it was interrupted.
 
-    On nodes that come and go: malletrain submit --nodes 1:8 jobscripts/windsr/job.py train FOLDER …, with --live or without.
+    On nodes that come and go: malletrain submit --nodes 1:8 jobscripts/windsr/job.py train FOLDER
+    …, with --live or without.
     """
     from windsr.train import Training
     from windsr.train import train as run
@@ -89,26 +170,80 @@ def train(folder: Path, **options: Any) -> None:
     changes = {key: options[key] for key in ("batch", "precision") if options[key] is not None}
     preset = dataclasses.replace(preset_of(options["preset"]), **changes)
     fields, _ = split_of(options)
-    settings = {key: options[key] for key in ("terrain", "seed", "steps", "snapshot_every", "workers", "threads", "step_delay")}
+    settings = {
+        key: options[key]
+        for key in (
+            "terrain",
+            "seed",
+            "steps",
+            "snapshot_every",
+            "workers",
+            "threads",
+            "step_delay",
+        )
+    }
     run(Training(options["method"], preset, folder, **settings), fields, say)
 
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="model.safetensors of a training.")
-@click.option("--part", type=click.Choice(["test", "train", "all"]), default="test", show_default=True, help="Which days.")
-@click.option("--coarse", type=click.Path(path_type=Path), help="Coarse fields over the terrain of --data; default: its block means.")
-@click.option("--members", type=click.IntRange(1), default=4, show_default=True, help="Members of the ensemble.")
-@click.option("--sample-steps", type=click.IntRange(1), help="Denoising steps. Default: the preset's.")
-@click.option("--scheduler", type=click.Choice(["ddim", "ddpm", "dpm"]), default="ddim", show_default=True)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="model.safetensors of a training.",
+)
+@click.option(
+    "--part",
+    type=click.Choice(["test", "train", "all"]),
+    default="test",
+    show_default=True,
+    help="Which days.",
+)
+@click.option(
+    "--coarse",
+    type=click.Path(path_type=Path),
+    help="Coarse fields over the terrain of --data; default: its block means.",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Members of the ensemble.",
+)
+@click.option(
+    "--sample-steps", type=click.IntRange(1), help="Denoising steps. Default: the preset's."
+)
+@click.option(
+    "--scheduler", type=click.Choice(["ddim", "ddpm", "dpm"]), default="ddim", show_default=True
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--overlap", type=click.IntRange(0), help="Pixels that neighbouring patches share. Default: a quarter of a patch.")
-@click.option("--per-step", type=click.IntRange(1), default=4, show_default=True, help="Patches a node takes from the queue at once.")
+@click.option(
+    "--overlap",
+    type=click.IntRange(0),
+    help="Pixels that neighbouring patches share. Default: a quarter of a patch.",
+)
+@click.option(
+    "--per-step",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Patches a node takes from the queue at once.",
+)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--patch-delay", type=click.FloatRange(0), default=0.0, metavar="S", help="Sleep for every patch, to stretch a demo.")
+@click.option(
+    "--patch-delay",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="S",
+    help="Sleep for every patch, to stretch a demo.",
+)
 @data_options
 def sample(folder: Path, **options: Any) -> None:
-    """Draw fine fields in FOLDER, which all nodes share: a queue of patches, each made exactly once, then samples.nc."""
+    """Draw fine fields in FOLDER, which all nodes share: a queue of patches, each made exactly
+    once, then samples.nc.
+    """
     from windsr import checkpoint, queue, readers
     from windsr.methods import Draw
 
@@ -116,7 +251,11 @@ def sample(folder: Path, **options: Any) -> None:
     factor = method.preset.factor
     train_part, test_part = split_of(options)
     if options["coarse"] is not None:
-        inputs = queue.from_coarse(readers.read(options["coarse"], dataclasses.replace(_reading(options), spacing=None)), test_part, factor)
+        inputs = queue.from_coarse(
+            readers.read(options["coarse"], dataclasses.replace(_reading(options), spacing=None)),
+            test_part,
+            factor,
+        )
     elif options["part"] == "all":
         both = dataclasses.replace(
             train_part,
@@ -135,10 +274,26 @@ def sample(folder: Path, **options: Any) -> None:
 @click.argument("samples", type=click.Path(path_type=Path))
 @click.argument("observations", type=click.Path(path_type=Path))
 @click.argument("result", type=click.Path(path_type=Path))
-@click.option("--radius", default="dynamic", show_default=True, metavar="dynamic|PIXELS", help="Impact radius.")
-@click.option("--t1", type=click.FloatRange(0), help="Dynamic: the radius grows below this deviation of terrain, m. Default: 30.")
-@click.option("--t2", type=click.FloatRange(0), help="Dynamic: the radius grows below this deviation of wind, m/s. Default: 0.5.")
-def assimilate(samples: Path, observations: Path, result: Path, radius: str, t1: float | None, t2: float | None) -> None:
+@click.option(
+    "--radius",
+    default="dynamic",
+    show_default=True,
+    metavar="dynamic|PIXELS",
+    help="Impact radius.",
+)
+@click.option(
+    "--t1",
+    type=click.FloatRange(0),
+    help="Dynamic: the radius grows below this deviation of terrain, m. Default: 30.",
+)
+@click.option(
+    "--t2",
+    type=click.FloatRange(0),
+    help="Dynamic: the radius grows below this deviation of wind, m/s. Default: 0.5.",
+)
+def assimilate(
+    samples: Path, observations: Path, result: Path, radius: str, t1: float | None, t2: float | None
+) -> None:
     """Bring OBSERVATIONS (CSV: time, y, x, wind_speed) into SAMPLES; writes RESULT (NetCDF)."""
     from windsr import output
     from windsr.assimilate import T1_M, T2_MS, Thresholds, read_observations
@@ -147,33 +302,57 @@ def assimilate(samples: Path, observations: Path, result: Path, radius: str, t1:
     try:
         fixed = None if radius == "dynamic" else float(radius)
     except ValueError:
-        raise WindsrError(f"--radius takes 'dynamic' or a number of pixels, not {radius!r}.") from None
+        raise WindsrError(
+            f"--radius takes 'dynamic' or a number of pixels, not {radius!r}."
+        ) from None
     if fixed is not None and not 0 <= fixed <= 1000:
         raise WindsrError(f"--radius must be from 0 to 1000 pixels, not {radius}.")
     made = output.read(samples)
     thresholds = Thresholds(T1_M if t1 is None else t1, T2_MS if t2 is None else t2)
-    members, masks = made.members.copy(), np.zeros((len(made.times), *made.terrain.shape), np.float32)
+    members, masks = (
+        made.members.copy(),
+        np.zeros((len(made.times), *made.terrain.shape), np.float32),
+    )
     radii: list[float] = []
     for field, found in read_observations(observations, made.times, made.y, made.x).items():
-        members[field], masks[field], own = bring_in(made.members[field], made.terrain, found, fixed, thresholds)
+        members[field], masks[field], own = bring_in(
+            made.members[field], made.terrain, found, fixed, thresholds
+        )
         radii += own
     notes = {**made.notes, "observations": str(observations), "impact_radius": radius}
-    output.write(result, dataclasses.replace(made, members=members, mask=masks, notes=notes), f"{len(radii)} observations, radius {radius}")
+    output.write(
+        result,
+        dataclasses.replace(made, members=members, mask=masks, notes=notes),
+        f"{len(radii)} observations, radius {radius}",
+    )
     mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
     say(f"brought {len(radii)} observations into {len(made.times)} fields{mean}; wrote {result}")
 
 
 @cli.command()
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything there, distributions too.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write everything there, distributions too.",
+)
 def evaluate(samples: tuple[Path, ...], json_file: Path | None) -> None:
-    """Scores of one or more SAMPLES against the truth in them, with bicubic interpolation beside them."""
+    """Scores of one or more SAMPLES against the truth in them, with bicubic interpolation beside
+    them.
+    """
     table = _scores(samples)
     say(f"{'':24}{'PSNR dB':>9}{'SSIM':>8}{'MAE':>8}{'RMSE':>8}{'bias':>8}{'CRPS':>8}{'spread':>8}")
     for name, row in table["scores"].items():
-        say(f"{name[-24:]:24}{row['psnr']:>9.2f}" + "".join(f"{row[k]:>8.3f}" for k in ("ssim", "mae", "rmse", "bias", "crps", "spread")))
+        say(
+            f"{name[-24:]:24}{row['psnr']:>9.2f}"
+            + "".join(f"{row[k]:>8.3f}" for k in ("ssim", "mae", "rmse", "bias", "crps", "spread"))
+        )
     for name, entry in table["cdfs"].items():
-        say(f"{name}: largest distance to the true distribution " + ", ".join(f"{k} {v:.3f}" for k, v in entry["distance"].items()))
+        say(
+            f"{name}: largest distance to the true distribution "
+            + ", ".join(f"{k} {v:.3f}" for k, v in entry["distance"].items())
+        )
     if json_file:
         json_file.write_text(json.dumps(table, indent=1))
 
@@ -181,12 +360,19 @@ def evaluate(samples: tuple[Path, ...], json_file: Path | None) -> None:
 def _named(samples: tuple[Path, ...]) -> dict[str, Any]:
     from windsr import output
 
-    found = {(path.parent.name if path.name == "samples.nc" else path.stem): output.read(path) for path in samples}
+    found = {
+        (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
+        for path in samples
+    }
     if len(found) < len(samples):
-        raise WindsrError("Two of the files have the same name; rename one, so that they can be told apart.")
+        raise WindsrError(
+            "Two of the files have the same name; rename one, so that they can be told apart."
+        )
     unknown = [name for name, result in found.items() if result.truth is None]
     if unknown:
-        raise WindsrError(f"{', '.join(unknown)} holds no truth to compare with: it was made from coarse fields.")
+        raise WindsrError(
+            f"{', '.join(unknown)} holds no truth to compare with: it was made from coarse fields."
+        )
     return found
 
 
@@ -209,22 +395,40 @@ def _scores(samples: tuple[Path, ...]) -> dict[str, Any]:
     table |= {name: scores(result.truth, result.members, peak) for name, result in found.items()}
     # A member, not the mean: the mean of an ensemble is smoother than any wind.
     curves = {"truth": first.truth, "bicubic": _interpolated(first)[:, 0]}
-    curves |= {name: r.members[:, 0] for name, r in found.items() if r.members.shape[0] == len(first.truth)}
+    curves |= {
+        name: r.members[:, 0] for name, r in found.items() if r.members.shape[0] == len(first.truth)
+    }
     return {"peak": peak, "scores": table, "cdfs": cdfs(curves, first.terrain)}
 
 
 @cli.command()
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the pictures.")
-@click.option("--field", type=click.IntRange(0), default=0, show_default=True, help="Number of the field that is drawn.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder for the pictures."
+)
+@click.option(
+    "--field",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of the field that is drawn.",
+)
 def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
-    """Pictures: fields of each of SAMPLES, and, where the truth is known, bias maps and distributions by class of terrain."""
+    """Pictures: fields of each of SAMPLES, and, where the truth is known, bias maps and
+    distributions by class of terrain.
+    """
     from windsr import output, pictures
 
-    made = {(path.parent.name if path.name == "samples.nc" else path.stem): output.read(path) for path in samples}
+    made = {
+        (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
+        for path in samples
+    }
     for name, result in made.items():
         if field >= len(result.times):
-            raise WindsrError(f"{name} has {len(result.times)} fields; --field {field} is none of them (they count from 0).")
+            raise WindsrError(
+                f"{name} has {len(result.times)} fields; --field {field} is none of them (they "
+                "count from 0)."
+            )
         say(f"wrote {pictures.fields(out / f'fields-{name}.png', result, field)}")
     if all(result.truth is not None for result in made.values()):
         first = next(iter(made.values()))
@@ -236,13 +440,25 @@ def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--days", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--hours", type=click.IntRange(1, 24), default=8, show_default=True, help="Fields a day.")
+@click.option(
+    "--hours", type=click.IntRange(1, 24), default=8, show_default=True, help="Fields a day."
+)
 @click.option("--size", type=click.IntRange(8), default=128, show_default=True)
-@click.option("--spacing", type=click.FloatRange(1.0), default=2000.0, show_default=True, help="Metres.")
-@click.option("--relief", type=click.FloatRange(0.0), default=250.0, show_default=True, help="Metres, standard deviation.")
+@click.option(
+    "--spacing", type=click.FloatRange(1.0), default=2000.0, show_default=True, help="Metres."
+)
+@click.option(
+    "--relief",
+    type=click.FloatRange(0.0),
+    default=250.0,
+    show_default=True,
+    help="Metres, standard deviation.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 def synthetic(file: Path, **options: Any) -> None:
-    """Write synthetic fields (spectral terrain, mass-consistent flow) to FILE (NetCDF), to look at or to train on."""
+    """Write synthetic fields (spectral terrain, mass-consistent flow) to FILE (NetCDF), to look at
+    or to train on.
+    """
     import xarray
 
     from windsr.synthetic import generate
@@ -250,8 +466,16 @@ def synthetic(file: Path, **options: Any) -> None:
     made = generate(**options)
     dataset = xarray.Dataset(
         {
-            "wind_speed": (("time", "y", "x"), made.wind, {"standard_name": "wind_speed", "units": "m s-1"}),
-            "terrain": (("y", "x"), made.terrain, {"standard_name": "surface_altitude", "units": "m"}),
+            "wind_speed": (
+                ("time", "y", "x"),
+                made.wind,
+                {"standard_name": "wind_speed", "units": "m s-1"},
+            ),
+            "terrain": (
+                ("y", "x"),
+                made.terrain,
+                {"standard_name": "surface_altitude", "units": "m"},
+            ),
         },
         coords={
             "time": made.times.astype("datetime64[ns]"),
@@ -264,7 +488,10 @@ def synthetic(file: Path, **options: Any) -> None:
         dataset.to_netcdf(file, engine="h5netcdf")
     except OSError as error:
         raise WindsrError(f"{file} cannot be written: {error}") from error
-    say(f"wrote {len(made.times)} fields of {made.wind.shape[1]} × {made.wind.shape[2]} points to {file}")
+    say(
+        f"wrote {len(made.times)} fields of {made.wind.shape[1]} × {made.wind.shape[2]} points "
+        f"to {file}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

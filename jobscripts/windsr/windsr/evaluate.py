@@ -1,4 +1,6 @@
-"""How good fine fields are: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of wind by class of terrain. No I/O."""
+"""How good fine fields are: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of
+wind by class of terrain. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CLASSES = {"sea and coast": (-np.inf, 5.0), "low land": (5.0, 100.0), "hills": (100.0, 300.0), "mountains": (300.0, np.inf)}
+CLASSES = {
+    "sea and coast": (-np.inf, 5.0),
+    "low land": (5.0, 100.0),
+    "hills": (100.0, 300.0),
+    "mountains": (300.0, np.inf),
+}
 """Terrain by height of the place, m: from, below."""
 CDF_STEP = 0.25
 """m/s between the points at which distributions are given."""
 
 
 def psnr(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: float) -> float:
-    """Mean over the fields [n, H, W] of the peak signal-to-noise ratio, dB. ``data_range``: m/s that count as the peak."""
+    """Mean over the fields [n, H, W] of the peak signal-to-noise ratio, dB. ``data_range``: m/s
+    that count as the peak.
+    """
     from skimage.metrics import peak_signal_noise_ratio
 
-    return float(np.mean([peak_signal_noise_ratio(t, m, data_range=data_range) for t, m in zip(truth, made, strict=True)]))
+    return float(
+        np.mean(
+            [
+                peak_signal_noise_ratio(t, m, data_range=data_range)
+                for t, m in zip(truth, made, strict=True)
+            ]
+        )
+    )
 
 
 def ssim(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: float) -> float:
-    """Mean structural similarity (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) of the fields [n, H, W]."""
+    """Mean structural similarity (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) of the
+    fields [n, H, W].
+    """
     from skimage.metrics import structural_similarity
 
-    how = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": data_range}
-    return float(np.mean([structural_similarity(t, m, **how) for t, m in zip(truth, made, strict=True)]))
+    how = {
+        "gaussian_weights": True,
+        "sigma": 1.5,
+        "use_sample_covariance": False,
+        "data_range": data_range,
+    }
+    return float(
+        np.mean([structural_similarity(t, m, **how) for t, m in zip(truth, made, strict=True)])
+    )
 
 
 def crps(truth: NDArray[np.floating], members: NDArray[np.floating]) -> float:
-    """Continuous ranked probability score of an ensemble [n, k, H, W], m/s, lower is better; the mean absolute error for one member.
+    """Continuous ranked probability score of an ensemble [n, k, H, W], m/s, lower is better; the
+    mean absolute error for one member.
 
     The fair estimate for few members (Ferro 2014, Q. J. R. Meteorol. Soc. 140, eq. 14).
     """
@@ -39,11 +65,15 @@ def crps(truth: NDArray[np.floating], members: NDArray[np.floating]) -> float:
     if k == 1:
         return float(skill)
     ordered = np.sort(members, axis=1)
-    weights = (2 * np.arange(1, k + 1) - k - 1).reshape(1, k, 1, 1)  # sum over pairs |a − b| = sum of ordered values by these weights
+    weights = (2 * np.arange(1, k + 1) - k - 1).reshape(
+        1, k, 1, 1
+    )  # sum over pairs |a − b| = sum of ordered values by these weights
     return float(skill - (ordered * weights).sum(axis=1).mean() / (k * (k - 1)))
 
 
-def scores(truth: NDArray[np.floating], members: NDArray[np.floating], data_range: float) -> dict[str, float]:
+def scores(
+    truth: NDArray[np.floating], members: NDArray[np.floating], data_range: float
+) -> dict[str, float]:
     """Scores of fine fields.
 
     Args:
@@ -51,8 +81,8 @@ def scores(truth: NDArray[np.floating], members: NDArray[np.floating], data_rang
         data_range: m/s, the peak for PSNR and SSIM.
 
     Returns:
-        psnr, ssim, mae, rmse and bias of the ensemble's mean; psnr_member, ssim_member of its first member alone; crps; spread, the mean
-        standard deviation between the members (0 for one).
+        psnr, ssim, mae, rmse and bias of the ensemble's mean; psnr_member, ssim_member of its first
+        member alone; crps; spread, the mean standard deviation between the members (0 for one).
     """
     mean, first = members.mean(axis=1), members[:, 0]
     error = mean - truth
@@ -66,7 +96,10 @@ def scores(truth: NDArray[np.floating], members: NDArray[np.floating], data_rang
         "spread": float(members.std(axis=1, ddof=1).mean()) if members.shape[1] > 1 else 0.0,
     }
     if members.shape[1] > 1:
-        found |= {"psnr_member": psnr(truth, first, data_range), "ssim_member": ssim(truth, first, data_range)}
+        found |= {
+            "psnr_member": psnr(truth, first, data_range),
+            "ssim_member": ssim(truth, first, data_range),
+        }
     return found
 
 
@@ -81,17 +114,29 @@ def cdf(values: NDArray[np.floating], at: NDArray[np.floating]) -> NDArray[np.fl
     return np.searchsorted(np.sort(values.ravel()), at, side="right") / max(values.size, 1)
 
 
-def cdfs(fields: Mapping[str, NDArray[np.floating]], terrain: NDArray[np.floating]) -> dict[str, dict[str, Any]]:
-    """By class of terrain: ``at`` (m/s), the distribution of each of ``fields`` [n, H, W], and its largest distance from ``truth``'s
-    (Kolmogorov-Smirnov) where there is one. ``terrain``: [n, H, W] or [H, W] m."""
+def cdfs(
+    fields: Mapping[str, NDArray[np.floating]], terrain: NDArray[np.floating]
+) -> dict[str, dict[str, Any]]:
+    """By class of terrain: ``at`` (m/s), the distribution of each of ``fields`` [n, H, W], and its
+    largest distance from ``truth``'s (Kolmogorov-Smirnov) where there is one. ``terrain``: [n, H,
+    W] or [H, W] m.
+    """
     highest = max(float(f.max()) for f in fields.values())
     at = np.arange(0.0, highest + CDF_STEP, CDF_STEP)
     shape = next(iter(fields.values())).shape
     found: dict[str, dict[str, Any]] = {}
     for name, mask in classes_of(np.broadcast_to(terrain, shape)).items():
         curves = {key: cdf(field[mask], at) for key, field in fields.items()}
-        entry: dict[str, Any] = {"at": at.tolist(), "share": float(mask.mean()), **{k: c.tolist() for k, c in curves.items()}}
+        entry: dict[str, Any] = {
+            "at": at.tolist(),
+            "share": float(mask.mean()),
+            **{k: c.tolist() for k, c in curves.items()},
+        }
         if "truth" in curves:
-            entry["distance"] = {k: float(np.abs(c - curves["truth"]).max()) for k, c in curves.items() if k != "truth"}
+            entry["distance"] = {
+                k: float(np.abs(c - curves["truth"]).max())
+                for k, c in curves.items()
+                if k != "truth"
+            }
         found[name] = entry
     return found

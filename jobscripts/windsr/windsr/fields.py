@@ -1,6 +1,8 @@
-"""What a wind field is here: speed in m/s on a regular grid with the terrain under it, checked when it is made.
+"""What a wind field is here: speed in m/s on a regular grid with the terrain under it, checked when
+it is made.
 
-Decides which units are understood, what values are possible, and how days are told apart. It reads nothing (:mod:`windsr.readers`).
+Decides which units are understood, what values are possible, and how days are told apart. It reads
+nothing (:mod:`windsr.readers`).
 """
 
 from __future__ import annotations
@@ -14,26 +16,57 @@ from numpy.typing import NDArray
 from windsr import WindsrError
 
 FASTEST = 120.0
-"""m/s; no 10 m wind was ever measured above it (113 m/s, Barrow Island 1996, WMO archive of extremes)."""
+"""m/s; no 10 m wind was ever measured above it (113 m/s, Barrow Island 1996, WMO archive of
+extremes).
+"""
 LOWEST, HIGHEST = -500.0, 9000.0
 """m; land heights of the Earth, with room."""
 
 SPEED_UNITS = {
-    "m s-1": 1.0, "m/s": 1.0, "m s**-1": 1.0, "m s^-1": 1.0, "ms-1": 1.0, "meter second-1": 1.0, "metre second-1": 1.0,
+    "m s-1": 1.0,
+    "m/s": 1.0,
+    "m s**-1": 1.0,
+    "m s^-1": 1.0,
+    "ms-1": 1.0,
+    "meter second-1": 1.0,
+    "metre second-1": 1.0,
     "meters/second": 1.0,
-    "km/h": 1 / 3.6, "km h-1": 1 / 3.6, "kt": 1852 / 3600, "knot": 1852 / 3600, "knots": 1852 / 3600,
-    "mph": 0.44704, "mi/h": 0.44704,
-}  # fmt: skip
-LENGTH_UNITS = {"m": 1.0, "meter": 1.0, "meters": 1.0, "metre": 1.0, "metres": 1.0, "gpm": 1.0, "km": 1000.0, "ft": 0.3048, "feet": 0.3048}
+    "km/h": 1 / 3.6,
+    "km h-1": 1 / 3.6,
+    "kt": 1852 / 3600,
+    "knot": 1852 / 3600,
+    "knots": 1852 / 3600,
+    "mph": 0.44704,
+    "mi/h": 0.44704,
+}
+LENGTH_UNITS = {
+    "m": 1.0,
+    "meter": 1.0,
+    "meters": 1.0,
+    "metre": 1.0,
+    "metres": 1.0,
+    "gpm": 1.0,
+    "km": 1000.0,
+    "ft": 0.3048,
+    "feet": 0.3048,
+}
 
 
-def to_si(values: NDArray[np.floating], units: str | None, table: dict[str, float], what: str) -> NDArray[np.float32]:
-    """``values`` in m/s (``SPEED_UNITS``) or m (``LENGTH_UNITS``) as float32. Raises WindsrError for units missing or unknown."""
+def to_si(
+    values: NDArray[np.floating], units: str | None, table: dict[str, float], what: str
+) -> NDArray[np.float32]:
+    """``values`` in m/s (``SPEED_UNITS``) or m (``LENGTH_UNITS``) as float32. Raises WindsrError
+    for units missing or unknown.
+    """
     if not units:
-        raise WindsrError(f"{what} has no units; say which with --units (one of: {', '.join(table)}).")
+        raise WindsrError(
+            f"{what} has no units; say which with --units (one of: {', '.join(table)})."
+        )
     factor = table.get(units.strip().lower())
     if factor is None:
-        raise WindsrError(f"{what} is in {units!r}, which is not understood; known are {', '.join(table)}.")
+        raise WindsrError(
+            f"{what} is in {units!r}, which is not understood; known are {', '.join(table)}."
+        )
     return (np.asarray(values, dtype=np.float64) * factor).astype(np.float32)
 
 
@@ -49,7 +82,8 @@ class Fields:
         source: where it comes from, for the history of what is written.
 
     Raises:
-        WindsrError: for shapes that do not fit, values that cannot be, or a grid that is not regular.
+        WindsrError: for shapes that do not fit, values that cannot be, or a grid that is not
+            regular.
     """
 
     wind: NDArray[np.float32]
@@ -63,23 +97,36 @@ class Fields:
         t, rows, columns = self.wind.shape if self.wind.ndim == 3 else (0, 0, 0)
         if self.wind.ndim != 3 or self.terrain.shape != (rows, columns) or len(self.times) != t:
             raise WindsrError(
-                f"{self.source}: wind {self.wind.shape}, terrain {self.terrain.shape} and {len(self.times)} times do not fit each other."
+                f"{self.source}: wind {self.wind.shape}, terrain {self.terrain.shape} and "
+                f"{len(self.times)} times do not fit each other."
             )
         if (len(self.y), len(self.x)) != (rows, columns):
-            raise WindsrError(f"{self.source}: {len(self.y)} × {len(self.x)} coordinates for a grid of {rows} × {columns}.")
-        for name, values, low, high, unit in (("Wind", self.wind, 0, FASTEST, "m/s"), ("Terrain", self.terrain, LOWEST, HIGHEST, "m")):
+            raise WindsrError(
+                f"{self.source}: {len(self.y)} × {len(self.x)} coordinates for a grid of {rows} "
+                f"× {columns}."
+            )
+        for name, values, low, high, unit in (
+            ("Wind", self.wind, 0, FASTEST, "m/s"),
+            ("Terrain", self.terrain, LOWEST, HIGHEST, "m"),
+        ):
             if not np.isfinite(values).all():
                 missing = int((~np.isfinite(values)).sum())
-                raise WindsrError(f"{self.source}: {name.lower()} has {missing} missing values; fill or cut them first.")
+                raise WindsrError(
+                    f"{self.source}: {name.lower()} has {missing} missing values; fill or cut "
+                    "them first."
+                )
             if values.size and (values.min() < low or values.max() > high):
                 raise WindsrError(
-                    f"{self.source}: {name.lower()} from {values.min():.4g} to {values.max():.4g} {unit} cannot be right (possible: "
+                    f"{self.source}: {name.lower()} from {values.min():.4g} to "
+                    f"{values.max():.4g} {unit} cannot be right (possible: "
                     f"{low:g} to {high:g}); are its units what the file says?"
                 )
         for name, axis in (("y", self.y), ("x", self.x)):
             steps = np.diff(axis)
             if len(steps) and (steps.min() <= 0 or np.ptp(steps) > 0.02 * abs(steps.mean())):
-                raise WindsrError(f"{self.source}: {name} is not rising in equal steps; regrid first (--spacing).")
+                raise WindsrError(
+                    f"{self.source}: {name} is not rising in equal steps; regrid first (--spacing)."
+                )
 
     @property
     def spacing(self) -> float:
@@ -97,7 +144,8 @@ class Fields:
 
 
 def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tuple[Fields, Fields]:
-    """(train, test): whole days, because fields of one day are much alike. Default: the last quarter of the days is for the test.
+    """(train, test): whole days, because fields of one day are much alike. Default: the last
+    quarter of the days is for the test.
 
     Raises:
         WindsrError: for days that are not there, or when nothing is left on one side.
@@ -110,10 +158,16 @@ def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tupl
             raise WindsrError(f"--test-day takes dates like 2017-06-05: {error}") from None
         absent = [str(day) for day in wanted if day not in days]
         if absent:
-            raise WindsrError(f"{fields.source} has no field of {', '.join(absent)}; its days are {', '.join(map(str, days))}.")
+            raise WindsrError(
+                f"{fields.source} has no field of {', '.join(absent)}; its days are "
+                f"{', '.join(map(str, days))}."
+            )
     else:
         wanted = days[len(days) - max(1, len(days) // 4) :]
     held_out = np.isin(fields.days, wanted)
     if held_out.all():
-        raise WindsrError(f"{fields.source} has {len(days)} day(s), all held out for the test; none is left to train on.")
+        raise WindsrError(
+            f"{fields.source} has {len(days)} day(s), all held out for the test; none is left "
+            "to train on."
+        )
     return fields.at(~held_out), fields.at(held_out)

@@ -1,4 +1,5 @@
-"""Grids: block means, bicubic interpolation back, regridding of scattered or curved grids, and tiles that cover a field.
+"""Grids: block means, bicubic interpolation back, regridding of scattered or curved grids, and
+tiles that cover a field.
 
 Pure functions on arrays; positions in metres, tiles in pixels.
 """
@@ -18,20 +19,29 @@ EARTH_RADIUS_M = 6_371_229.0
 
 
 def block_mean(field: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, H, W] → [n, c, H/factor, W/factor], the mean of each block: what a coarse model's cell stands for."""
+    """[n, c, H, W] → [n, c, H/factor, W/factor], the mean of each block: what a coarse model's cell
+    stands for.
+    """
     return functional.avg_pool2d(field, factor)
 
 
 def bicubic(low: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, h, w] → [n, c, h·factor, w·factor]; the values belong to the centres of cells (align_corners
-    false); torch's kernel (Keys 1981, a = −0.75)."""
+    """[n, c, h, w] → [n, c, h·factor, w·factor]; the values belong to the centres of cells
+    (align_corners false); torch's kernel (Keys 1981, a = −0.75).
+    """
     return functional.interpolate(low, scale_factor=factor, mode="bicubic", align_corners=False)
 
 
-def local_metres(lat: NDArray[np.floating], lon: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(y, x) in m from the middle of the points: an equirectangular projection, good to 1 % over some 500 km at middle latitudes."""
+def local_metres(
+    lat: NDArray[np.floating], lon: NDArray[np.floating]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(y, x) in m from the middle of the points: an equirectangular projection, good to 1 % over
+    some 500 km at middle latitudes.
+    """
     middle_lat = float(np.mean(lat))
-    east = (np.asarray(lon, dtype=np.float64) - float(np.ravel(lon)[0]) + 180) % 360 - 180  # one piece, wherever 0° or 180° lies
+    east = (
+        np.asarray(lon, dtype=np.float64) - float(np.ravel(lon)[0]) + 180
+    ) % 360 - 180  # one piece, wherever 0° or 180° lies
     east -= east.mean()
     y = np.radians(np.asarray(lat, dtype=np.float64) - middle_lat) * EARTH_RADIUS_M
     return y, np.radians(east) * EARTH_RADIUS_M * np.cos(np.radians(middle_lat))
@@ -40,10 +50,11 @@ def local_metres(lat: NDArray[np.floating], lon: NDArray[np.floating]) -> tuple[
 def regrid(
     y: NDArray[np.floating], x: NDArray[np.floating], values: NDArray[np.floating], spacing: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float32]]:
-    """Values [k, points] at scattered points onto the largest regular grid that the points cover; (y, x, [k, len(y), len(x)]).
+    """Values [k, points] at scattered points onto the largest regular grid that the points cover;
+    (y, x, [k, len(y), len(x)]).
 
-    Linear inside triangles of the points (scipy's LinearNDInterpolator). Rows and columns at the rim that are not wholly covered are left
-    out.
+    Linear inside triangles of the points (scipy's LinearNDInterpolator). Rows and columns at the
+    rim that are not wholly covered are left out.
 
     Raises:
         WindsrError: when no grid of at least 2×2 fits.
@@ -54,7 +65,10 @@ def regrid(
     rows = np.arange(np.ceil(y.min() / spacing), np.floor(y.max() / spacing) + 1) * spacing
     columns = np.arange(np.ceil(x.min() / spacing), np.floor(x.max() / spacing) + 1) * spacing
     if len(rows) < 2 or len(columns) < 2:
-        raise WindsrError(f"A grid of {spacing:g} m does not fit into {np.ptp(y):.0f} × {np.ptp(x):.0f} m; give a smaller --spacing.")
+        raise WindsrError(
+            f"A grid of {spacing:g} m does not fit into {np.ptp(y):.0f} × {np.ptp(x):.0f} m; "
+            "give a smaller --spacing."
+        )
     found = interpolate(*np.meshgrid(rows, columns, indexing="ij"))
     good = np.isfinite(found).all(axis=-1)
     top, bottom, left, right = 0, len(rows), 0, len(columns)
@@ -67,7 +81,9 @@ def regrid(
         top, bottom = top + (worst == "top"), bottom - (worst == "bottom")
         left, right = left + (worst == "left"), right - (worst == "right")
     if bottom - top < 2 or right - left < 2:
-        raise WindsrError("The points cover no rectangle; the grid of this file is too scattered to regrid.")
+        raise WindsrError(
+            "The points cover no rectangle; the grid of this file is too scattered to regrid."
+        )
     kept = np.moveaxis(found[top:bottom, left:right], -1, 0)
     return rows[top:bottom], columns[left:right], kept.astype(np.float32)
 
@@ -87,7 +103,8 @@ class Tile:
 
 
 def tiles(rows: int, columns: int, size: int, factor: int, overlap: int = 0) -> list[Tile]:
-    """Tiles that cover a field of ``rows`` × ``columns``: each begins at a multiple of ``factor``, neighbours share ``overlap`` or more.
+    """Tiles that cover a field of ``rows`` × ``columns``: each begins at a multiple of ``factor``,
+    neighbours share ``overlap`` or more.
 
     What does not fill a whole coarse cell at the far rim is left out.
 
@@ -95,9 +112,14 @@ def tiles(rows: int, columns: int, size: int, factor: int, overlap: int = 0) -> 
         WindsrError: when a tile does not fit into the field, or the overlap into a tile.
     """
     if not 0 <= overlap < size or overlap % factor:
-        raise WindsrError(f"An overlap of {overlap} pixels does not go with tiles of {size}: give a multiple of {factor} below that.")
+        raise WindsrError(
+            f"An overlap of {overlap} pixels does not go with tiles of {size}: give a multiple "
+            f"of {factor} below that."
+        )
     if min(rows, columns) < size:
-        raise WindsrError(f"The field has {rows} × {columns} points; the model needs {size} × {size} at least.")
+        raise WindsrError(
+            f"The field has {rows} × {columns} points; the model needs {size} × {size} at least."
+        )
 
     def starts(length: int) -> list[int]:
         last = (length - size) // factor * factor
@@ -107,7 +129,9 @@ def tiles(rows: int, columns: int, size: int, factor: int, overlap: int = 0) -> 
 
 
 def blend_weight(size: int, overlap: int) -> NDArray[np.float64]:
-    """[size, size] weight of a tile's pixels where tiles overlap: falls linearly towards the rim, nowhere 0."""
+    """[size, size] weight of a tile's pixels where tiles overlap: falls linearly towards the rim,
+    nowhere 0.
+    """
     distance = np.minimum(np.arange(size), np.arange(size)[::-1]) + 1.0
     edge = np.minimum(distance / (overlap + 1), 1.0)
     return np.outer(edge, edge)

@@ -1,4 +1,6 @@
-"""The networks: SR3's denoiser on diffusers' U-Net, SRCNN, ESRGAN's generator and critic. Only their shapes; training is elsewhere."""
+"""The networks: SR3's denoiser on diffusers' U-Net, SRCNN, ESRGAN's generator and critic. Only
+their shapes; training is elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from windsr.presets import Preset
 
 
 class Denoiser(nn.Module):
-    """Saharia et al. 2021: a U-Net that sees the noisy field beside its condition. ``conditions``: channels of the condition."""
+    """Saharia et al. 2021: a U-Net that sees the noisy field beside its condition. ``conditions``:
+    channels of the condition.
+    """
 
     def __init__(self, preset: Preset, conditions: int) -> None:
         super().__init__()
@@ -25,21 +29,29 @@ class Denoiser(nn.Module):
             out_channels=preset.fold**2,
             layers_per_block=preset.layers,
             block_out_channels=preset.channels,
-            down_block_types=tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in preset.attention),
-            up_block_types=tuple("AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(preset.attention)),
+            down_block_types=tuple(
+                "AttnDownBlock2D" if a else "DownBlock2D" for a in preset.attention
+            ),
+            up_block_types=tuple(
+                "AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(preset.attention)
+            ),
             add_attention=any(preset.attention),
             norm_num_groups=preset.groups,
             dropout=preset.dropout,
         )
 
-    def forward(self, noisy: torch.Tensor, condition: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, noisy: torch.Tensor, condition: torch.Tensor, level: torch.Tensor
+    ) -> torch.Tensor:
         """[n, 1, H, W], [n, c, H, W], [n] noise levels → [n, 1, H, W]."""
         folded = functional.pixel_unshuffle(torch.cat([noisy, condition], dim=1), self.fold)
         return functional.pixel_shuffle(self.net(folded, level).sample, self.fold)
 
 
 class Srcnn(nn.Module):
-    """Dong et al. 2014, 9-1-5: three convolutions over the interpolated field. [n, c, H, W] → [n, 1, H, W]."""
+    """Dong et al. 2014, 9-1-5: three convolutions over the interpolated field. [n, c, H, W] → [n,
+    1, H, W].
+    """
 
     def __init__(self, preset: Preset, conditions: int) -> None:
         super().__init__()
@@ -60,7 +72,10 @@ class Srcnn(nn.Module):
 class _Dense(nn.Module):
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(channels + k * growth, growth if k < 4 else channels, 3, padding=1) for k in range(5))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels + k * growth, growth if k < 4 else channels, 3, padding=1)
+            for k in range(5)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = [x]
@@ -70,9 +85,11 @@ class _Dense(nn.Module):
 
 
 class Rrdb(nn.Module):
-    """ESRGAN's generator (Wang et al. 2018): residual-in-residual dense blocks on the coarse grid, then doubling by nearest neighbours.
+    """ESRGAN's generator (Wang et al. 2018): residual-in-residual dense blocks on the coarse grid,
+    then doubling by nearest neighbours.
 
-    ``terrain``: the fine terrain comes in too, folded to the coarse grid. [n, 1, h, w] (and [n, 1, H, W]) → [n, 1, H, W].
+    ``terrain``: the fine terrain comes in too, folded to the coarse grid. [n, 1, h, w] (and [n, 1,
+    H, W]) → [n, 1, H, W].
     """
 
     def __init__(self, preset: Preset, terrain: bool) -> None:
@@ -80,11 +97,19 @@ class Rrdb(nn.Module):
         blocks, channels, growth = preset.rrdb
         self.factor = preset.factor
         self.first = nn.Conv2d(1 + (preset.factor**2 if terrain else 0), channels, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Sequential(*(_Dense(channels, growth) for _ in range(3))) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(_Dense(channels, growth) for _ in range(3))) for _ in range(blocks)
+        )
         self.trunk = nn.Conv2d(channels, channels, 3, padding=1)
         doublings = round(math.log2(preset.factor))
-        self.up = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(doublings))
-        self.last = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(channels, 1, 3, padding=1))
+        self.up = nn.ModuleList(
+            nn.Conv2d(channels, channels, 3, padding=1) for _ in range(doublings)
+        )
+        self.last = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(channels, 1, 3, padding=1),
+        )
 
     def forward(self, low: torch.Tensor, terrain: torch.Tensor | None) -> torch.Tensor:
         if terrain is not None:
@@ -95,13 +120,17 @@ class Rrdb(nn.Module):
             x = x + 0.2 * (block(x) - x)
         x = first + self.trunk(x)
         for convolution in self.up:
-            x = functional.leaky_relu(convolution(functional.interpolate(x, scale_factor=2, mode="nearest")), 0.2)
+            x = functional.leaky_relu(
+                convolution(functional.interpolate(x, scale_factor=2, mode="nearest")), 0.2
+            )
         out: torch.Tensor = self.last(x)
         return out
 
 
 class Critic(nn.Module):
-    """The discriminator: convolutions that halve the grid, then the mean of one number a place. [n, 1, H, W] → [n]. No batch norm."""
+    """The discriminator: convolutions that halve the grid, then the mean of one number a place. [n,
+    1, H, W] → [n]. No batch norm.
+    """
 
     def __init__(self, preset: Preset) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Fields in NetCDF with CF metadata (CF-1.11): what ``sample`` and ``assimilate`` write and the other commands read."""
+"""Fields in NetCDF with CF metadata (CF-1.11): what ``sample`` and ``assimilate`` write and the
+other commands read.
+"""
 
 from __future__ import annotations
 
@@ -59,33 +61,86 @@ def write(path: Path, result: Result, did: str) -> None:
         return axis[: count * factor].reshape(count, factor).mean(axis=1)
 
     variables: dict[str, Any] = {
-        "wind_speed": (axes, result.members, {**_WIND, "long_name": "10 m wind speed, super-resolved"}),
+        "wind_speed": (
+            axes,
+            result.members,
+            {**_WIND, "long_name": "10 m wind speed, super-resolved"},
+        ),
         "wind_speed_mean": (plain, result.mean, {**_WIND, "cell_methods": "realization: mean"}),
-        "terrain": (("y", "x"), result.terrain, {"standard_name": "surface_altitude", "units": "m"}),
-        "wind_speed_low": (("time", "y_low", "x_low"), low, {**_WIND, "cell_methods": "y_low: x_low: mean", "long_name": "coarse input"}),
+        "terrain": (
+            ("y", "x"),
+            result.terrain,
+            {"standard_name": "surface_altitude", "units": "m"},
+        ),
+        "wind_speed_low": (
+            ("time", "y_low", "x_low"),
+            low,
+            {**_WIND, "cell_methods": "y_low: x_low: mean", "long_name": "coarse input"},
+        ),
     }
     if result.members.shape[1] > 1:
         spread = result.members.std(axis=1, ddof=1)
-        variables["wind_speed_spread"] = (plain, spread, {**_WIND, "cell_methods": "realization: standard_deviation"})
+        variables["wind_speed_spread"] = (
+            plain,
+            spread,
+            {**_WIND, "cell_methods": "realization: standard_deviation"},
+        )
     if result.truth is not None:
-        variables["wind_speed_truth"] = (plain, result.truth, {**_WIND, "long_name": "the fine field itself"})
+        variables["wind_speed_truth"] = (
+            plain,
+            result.truth,
+            {**_WIND, "long_name": "the fine field itself"},
+        )
     if result.mask is not None:
-        variables["observation_weight"] = (plain, result.mask, {"units": "1", "long_name": "weight of observations in the composite"})
+        variables["observation_weight"] = (
+            plain,
+            result.mask,
+            {"units": "1", "long_name": "weight of observations in the composite"},
+        )
     dataset = xarray.Dataset(
         variables,
         coords={
-            "time": ("time", result.times.astype("datetime64[ns]"), {"standard_name": "time", "axis": "T"}),
-            "realization": ("realization", np.arange(result.members.shape[1]), {"standard_name": "realization", "units": "1"}),
-            "y": ("y", result.y, {"standard_name": "projection_y_coordinate", "units": "m", "axis": "Y"}),
-            "x": ("x", result.x, {"standard_name": "projection_x_coordinate", "units": "m", "axis": "X"}),
-            "y_low": ("y_low", coarse(result.y, low.shape[1]), {"standard_name": "projection_y_coordinate", "units": "m"}),
-            "x_low": ("x_low", coarse(result.x, low.shape[2]), {"standard_name": "projection_x_coordinate", "units": "m"}),
-            "height": ((), 10.0, {"standard_name": "height", "units": "m", "positive": "up", "axis": "Z"}),
+            "time": (
+                "time",
+                result.times.astype("datetime64[ns]"),
+                {"standard_name": "time", "axis": "T"},
+            ),
+            "realization": (
+                "realization",
+                np.arange(result.members.shape[1]),
+                {"standard_name": "realization", "units": "1"},
+            ),
+            "y": (
+                "y",
+                result.y,
+                {"standard_name": "projection_y_coordinate", "units": "m", "axis": "Y"},
+            ),
+            "x": (
+                "x",
+                result.x,
+                {"standard_name": "projection_x_coordinate", "units": "m", "axis": "X"},
+            ),
+            "y_low": (
+                "y_low",
+                coarse(result.y, low.shape[1]),
+                {"standard_name": "projection_y_coordinate", "units": "m"},
+            ),
+            "x_low": (
+                "x_low",
+                coarse(result.x, low.shape[2]),
+                {"standard_name": "projection_x_coordinate", "units": "m"},
+            ),
+            "height": (
+                (),
+                10.0,
+                {"standard_name": "height", "units": "m", "positive": "up", "axis": "Z"},
+            ),
         },
         attrs={
             "Conventions": "CF-1.11",
             "title": "Super-resolved wind speed",
-            "history": f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} windsr {__version__}: {did}",
+            "history": f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} windsr "
+            f"{__version__}: {did}",
             **{key: value for key, value in result.notes.items() if value is not None},
         },
     )
@@ -112,11 +167,25 @@ def read(path: Path) -> Result:
     try:
         with xarray.open_dataset(path, engine="h5netcdf") as dataset:
             dataset.load()
-            known = {"members": "wind_speed", "terrain": "terrain", "y": "y", "x": "x", "low": "wind_speed_low"}
+            known = {
+                "members": "wind_speed",
+                "terrain": "terrain",
+                "y": "y",
+                "x": "x",
+                "low": "wind_speed_low",
+            }
             perhaps = {"truth": "wind_speed_truth", "mask": "observation_weight"}
             arrays = {key: dataset[name].to_numpy() for key, name in known.items()}
-            arrays |= {key: dataset[name].to_numpy() for key, name in perhaps.items() if name in dataset}
-            notes = {k: v for k, v in dataset.attrs.items() if k not in ("Conventions", "title", "history")}
-            return Result(times=dataset["time"].to_numpy().astype("datetime64[s]"), notes=notes, **arrays)
+            arrays |= {
+                key: dataset[name].to_numpy() for key, name in perhaps.items() if name in dataset
+            }
+            notes = {
+                k: v
+                for k, v in dataset.attrs.items()
+                if k not in ("Conventions", "title", "history")
+            }
+            return Result(
+                times=dataset["time"].to_numpy().astype("datetime64[s]"), notes=notes, **arrays
+            )
     except (OSError, KeyError, ValueError) as error:
         raise WindsrError(f"{path} is not a file that 'windsr sample' wrote: {error}") from error

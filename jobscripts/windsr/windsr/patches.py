@@ -1,7 +1,7 @@
 """What a training sample is: a piece of a field, and the random numbers that go with it.
 
-Everything random about a sample follows from (seed, epoch, number of the sample), so that it is the same on whichever node it is drawn
-and after every interruption.
+Everything random about a sample follows from (seed, epoch, number of the sample), so that it is the
+same on whichever node it is drawn and after every interruption.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from windsr.presets import Preset
 
 @dataclass(frozen=True)
 class Scales:
-    """What numbers are divided by, from the training days: mean and standard deviation of wind (m/s), standard deviation of what bicubic
-    interpolation lacks (m/s), standard deviation of terrain (m), highest wind (m/s)."""
+    """What numbers are divided by, from the training days: mean and standard deviation of wind
+    (m/s), standard deviation of what bicubic interpolation lacks (m/s), standard deviation of
+    terrain (m), highest wind (m/s).
+    """
 
     wind_mean: float
     wind_std: float
@@ -47,7 +49,8 @@ def scales_of(fields: Fields, factor: int) -> Scales:
 
 
 class TrainingPatches(Dataset[dict[str, Any]]):
-    """``length`` samples an epoch: a random field, place and orientation (8 turns and mirrors), the noise and the noise level of diffusion.
+    """``length`` samples an epoch: a random field, place and orientation (8 turns and mirrors), the
+    noise and the noise level of diffusion.
 
     Set :attr:`epoch` before the loader is gone through.
 
@@ -59,7 +62,8 @@ class TrainingPatches(Dataset[dict[str, Any]]):
         rows, columns = fields.terrain.shape
         if min(rows, columns) < preset.patch or not len(fields.times):
             raise WindsrError(
-                f"{fields.source}: {len(fields.times)} fields of {rows} × {columns} points; preset {preset.name!r} trains on patches of "
+                f"{fields.source}: {len(fields.times)} fields of {rows} × {columns} points; "
+                f"preset {preset.name!r} trains on patches of "
                 f"{preset.patch} × {preset.patch}."
             )
         self._wind, self._terrain = fields.wind, fields.terrain
@@ -70,7 +74,9 @@ class TrainingPatches(Dataset[dict[str, Any]]):
         return self._length
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), level in 0..noise_levels−1."""
+        """truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), level in
+        0..noise_levels−1.
+        """
         rng = np.random.default_rng([self._seed, self.epoch, number])
         size = self._preset.patch
         field = rng.integers(len(self._wind))

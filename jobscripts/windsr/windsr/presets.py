@@ -13,14 +13,19 @@ class Preset:
 
     Args:
         patch: pixels a side of what is made; ``factor`` times finer than the input.
-        channels, layers, attention: of the U-Net (diffusers' ``UNet2DModel``): by level from the finest; blocks a level; attention.
-        fold: the U-Net works on ``fold`` × ``fold`` pixels folded into channels (space to depth): ``fold``² times cheaper.
-        target: ``field``, as SR3, or ``residual``: what the bicubic field lacks, as SRDiff; it needs far fewer steps of training.
-        prediction: what the network is asked for: ``epsilon``, as SR3, or ``v_prediction`` (Salimans and Ho, 2022).
-        batch: samples a step over all nodes; ``steps``: of the training; ``warmup``: steps until the learning rate is reached.
+        channels, layers, attention: of the U-Net (diffusers' ``UNet2DModel``): by level from the
+            finest; blocks a level; attention.
+        fold: the U-Net works on ``fold`` × ``fold`` pixels folded into channels (space to depth):
+            ``fold``² times cheaper.
+        target: ``field``, as SR3, or ``residual``: what the bicubic field lacks, as SRDiff; it
+            needs far fewer steps of training.
+        prediction: what the network is asked for: ``epsilon``, as SR3, or ``v_prediction``
+            (Salimans and Ho, 2022).
+        batch: samples a step over all nodes; ``steps``: of the training; ``warmup``: steps until
+            the learning rate is reached.
         sample_steps: of DDIM.
-        srcnn: channels of SRCNN's two hidden layers; ``rrdb``: (blocks, channels, growth) of ESRGAN's generator; ``critic``: channels
-            of the discriminator's first layer.
+        srcnn: channels of SRCNN's two hidden layers; ``rrdb``: (blocks, channels, growth) of
+            ESRGAN's generator; ``critic``: channels of the discriminator's first layer.
     """
 
     name: str
@@ -47,24 +52,101 @@ class Preset:
     dropout: float = 0.0
 
 
-# paper: SR3's 16 → 128 with its depth multipliers 1, 2, 4, 8, 8 (Saharia et al. 2021, arXiv 2104.07636).
+# paper: SR3's 16 → 128 with its depth multipliers 1, 2, 4, 8, 8 (Saharia et al. 2021, arXiv
+# 2104.07636).
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("paper", 128, 8, (64, 128, 256, 512, 512), 3, (False, False, False, True, True), 32, 1, "field", "epsilon",
-               batch=256, lr=1e-4, steps=500_000, warmup=5000, ema=0.9999, precision="bf16", sample_steps=50,
-               srcnn=(64, 32), rrdb=(23, 64, 32), critic=64),
-        Preset("gpu", 128, 8, (64, 128, 256, 256), 2, (False, False, False, True), 32, 1, "residual", "v_prediction",
-               batch=64, lr=2e-4, steps=20_000, warmup=500, ema=0.999, precision="bf16", sample_steps=20,
-               srcnn=(64, 32), rrdb=(8, 64, 32), critic=64),
-        Preset("cpu", 64, 8, (32, 48, 64), 1, (False, False, False), 8, 2, "residual", "v_prediction",
-               batch=8, lr=1e-3, steps=600, warmup=40, ema=0.99, precision="fp32", sample_steps=8,
-               srcnn=(32, 16), rrdb=(3, 24, 12), critic=16),
-        Preset("tiny", 16, 4, (8, 16), 1, (False, False), 4, 2, "residual", "v_prediction",
-               batch=8, lr=2e-3, steps=24, warmup=4, ema=0.9, precision="fp32", sample_steps=3,
-               srcnn=(8, 4), rrdb=(1, 8, 4), critic=4),
+        Preset(
+            "paper",
+            128,
+            8,
+            (64, 128, 256, 512, 512),
+            3,
+            (False, False, False, True, True),
+            32,
+            1,
+            "field",
+            "epsilon",
+            batch=256,
+            lr=1e-4,
+            steps=500_000,
+            warmup=5000,
+            ema=0.9999,
+            precision="bf16",
+            sample_steps=50,
+            srcnn=(64, 32),
+            rrdb=(23, 64, 32),
+            critic=64,
+        ),
+        Preset(
+            "gpu",
+            128,
+            8,
+            (64, 128, 256, 256),
+            2,
+            (False, False, False, True),
+            32,
+            1,
+            "residual",
+            "v_prediction",
+            batch=64,
+            lr=2e-4,
+            steps=20_000,
+            warmup=500,
+            ema=0.999,
+            precision="bf16",
+            sample_steps=20,
+            srcnn=(64, 32),
+            rrdb=(8, 64, 32),
+            critic=64,
+        ),
+        Preset(
+            "cpu",
+            64,
+            8,
+            (32, 48, 64),
+            1,
+            (False, False, False),
+            8,
+            2,
+            "residual",
+            "v_prediction",
+            batch=8,
+            lr=1e-3,
+            steps=600,
+            warmup=40,
+            ema=0.99,
+            precision="fp32",
+            sample_steps=8,
+            srcnn=(32, 16),
+            rrdb=(3, 24, 12),
+            critic=16,
+        ),
+        Preset(
+            "tiny",
+            16,
+            4,
+            (8, 16),
+            1,
+            (False, False),
+            4,
+            2,
+            "residual",
+            "v_prediction",
+            batch=8,
+            lr=2e-3,
+            steps=24,
+            warmup=4,
+            ema=0.9,
+            precision="fp32",
+            sample_steps=3,
+            srcnn=(8, 4),
+            rrdb=(1, 8, 4),
+            critic=4,
+        ),
     )
-}  # fmt: skip
+}
 
 
 def preset_of(name: str) -> Preset:

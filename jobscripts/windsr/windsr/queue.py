@@ -1,9 +1,12 @@
-"""Sampling as a malleable job: a queue of patches over whatever nodes there are, each result exactly once.
+"""Sampling as a malleable job: a queue of patches over whatever nodes there are, each result
+exactly once.
 
-The queue's place is an :class:`malletrain.ElasticSampler` that does not shuffle. A finished patch is a file that comes into being whole,
-under its own name, by a link that fails if the name is taken: whoever is killed, at whatever moment, leaves either nothing or a result, and
-work done twice leaves one. When the queue is through, rank 0 looks for patches that were lost with a node, makes them, and joins all
-to one NetCDF file. What is drawn for a patch follows from its number, so the result does not depend on who made it, but for rounding.
+The queue's place is an :class:`malletrain.ElasticSampler` that does not shuffle. A finished patch
+is a file that comes into being whole, under its own name, by a link that fails if the name is
+taken: whoever is killed, at whatever moment, leaves either nothing or a result, and work done twice
+leaves one. When the queue is through, rank 0 looks for patches that were lost with a node, makes
+them, and joins all to one NetCDF file. What is drawn for a patch follows from its number, so the
+result does not depend on who made it, but for rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ PATCHES, SNAPSHOT, FACTS, RESULT = "patches", "queue.snap", "queue.json", "sampl
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is to be super-resolved: coarse wind [time, h, w] m/s over fine terrain [H, W] m; ``truth`` where it is known."""
+    """What is to be super-resolved: coarse wind [time, h, w] m/s over fine terrain [H, W] m;
+    ``truth`` where it is known.
+    """
 
     low: NDArray[np.float32]
     terrain: NDArray[np.float32]
@@ -47,29 +52,41 @@ class Inputs:
 
 
 def from_fine(fields: Fields, factor: int) -> Inputs:
-    """Block means of fine fields, which stay as the truth. What does not fill a coarse cell at the far rim is cut off."""
+    """Block means of fine fields, which stay as the truth. What does not fill a coarse cell at the
+    far rim is cut off.
+    """
     rows, columns = (n // factor * factor for n in fields.terrain.shape)
     truth = np.ascontiguousarray(fields.wind[:, :rows, :columns])
     low = block_mean(torch.from_numpy(truth[:, None]), factor)[:, 0].numpy()
     terrain = np.ascontiguousarray(fields.terrain[:rows, :columns])
-    return Inputs(low, terrain, fields.times, fields.y[:rows], fields.x[:columns], fields.source, truth)
+    return Inputs(
+        low, terrain, fields.times, fields.y[:rows], fields.x[:columns], fields.source, truth
+    )
 
 
 def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
-    """Coarse fields over the terrain of ``fine``, whose wind is not used. Raises WindsrError when the grids do not fit."""
+    """Coarse fields over the terrain of ``fine``, whose wind is not used. Raises WindsrError when
+    the grids do not fit.
+    """
     rows, columns = coarse.terrain.shape
-    if (rows * factor, columns * factor) != fine.terrain.shape or not np.isclose(coarse.spacing, factor * fine.spacing, rtol=0.01):
+    if (rows * factor, columns * factor) != fine.terrain.shape or not np.isclose(
+        coarse.spacing, factor * fine.spacing, rtol=0.01
+    ):
         raise WindsrError(
-            f"{coarse.source} has {rows} × {columns} points every {coarse.spacing:g} m; for this model and {fine.source} "
-            f"({fine.terrain.shape[0]} × {fine.terrain.shape[1]}, {fine.spacing:g} m) they must be {factor} times fewer and wider."
+            f"{coarse.source} has {rows} × {columns} points every {coarse.spacing:g} m; for "
+            f"this model and {fine.source} "
+            f"({fine.terrain.shape[0]} × {fine.terrain.shape[1]}, {fine.spacing:g} m) they must "
+            f"be {factor} times fewer and wider."
         )
     return Inputs(coarse.wind, fine.terrain, coarse.times, fine.y, fine.x, coarse.source)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One sampling: ``folder``, which all nodes share, gets the patches and the result. ``per_step``: patches a node makes between two
-    looks at the queue. ``patch_delay``: seconds to sleep per patch, to stretch a test or a demo."""
+    """One sampling: ``folder``, which all nodes share, gets the patches and the result.
+    ``per_step``: patches a node makes between two looks at the queue. ``patch_delay``: seconds to
+    sleep per patch, to stretch a test or a demo.
+    """
 
     folder: Path
     draw: Draw = field(default_factory=Draw)
@@ -86,15 +103,28 @@ class Queue:
     def __init__(self, sampling: Sampling, inputs: Inputs, method: Method, model_name: str) -> None:
         self.sampling, self.inputs, self.method = sampling, inputs, method
         size, factor = method.preset.patch, method.preset.factor
-        self.overlap = sampling.overlap if sampling.overlap is not None else size // 4 // factor * factor
-        self.tiles = tiles(inputs.terrain.shape[0], inputs.terrain.shape[1], size, factor, self.overlap)
-        self.items: list[tuple[int, Tile]] = [(k, tile) for k in range(len(inputs.times)) for tile in self.tiles]
+        self.overlap = (
+            sampling.overlap if sampling.overlap is not None else size // 4 // factor * factor
+        )
+        self.tiles = tiles(
+            inputs.terrain.shape[0], inputs.terrain.shape[1], size, factor, self.overlap
+        )
+        self.items: list[tuple[int, Tile]] = [
+            (k, tile) for k in range(len(inputs.times)) for tile in self.tiles
+        ]
         if not self.items:
             raise WindsrError(f"{inputs.source}: no field to super-resolve.")
         self.facts = {
             "model": model_name,
-            "input": hashlib.sha256(inputs.low.tobytes() + inputs.terrain.tobytes()).hexdigest()[:16],
-            "draw": [sampling.draw.members, sampling.draw.steps, sampling.draw.seed, sampling.draw.scheduler],
+            "input": hashlib.sha256(inputs.low.tobytes() + inputs.terrain.tobytes()).hexdigest()[
+                :16
+            ],
+            "draw": [
+                sampling.draw.members,
+                sampling.draw.steps,
+                sampling.draw.seed,
+                sampling.draw.scheduler,
+            ],
             "patches": len(self.items),
             "overlap": self.overlap,
         }
@@ -102,7 +132,9 @@ class Queue:
         self._agree()
 
     def _agree(self) -> None:
-        """The folder belongs to this sampling, or to none yet. Raises WindsrError when it belongs to another."""
+        """The folder belongs to this sampling, or to none yet. Raises WindsrError when it belongs
+        to another.
+        """
         path = self.sampling.folder / FACTS
         part = path.with_name(f".{FACTS}.{os.getpid()}")
         part.write_text(json.dumps(self.facts))
@@ -113,7 +145,8 @@ class Queue:
             if theirs != json.loads(json.dumps(self.facts)):
                 other = ", ".join(key for key in self.facts if theirs.get(key) != self.facts[key])
                 raise WindsrError(
-                    f"{self.sampling.folder} holds patches of another sampling (other {other}); give another folder, or remove that one."
+                    f"{self.sampling.folder} holds patches of another sampling (other {other}); "
+                    "give another folder, or remove that one."
                 ) from None
         finally:
             part.unlink()
@@ -127,7 +160,9 @@ class Queue:
         return [number for number in range(len(self.items)) if not self.file(number).exists()]
 
     def make(self, numbers: Sequence[int]) -> int:
-        """Make these patches, those that are there already left out; returns how many results became ours."""
+        """Make these patches, those that are there already left out; returns how many results
+        became ours.
+        """
         todo = [number for number in numbers if not self.file(number).exists()]
         if not todo:
             return 0
@@ -145,17 +180,25 @@ class Queue:
             k, tile = self.items[number]
             rows, columns = tile.slices
             noise.append(self._noise(k)[:, rows, columns])
-        made = self.method.predict(on[0], on[1], todo, self.sampling.draw, noise=torch.stack(noise)).cpu().numpy()
+        made = (
+            self.method.predict(on[0], on[1], todo, self.sampling.draw, noise=torch.stack(noise))
+            .cpu()
+            .numpy()
+        )
         return sum(self._store(number, members) for number, members in zip(todo, made, strict=True))
 
-    @lru_cache(maxsize=2)  # noqa: B019  (a queue lives as long as its process)
+    @lru_cache(maxsize=2)  # noqa: B019
     def _noise(self, field: int) -> torch.Tensor:
-        """[members, H, W] that the members of one time begin with. Neighbouring patches take theirs from it, so that they agree where they
-        overlap and a member is one field and not a patchwork."""
+        """[members, H, W] that the members of one time begin with. Neighbouring patches take theirs
+        from it, so that they agree where they overlap and a member is one field and not a
+        patchwork.
+        """
         rows, columns = self.inputs.terrain.shape
         parts = []
         for member in range(self.sampling.draw.members):
-            generator = torch.Generator().manual_seed(mix(self.sampling.draw.seed, "field", field, member))
+            generator = torch.Generator().manual_seed(
+                mix(self.sampling.draw.seed, "field", field, member)
+            )
             parts.append(torch.randn((rows, columns), generator=generator))
         return torch.stack(parts)
 
@@ -190,8 +233,15 @@ class Queue:
         return (sums / weights).astype(np.float32)
 
 
-def sample(sampling: Sampling, inputs: Inputs, method: Method, model_name: str, say: Callable[[str], None] = print) -> Path:
-    """Work the queue off, alone, under torchrun or under MalleTrain; returns the path of the result, which rank 0 writes.
+def sample(
+    sampling: Sampling,
+    inputs: Inputs,
+    method: Method,
+    model_name: str,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Work the queue off, alone, under torchrun or under MalleTrain; returns the path of the
+    result, which rank 0 writes.
 
     Raises:
         WindsrError: when the folder belongs to another sampling, or the fields are too small.
@@ -204,10 +254,22 @@ def sample(sampling: Sampling, inputs: Inputs, method: Method, model_name: str, 
     at_most = max(malletrain.ElasticSampler(len(queue.items), batch_size=1).max_world_size, 1)
     per_step = max(1, min(sampling.per_step, len(queue.items) // at_most))
     sampler = malletrain.ElasticSampler(len(queue.items), batch_size=per_step, shuffle=False)
-    run = elastic.Run(sampler=sampler, device=device, snapshot=sampling.folder / SNAPSHOT, snapshot_every_s=sampling.snapshot_every)
+    run = elastic.Run(
+        sampler=sampler,
+        device=device,
+        snapshot=sampling.folder / SNAPSHOT,
+        snapshot_every_s=sampling.snapshot_every,
+    )
     if run.rank == 0:
-        say(f"sampling {len(queue.items)} patches on {run.world_size} worker(s), {len(queue.missing())} of them still to be made")
-    loader: DataLoader[int] = DataLoader(range(len(queue.items)), batch_sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
+        say(
+            f"sampling {len(queue.items)} patches on {run.world_size} worker(s), "
+            f"{len(queue.missing())} of them still to be made"
+        )
+    loader: DataLoader[int] = DataLoader(
+        range(len(queue.items)),  # type: ignore[arg-type]
+        batch_sampler=sampler,
+        collate_fn=list,
+    )
     for _ in sampler.epochs(1):
         for numbers in run.batches(loader):
             with run.step():
@@ -222,10 +284,23 @@ def sample(sampling: Sampling, inputs: Inputs, method: Method, model_name: str, 
             say(f"{len(lost)} patches were lost with a node and are made now")
         for k in range(0, len(lost), per_step):
             queue.make(lost[k : k + per_step])
-        notes = {"model": model_name, "source": inputs.source, "seed": sampling.draw.seed, "members": sampling.draw.members}
+        notes = {
+            "model": model_name,
+            "source": inputs.source,
+            "seed": sampling.draw.seed,
+            "members": sampling.draw.members,
+        }
         result = output.Result(
-            queue.joined(), inputs.terrain, inputs.times, inputs.y, inputs.x, inputs.low, inputs.truth, None, notes
-        )  # fmt: skip
+            queue.joined(),
+            inputs.terrain,
+            inputs.times,
+            inputs.y,
+            inputs.x,
+            inputs.low,
+            inputs.truth,
+            None,
+            notes,
+        )
         output.write(path, result, f"{method.name}, {sampling.draw.members} member(s)")
         say(f"wrote {path}")
     return path

@@ -1,11 +1,14 @@
-"""Fields that look like wind over mountains, made from a seed, so that everything runs without data.
+"""Fields that look like wind over mountains, made from a seed, so that everything runs without
+data.
 
-Terrain is spectral noise: a sum of waves with random phases whose power falls with the wave number. Over it a mass-consistent flow, as
-in diagnostic wind models (Sherman 1978, "A mass-consistent model for wind fields over complex terrain", J. Appl. Meteorol. 17,
-312-319): a first guess, from the weather and the exposure of each place, is changed as little as possible (least squares) until no mass
-is made or lost. Here in two dimensions for the layer between the ground and a lid: the mass flux q = h·u of the layer's depth h has to
-be free of divergence. On a periodic domain the least change is the projection q − ∇∇⁻²(∇·q), one division in Fourier space. It is no
-weather model: no time goes by in it, and fields of one day share their weather.
+Terrain is spectral noise: a sum of waves with random phases whose power falls with the wave number.
+Over it a mass-consistent flow, as in diagnostic wind models (Sherman 1978, "A mass-consistent model
+for wind fields over complex terrain", J. Appl. Meteorol. 17, 312-319): a first guess, from the
+weather and the exposure of each place, is changed as little as possible (least squares) until no
+mass is made or lost. Here in two dimensions for the layer between the ground and a lid: the mass
+flux q = h·u of the layer's depth h has to be free of divergence. On a periodic domain the least
+change is the projection q − ∇∇⁻²(∇·q), one division in Fourier space. It is no weather model: no
+time goes by in it, and fields of one day share their weather.
 """
 
 from __future__ import annotations
@@ -27,8 +30,12 @@ GROUND, LID = 600.0, 2500.0
 """m: the layer is ``LID`` minus the terrain, ``GROUND`` at least."""
 
 
-def _waves(rows: int, columns: int, spacing: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(ky, kx) of numpy's real FFT, rad/m; the waves at half the sampling rate are 0, as a derivative is not defined there."""
+def _waves(
+    rows: int, columns: int, spacing: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(ky, kx) of numpy's real FFT, rad/m; the waves at half the sampling rate are 0, as a
+    derivative is not defined there.
+    """
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)
     if rows % 2 == 0:
@@ -40,32 +47,57 @@ def _waves(rows: int, columns: int, spacing: float) -> tuple[NDArray[np.float64]
 
 
 def spectral_noise(
-    rng: np.random.Generator, rows: int, columns: int, spacing: float, slope: float, longest_m: float
+    rng: np.random.Generator,
+    rows: int,
+    columns: int,
+    spacing: float,
+    slope: float,
+    longest_m: float,
 ) -> NDArray[np.float64]:
-    """[rows, columns], periodic, mean 0, standard deviation 1: power falls as k^-``slope`` and is flat for waves above ``longest_m``."""
+    """[rows, columns], periodic, mean 0, standard deviation 1: power falls as k^-``slope`` and is
+    flat for waves above ``longest_m``.
+    """
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)[None]
     k = np.hypot(ky, kx)
     amplitude = np.maximum(k, 2 * np.pi / longest_m) ** (-slope / 2)
     amplitude[0, 0] = 0.0
-    field = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((rows, columns))) * amplitude, s=(rows, columns))
+    field = np.fft.irfft2(
+        np.fft.rfft2(rng.standard_normal((rows, columns))) * amplitude, s=(rows, columns)
+    )
     return np.asarray(field / field.std())
 
 
-def terrain(rng: np.random.Generator, size: int, spacing: float, relief: float) -> NDArray[np.float64]:
-    """[size, size] m: sea at 0, land above it, ``relief`` m the standard deviation before the sea is filled. Slope 3.2: mountains."""
-    height = spectral_noise(rng, size, size, spacing, slope=3.2, longest_m=size * spacing / 2) * relief
+def terrain(
+    rng: np.random.Generator, size: int, spacing: float, relief: float
+) -> NDArray[np.float64]:
+    """[size, size] m: sea at 0, land above it, ``relief`` m the standard deviation before the sea
+    is filled. Slope 3.2: mountains.
+    """
+    height = (
+        spectral_noise(rng, size, size, spacing, slope=3.2, longest_m=size * spacing / 2) * relief
+    )
     return np.maximum(height - np.quantile(height, SEA), 0.0)
 
 
-def divergence(qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float) -> NDArray[np.float64]:
-    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave the grid holds."""
+def divergence(
+    qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
+) -> NDArray[np.float64]:
+    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave the grid
+    holds.
+    """
     ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
-    return np.asarray(np.fft.irfft2(1j * ky * np.fft.rfft2(qy) + 1j * kx * np.fft.rfft2(qx), s=qy.shape))
+    return np.asarray(
+        np.fft.irfft2(1j * ky * np.fft.rfft2(qy) + 1j * kx * np.fft.rfft2(qx), s=qy.shape)
+    )
 
 
-def mass_consistent(qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The flux without divergence that is nearest to (qy, qx) in the mean square: q − ∇∇⁻²(∇·q), periodic."""
+def mass_consistent(
+    qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The flux without divergence that is nearest to (qy, qx) in the mean square: q − ∇∇⁻²(∇·q),
+    periodic.
+    """
     ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
     fy, fx = np.fft.rfft2(qy), np.fft.rfft2(qx)
     k2 = ky**2 + kx**2
@@ -74,9 +106,15 @@ def mass_consistent(qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: f
 
 
 def flow(
-    rng: np.random.Generator, height: NDArray[np.float64], spacing: float, speed: float, direction: float, gusts: float
+    rng: np.random.Generator,
+    height: NDArray[np.float64],
+    spacing: float,
+    speed: float,
+    direction: float,
+    gusts: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mass flux (qy, qx) in m²/s over ``height`` (m), without divergence; divide by :func:`depth` for the wind.
+    """Mass flux (qy, qx) in m²/s over ``height`` (m), without divergence; divide by :func:`depth`
+    for the wind.
 
     Args:
         speed, direction: m/s and radians of the weather's mean wind.
@@ -85,11 +123,16 @@ def flow(
     rows, columns = height.shape
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)[None]
-    smooth = np.fft.irfft2(np.fft.rfft2(height) * np.exp(-((ky**2 + kx**2) * SMOOTH_M**2) / 8), s=height.shape)
+    smooth = np.fft.irfft2(
+        np.fft.rfft2(height) * np.exp(-((ky**2 + kx**2) * SMOOTH_M**2) / 8), s=height.shape
+    )
     relative = (height - smooth) / max(float((height - smooth).std()), 1.0)
     exposure = np.clip(1 + EXPOSURE * 0.5 * relative, 0.3, 2.0) * np.where(height > 0, LAND, 1.0)
     h = depth(height)
-    eddies = [gusts * spectral_noise(rng, rows, columns, spacing, slope=4.0, longest_m=rows * spacing / 2) for _ in range(2)]
+    eddies = [
+        gusts * spectral_noise(rng, rows, columns, spacing, slope=4.0, longest_m=rows * spacing / 2)
+        for _ in range(2)
+    ]
     qy = h * exposure * (speed * np.sin(direction) + eddies[0])
     qx = h * exposure * (speed * np.cos(direction) + eddies[1])
     return mass_consistent(qy, qx, spacing)
@@ -100,8 +143,17 @@ def depth(height: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(LID - height, GROUND)
 
 
-def generate(days: int = 4, hours: int = 8, size: int = 128, spacing: float = 2000.0, relief: float = 250.0, seed: int = 0) -> Fields:
-    """``days`` × ``hours`` fields of ``size`` × ``size`` points over one terrain. Each day has its own weather, turning slowly."""
+def generate(
+    days: int = 4,
+    hours: int = 8,
+    size: int = 128,
+    spacing: float = 2000.0,
+    relief: float = 250.0,
+    seed: int = 0,
+) -> Fields:
+    """``days`` × ``hours`` fields of ``size`` × ``size`` points over one terrain. Each day has its
+    own weather, turning slowly.
+    """
     rng = np.random.default_rng(seed)
     height = terrain(rng, size, spacing, relief)
     winds, times = [], []
@@ -109,11 +161,26 @@ def generate(days: int = 4, hours: int = 8, size: int = 128, spacing: float = 20
         speed, direction = 4 + 8 * rng.random(), 2 * np.pi * rng.random()
         turn = 0.1 * rng.standard_normal()
         for hour in range(hours):
-            qy, qx = flow(rng, height, spacing, speed * (1 + 0.05 * rng.standard_normal()), direction + turn * hour, 0.15 * speed)
+            qy, qx = flow(
+                rng,
+                height,
+                spacing,
+                speed * (1 + 0.05 * rng.standard_normal()),
+                direction + turn * hour,
+                0.15 * speed,
+            )
             winds.append(np.hypot(qy, qx) / depth(height))
-            times.append(np.datetime64("2017-06-01T00", "s") + np.timedelta64(24 * day + hour * (24 // max(hours, 1)), "h"))
+            times.append(
+                np.datetime64("2017-06-01T00", "s")
+                + np.timedelta64(24 * day + hour * (24 // max(hours, 1)), "h")
+            )
     axis = np.arange(size) * spacing
     return Fields(
-        np.stack(winds).astype(np.float32), height.astype(np.float32), np.array(times), axis, axis.copy(),
-        f"synthetic (days {days}, hours {hours}, size {size}, spacing {spacing:g} m, relief {relief:g} m, seed {seed})",
-    )  # fmt: skip
+        np.stack(winds).astype(np.float32),
+        height.astype(np.float32),
+        np.array(times),
+        axis,
+        axis.copy(),
+        f"synthetic (days {days}, hours {hours}, size {size}, spacing {spacing:g} m, relief "
+        f"{relief:g} m, seed {seed})",
+    )

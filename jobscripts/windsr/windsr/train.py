@@ -1,7 +1,9 @@
-"""Training as a malleable job, in restart and live mode alike: one loop over :class:`malletrain.elastic.Run`.
+"""Training as a malleable job, in restart and live mode alike: one loop over
+:class:`malletrain.elastic.Run`.
 
-The result does not depend on how many nodes took part or when they came and went, but for rounding: the global batch is fixed, and what is
-random about a sample follows from its number (:mod:`windsr.patches`).
+The result does not depend on how many nodes took part or when they came and went, but for rounding:
+the global batch is fixed, and what is random about a sample follows from its number
+(:mod:`windsr.patches`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ class Training:
     """One training: what, on which preset, and where its files go.
 
     Args:
-        folder: gets the model, the snapshots and a log of the loss; must be one that all nodes share.
-        steps: of the optimizer; by default the preset's. Rounded up to whole epochs of at most 50 steps.
+        folder: gets the model, the snapshots and a log of the loss; must be one that all nodes
+            share.
+        steps: of the optimizer; by default the preset's. Rounded up to whole epochs of at most 50
+            steps.
         snapshot_every: seconds between snapshots.
         step_delay: seconds to sleep in each step, to stretch a test or a demo.
     """
@@ -55,7 +59,9 @@ class Training:
 
 
 def average_of(decay: float) -> Callable[..., None]:
-    """The update of the averaged weights for :class:`AveragedModel`; the decay grows to ``decay`` as min(decay, (1 + n)/(10 + n))."""
+    """The update of the averaged weights for :class:`AveragedModel`; the decay grows to ``decay``
+    as min(decay, (1 + n)/(10 + n)).
+    """
 
     def update(averages: Any, currents: Any, count: Any) -> None:
         n = float(count)
@@ -65,13 +71,17 @@ def average_of(decay: float) -> Callable[..., None]:
 
 
 def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
-    """Share of the learning rate by step: a linear start, then half a cosine down to a hundredth."""
+    """Share of the learning rate by step: a linear start, then half a cosine down to a
+    hundredth.
+    """
     warmup = max(1, min(preset.warmup, steps // 4))
 
     def share(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+        return 0.01 + 0.99 * 0.5 * (
+            1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup)))
+        )
 
     return share
 
@@ -79,12 +89,15 @@ def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
 def device_here() -> torch.device:
     """This process's GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return torch.device(
+            "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        )
     return torch.device("cpu")
 
 
 def train(training: Training, fields: Fields, say: Callable[[str], None] = print) -> Path:
-    """Train, or go on where the snapshot in the folder is; returns the path of the model. Run it alone, by torchrun or by MalleTrain.
+    """Train, or go on where the snapshot in the folder is; returns the path of the model. Run it
+    alone, by torchrun or by MalleTrain.
 
     Raises:
         WindsrError: for a method with nothing to train, or fields that are too small.
@@ -103,21 +116,43 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
     for net in method.nets.values():
         net.to(device)
     average = AveragedModel(method.nets["net"], multi_avg_fn=average_of(preset.ema))
-    optimizers = {name: torch.optim.AdamW(net.parameters(), lr=preset.lr, weight_decay=1e-4) for name, net in method.nets.items()}
+    optimizers = {
+        name: torch.optim.AdamW(net.parameters(), lr=preset.lr, weight_decay=1e-4)
+        for name, net in method.nets.items()
+    }
     share = rate_at(preset, epochs * per_epoch)
-    schedules = {name: torch.optim.lr_scheduler.LambdaLR(optimizer, share) for name, optimizer in optimizers.items()}
+    schedules = {
+        name: torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        for name, optimizer in optimizers.items()
+    }
     scaler = torch.amp.GradScaler(device.type, enabled=preset.precision == "fp16")
-    sampler = malletrain.ElasticSampler(len(data), global_batch_size=preset.batch, seed=training.seed)
-    objects: dict[str, Any] = {"average": average, "sampler": sampler, "scaler": scaler, **method.nets}
+    sampler = malletrain.ElasticSampler(
+        len(data), global_batch_size=preset.batch, seed=training.seed
+    )
+    objects: dict[str, Any] = {
+        "average": average,
+        "sampler": sampler,
+        "scaler": scaler,
+        **method.nets,
+    }
     objects |= {f"optimizer_{name}": made for name, made in optimizers.items()}
     objects |= {f"schedule_{name}": made for name, made in schedules.items()}
-    run = elastic.Run(snapshot=training.folder / SNAPSHOT, snapshot_every_s=training.snapshot_every, device=device, **objects)
-    # One network: DDP, whose exchange goes on during the backward pass. Several losses over shared networks: one exchange after them.
+    run = elastic.Run(
+        snapshot=training.folder / SNAPSHOT,
+        snapshot_every_s=training.snapshot_every,
+        device=device,
+        **objects,
+    )
+    # One network: DDP, whose exchange goes on during the backward pass. Several losses over shared
+    # networks: one exchange after them.
     single = len(method.nets) == 1
     nets = {name: run.ddp(net) if single else net for name, net in method.nets.items()}
     loader = DataLoader(data, batch_sampler=sampler, num_workers=training.workers)
     if run.rank == 0:
-        say(f"training {method.name} on {run.world_size} worker(s) from step {run.steps_done} of {epochs * per_epoch}")
+        say(
+            f"training {method.name} on {run.world_size} worker(s) from step {run.steps_done} "
+            f"of {epochs * per_epoch}"
+        )
     for epoch in sampler.epochs(epochs):
         data.epoch = epoch
         sums, began = dict.fromkeys(method.nets, 0.0), time.monotonic()
@@ -134,7 +169,13 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
             for name, loss in losses.items():
                 sums[name] += loss
         if run.rank == 0 and counted:
-            _log(training.folder, run, {name: total / counted for name, total in sums.items()}, time.monotonic() - began, say)
+            _log(
+                training.folder,
+                run,
+                {name: total / counted for name, total in sums.items()},
+                time.monotonic() - began,
+                say,
+            )
     run.save()
     path = training.folder / MODEL
     if run.rank == 0:
@@ -150,14 +191,24 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
 
 
 def _update(
-    run: elastic.Run, method: Method, nets: dict[str, Any], optimizers: dict[str, Any], schedules: dict[str, Any], scaler: Any,
-    batch: dict[str, torch.Tensor], device: torch.device,
-) -> dict[str, float]:  # fmt: skip
-    """One step of all networks: every gradient first, then every update, so that a step given up has changed nothing."""
+    run: elastic.Run,
+    method: Method,
+    nets: dict[str, Any],
+    optimizers: dict[str, Any],
+    schedules: dict[str, Any],
+    scaler: Any,
+    batch: dict[str, torch.Tensor],
+    device: torch.device,
+) -> dict[str, float]:
+    """One step of all networks: every gradient first, then every update, so that a step given up
+    has changed nothing.
+    """
     batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
     for optimizer in optimizers.values():
         optimizer.zero_grad()
-    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(method.preset.precision, torch.float32)
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        method.preset.precision, torch.float32
+    )
     with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
         losses = method.losses(batch, nets)
     for number, (name, loss) in enumerate(losses.items()):
@@ -165,7 +216,9 @@ def _update(
         if len(nets) == 1:
             weighted.backward()
         else:
-            weighted.backward(inputs=list(method.nets[name].parameters()), retain_graph=number + 1 < len(losses))
+            weighted.backward(
+                inputs=list(method.nets[name].parameters()), retain_graph=number + 1 < len(losses)
+            )
     if len(nets) > 1:
         for net in method.nets.values():
             run.average_gradients(net)
@@ -178,10 +231,25 @@ def _update(
     return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
-def _log(folder: Path, run: elastic.Run, losses: dict[str, float], seconds: float, say: Callable[[str], None]) -> None:
+def _log(
+    folder: Path,
+    run: elastic.Run,
+    losses: dict[str, float],
+    seconds: float,
+    say: Callable[[str], None],
+) -> None:
     """The epoch's mean losses of rank 0's share: to the log, MalleTrain and the screen."""
-    record = {"step": run.steps_done, "nodes": run.world_size, "generation": run.generation, "seconds": round(seconds, 3), **losses}
+    record = {
+        "step": run.steps_done,
+        "nodes": run.world_size,
+        "generation": run.generation,
+        "seconds": round(seconds, 3),
+        **losses,
+    }
     with (folder / LOG).open("a") as file:
         file.write(json.dumps(record) + "\n")
     malletrain.metric("loss", losses["net"])
-    say(f"step {run.steps_done}: loss {losses['net']:.4f}, {seconds:.1f} s on {run.world_size} worker(s)")
+    say(
+        f"step {run.steps_done}: loss {losses['net']:.4f}, {seconds:.1f} s on {run.world_size} "
+        "worker(s)"
+    )

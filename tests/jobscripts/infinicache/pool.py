@@ -16,7 +16,9 @@ MIB = 1 << 20
 class Pool:
     """``nodes`` in rank order; the first are the proxies."""
 
-    def __init__(self, count: int = 0, capacity: int = 64 * MIB, proxies: int = 1, backup_s: float = 0.0) -> None:
+    def __init__(
+        self, count: int = 0, capacity: int = 64 * MIB, proxies: int = 1, backup_s: float = 0.0
+    ) -> None:
         self.capacity, self.proxies, self.backup_s = capacity, proxies, backup_s
         self.nodes: list[CacheNode] = []
         self.number = 0
@@ -25,7 +27,9 @@ class Pool:
         self.announce()
 
     def _new(self) -> CacheNode:
-        node = CacheNode(self.capacity, KEY, proxies=self.proxies, move_bytes_s=1e12, backup_s=self.backup_s)
+        node = CacheNode(
+            self.capacity, KEY, proxies=self.proxies, move_bytes_s=1e12, backup_s=self.backup_s
+        )
         self.nodes.append(node)
         return node
 
@@ -61,7 +65,9 @@ class Pool:
             await node.close()
 
 
-async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 20.0) -> Any:
+async def until(
+    condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 20.0
+) -> Any:
     """Wait until ``condition`` holds."""
     deadline = time.monotonic() + patience_s
     while not (found := await condition()):
@@ -71,10 +77,14 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: 
 
 
 async def whole(cache: AsyncCache, nodes: int) -> None:
-    """Wait until all nodes are known and every object has the protection it was stored with, or that so many nodes allow."""
+    """Wait until all nodes are known and every object has the protection it was stored with, or
+    that so many nodes allow.
+    """
 
     async def done() -> bool:
         pools = await cache.summary()
-        return sum(len(p["nodes"]) for p in pools) == nodes and all(p["degraded"] == 0 and not p["waiting_repairs"] for p in pools)
+        return sum(len(p["nodes"]) for p in pools) == nodes and all(
+            p["degraded"] == 0 and not p["waiting_repairs"] for p in pools
+        )
 
     await until(done, "everything is repaired")

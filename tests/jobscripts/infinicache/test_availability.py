@@ -7,7 +7,9 @@ from infinicache.availability import Change, expected_losses, loss_probability, 
 
 
 def test_by_hand():
-    assert loss_probability(4, 2, 1, 2) == pytest.approx(1 / 6)  # both of two chunks among both of two nodes
+    assert loss_probability(4, 2, 1, 2) == pytest.approx(
+        1 / 6
+    )  # both of two chunks among both of two nodes
     assert loss_probability(400, 12, 2, 0) == 0
     assert loss_probability(12, 12, 2, 3) == 1
     with pytest.raises(ValueError, match="do not fit 4 nodes"):
@@ -37,13 +39,23 @@ def test_repair_in_time_saves_objects():
     names = tuple(f"n{i}" for i in range(20))
     changes = [Change(0.0, names), *(Change(100.0 * (i + 1), lost=(names[i],)) for i in range(10))]
     fast, _ = monte_carlo(changes, 8, 2, life_s=5000, repair_s=50, trials=500, rng=random.Random(2))
-    slow, _ = monte_carlo(changes, 8, 2, life_s=5000, repair_s=5000, trials=500, rng=random.Random(2))
+    slow, _ = monte_carlo(
+        changes, 8, 2, life_s=5000, repair_s=5000, trials=500, rng=random.Random(2)
+    )
     assert fast == 0
     assert slow > 0.5
 
 
 def test_a_pool_that_is_always_too_small():
-    share, _ = monte_carlo([Change(0.0, ("a",)), Change(9.0)], 3, 1, life_s=1, repair_s=1, trials=10, rng=random.Random(0))
+    share, _ = monte_carlo(
+        [Change(0.0, ("a",)), Change(9.0)],
+        3,
+        1,
+        life_s=1,
+        repair_s=1,
+        trials=10,
+        rng=random.Random(0),
+    )
     assert share != share
 
 

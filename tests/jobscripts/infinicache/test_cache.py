@@ -93,7 +93,9 @@ def test_a_miss_loads_once():
             return data(1000)
 
         async with make(3).cache() as cache:
-            assert await asyncio.gather(*(cache.get("k", load) for _ in range(5))) == [data(1000)] * 5
+            assert (
+                await asyncio.gather(*(cache.get("k", load) for _ in range(5))) == [data(1000)] * 5
+            )
             assert await cache.get("k", load) == data(1000)
             assert calls == ["k"]
 
@@ -184,11 +186,20 @@ def test_a_half_written_put_is_a_miss():
             peers = Peers(KEY)
             proxy = peers.at(pool.nodes[0].address)
             begun, _ = await proxy.call("begin", key="k", size=1000, code=[4, 2], stripe_bytes=MIB)
-            assert await cache.get("k") is None, "from the beginning of a put the old value is not read"
+            assert await cache.get("k") is None, (
+                "from the beginning of a put the old value is not read"
+            )
             with pytest.raises(CallFailed, match="not put"):
                 await proxy.call("commit", key="k", version=begun["version"], missing=[0, 1, 2])
             assert await cache.get("k") is None
-            stale = {"key": "k", "version": begun["version"], "shape": begun["shape"], "stripe": 0, "index": 0, "crc": 0}
+            stale = {
+                "key": "k",
+                "version": begun["version"],
+                "shape": begun["shape"],
+                "stripe": 0,
+                "index": 0,
+                "crc": 0,
+            }
             with pytest.raises(CallFailed, match="overtaken"):
                 await peers.at(begun["at"][0]).call("put", [b"x" * 250], **stale)
             peers.close()
@@ -229,7 +240,10 @@ def test_a_lost_proxy_is_replaced_with_all_it_knew():
                 await cache.put(f"k{i}", data(10_000, i))
             await cache.delete("k4")
             await pool.lose(pool.nodes[0])
-            assert [await cache.get(f"k{i}") for i in range(5)] == [*(data(10_000, i) for i in range(4)), None]
+            assert [await cache.get(f"k{i}") for i in range(5)] == [
+                *(data(10_000, i) for i in range(4)),
+                None,
+            ]
             await cache.put("k0", data(5000))
             assert await cache.get("k0") == data(5000)
             await whole(cache, 7)
@@ -247,7 +261,9 @@ def test_leavers_hand_over_and_newcomers_are_filled():
                 await pool.leave(node)
                 pool.join()
                 await whole(cache, 8)
-            assert [await cache.get(f"k{i}") for i in range(10)] == [data(MIB, i) for i in range(10)]
+            assert [await cache.get(f"k{i}") for i in range(10)] == [
+                data(MIB, i) for i in range(10)
+            ]
             assert cache.counts["misses"] == 0
             moved = (await cache.summary())[0]["moved_bytes"]
             assert moved["drain"] > 0
@@ -269,21 +285,31 @@ def test_backups_save_what_lost_too_many_nodes():
             await cache.delete("k5")
 
             def copied():
-                return {c for n in pool.nodes for c in n.backups.store.chunks()} == {c for n in pool.nodes for c in n.store.chunks()}
+                return {c for n in pool.nodes for c in n.backups.store.chunks()} == {
+                    c for n in pool.nodes for c in n.store.chunks()
+                }
 
             async def known():
                 peers = pool.nodes[0].proxy._backup_of
                 return copied() and all(n.address in peers for n in pool.nodes)
 
-            await until(known, "every chunk has a copy, deleted ones have none, and the proxy knows where")
+            await until(
+                known, "every chunk has a copy, deleted ones have none, and the proxy knows where"
+            )
             ordered = list(pool.nodes)
-            for node in (ordered[2], ordered[4], ordered[6]):  # not neighbours, and more than p at once
+            for node in (
+                ordered[2],
+                ordered[4],
+                ordered[6],
+            ):  # not neighbours, and more than p at once
                 pool.nodes.remove(node)
                 await node.close()
             pool.announce()
 
             async def all_back():
-                return [await cache.get(f"k{i}") for i in range(5)] == [data(50_000, i) for i in range(5)]
+                return [await cache.get(f"k{i}") for i in range(5)] == [
+                    data(50_000, i) for i in range(5)
+                ]
 
             await until(all_back, "restored from the copies")
             await whole(cache, 6)
@@ -317,7 +343,9 @@ STEPS = st.one_of(
     st.tuples(st.just("put"), st.integers(0, 3), st.integers(0, 40_000)),
     st.tuples(st.just("get"), st.integers(0, 3), st.just(0)),
     st.tuples(st.just("delete"), st.integers(0, 3), st.just(0)),
-    st.tuples(st.sampled_from(["lose", "lose unseen", "leave", "join"]), st.integers(0, 99), st.just(0)),
+    st.tuples(
+        st.sampled_from(["lose", "lose unseen", "leave", "join"]), st.integers(0, 99), st.just(0)
+    ),
 )
 
 
@@ -325,7 +353,9 @@ STEPS = st.one_of(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEPS, min_size=4, max_size=16), st.randoms(use_true_random=False))
 def test_a_get_returns_the_right_bytes_or_a_miss(steps, rng):
-    """Never wrong bytes, whatever happens; and no miss while no more than p nodes were lost between repairs."""
+    """Never wrong bytes, whatever happens; and no miss while no more than p nodes were lost between
+    repairs.
+    """
 
     async def work(make):
         pool = make(6)

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infinicache import isal
-from infinicache.codec import BY_SIZE, LARGE, Code, chunk_bytes, code_for, encode, fit, rebuild, stripes
+from infinicache.codec import (
+    BY_SIZE,
+    LARGE,
+    Code,
+    chunk_bytes,
+    code_for,
+    encode,
+    fit,
+    rebuild,
+    stripes,
+)
 
 
 @st.composite
@@ -33,7 +43,9 @@ def test_fewer_chunks_are_refused():
 
 
 def test_the_checksum_is_the_published_one():
-    assert isal.crc64(b"123456789") == 0x995DC9BBDF1939FA  # CRC-64/XZ, reveng.sourceforge.io/crc-catalogue
+    assert (
+        isal.crc64(b"123456789") == 0x995DC9BBDF1939FA
+    )  # CRC-64/XZ, reveng.sourceforge.io/crc-catalogue
     assert isal.crc64(bytearray(b"123456789")) == isal.crc64(memoryview(b"0123456789")[1:])
     assert zlib.crc32(b"a") != isal.crc64(b"a")
 

@@ -18,7 +18,9 @@ def table(nodes=6, capacity=1000):
 
 
 def put(t, key, size=400, code=(4, 2), version=None, evicted=None):
-    entry = t.begin(key, size, Code(*code), 1 << 20, version or t.newest + 1, [] if evicted is None else evicted)
+    entry = t.begin(
+        key, size, Code(*code), 1 << 20, version or t.newest + 1, [] if evicted is None else evicted
+    )
     entry.committed = True
     return entry
 
@@ -133,13 +135,21 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
         held = [Held("a", 5, shape, [index], 0.0)] if i < 3 else [Held("a", 1, shape, [index], 0.0)]
         stale += again.restore(node, held, settled=False)
     half = again.settle()
-    assert [e.version for e in half] == [5], "three chunks of the new version are too few, and the old one is not looked at"
+    assert [e.version for e in half] == [5], (
+        "three chunks of the new version are too few, and the old one is not looked at"
+    )
     assert {(k, v) for _, k, v in stale} == {("a", 1)}
     assert again.newest == 5
-    assert again.restore("n0", [Held("gone", 3, shape, [0], 0.0)], settled=True) == [("n0", "gone", 3)]
+    assert again.restore("n0", [Held("gone", 3, shape, [0], 0.0)], settled=True) == [
+        ("n0", "gone", 3)
+    ]
 
 
-@given(st.lists(st.tuples(st.sampled_from("pprlafd"), st.integers(0, 9), st.integers(1, 3000)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("pprlafd"), st.integers(0, 9), st.integers(1, 3000)), max_size=60
+    )
+)
 def test_reservations_are_what_the_entries_say(steps):
     t = table(4, 2000)
     count = 4

@@ -1,4 +1,6 @@
-"""What the workers of these tests run, and small models and fields for them. Module-level, so that a fork can find it."""
+"""What the workers of these tests run, and small models and fields for them. Module-level, so that
+a fork can find it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def untrained(name: str) -> Method:
 
 
 def training(folder: str, method: str, options: dict[str, Any]) -> None:
-    train(Training(method, TINY, Path(folder), **options), small(), lambda text: print(text, flush=True))
+    train(
+        Training(method, TINY, Path(folder), **options),
+        small(),
+        lambda text: print(text, flush=True),
+    )
 
 
 STEPS = "steps"
@@ -64,5 +70,13 @@ class Noting(queue.Queue):
 def sampling(folder: str, options: dict[str, Any]) -> None:
     queue.Queue = Noting  # type: ignore[misc]
     method = untrained("srcnn")
-    work = queue.Sampling(Path(folder), Draw(), overlap=8, per_step=2, snapshot_every=0.0, **options)
-    queue.sample(work, queue.from_fine(small(), TINY.factor), method, "untrained", lambda text: print(text, flush=True))
+    work = queue.Sampling(
+        Path(folder), Draw(), overlap=8, per_step=2, snapshot_every=0.0, **options
+    )
+    queue.sample(
+        work,
+        queue.from_fine(small(), TINY.factor),
+        method,
+        "untrained",
+        lambda text: print(text, flush=True),
+    )

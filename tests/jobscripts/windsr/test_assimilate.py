@@ -7,10 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from windsr import WindsrError
-from windsr.assimilate import LARGEST, Observation, Thresholds, assimilate, composite, impact_radius, read_observations, soft_mask
+from windsr.assimilate import (
+    LARGEST,
+    Observation,
+    Thresholds,
+    assimilate,
+    composite,
+    impact_radius,
+    read_observations,
+    soft_mask,
+)
 
 FLAT = np.zeros((21, 21))
-observations = st.lists(st.builds(Observation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)), min_size=1, max_size=6)
+observations = st.lists(
+    st.builds(Observation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)),
+    min_size=1,
+    max_size=6,
+)
 radii = st.floats(0, 8)
 
 
@@ -42,7 +55,10 @@ def test_at_the_rim_of_the_field_only_what_is_inside_counts():
 @settings(max_examples=40, deadline=None)
 def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
     rng = np.random.default_rng(seed)
-    terrain, wind = 100 * rng.standard_normal((21, 21)).cumsum(axis=0), rng.standard_normal((21, 21)).cumsum(axis=1)
+    terrain, wind = (
+        100 * rng.standard_normal((21, 21)).cumsum(axis=0),
+        rng.standard_normal((21, 21)).cumsum(axis=1),
+    )
     low, high = sorted((one, other))
     small = impact_radius(terrain, wind, 10, 10, Thresholds(low, low / 50))
     large = impact_radius(terrain, wind, 10, 10, Thresholds(high, high / 50))
@@ -61,12 +77,16 @@ def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(found, rad
     assert (mask[nearest > radius] == 0).all()
     inside = (nearest <= radius) & (nearest > 0)
     if radius:
-        np.testing.assert_allclose(mask[inside], np.exp(-2 * (nearest[inside] / radius) ** 2), rtol=1e-5)
+        np.testing.assert_allclose(
+            mask[inside], np.exp(-2 * (nearest[inside] / radius) ** 2), rtol=1e-5
+        )
 
 
 @given(observations, radii, st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(found, radius, seed):
+def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(
+    found, radius, seed
+):
     model = np.random.default_rng(seed).uniform(0, 30, (2, 21, 21))
     made, mask, used = assimilate(model, FLAT, found, radius)
     low = np.minimum(model, min(o.value for o in found))
@@ -82,7 +102,9 @@ def test_each_station_keeps_its_own_value_beside_another():
     made, _, _ = assimilate(np.full((21, 21), 1.0), FLAT, two, 6)
     assert made[10, 10] == pytest.approx(4.0, abs=1e-4)
     assert made[10, 12] == pytest.approx(8.0, abs=1e-4)
-    assert made[10, 11] == pytest.approx(soft_mask((21, 21), two, [6, 6])[0][10, 11] * 6 + (1 - np.exp(-2 / 36)), abs=1e-4)
+    assert made[10, 11] == pytest.approx(
+        soft_mask((21, 21), two, [6, 6])[0][10, 11] * 6 + (1 - np.exp(-2 / 36)), abs=1e-4
+    )
 
 
 def test_no_observation_leaves_the_model():
@@ -93,7 +115,9 @@ def test_no_observation_leaves_the_model():
 
 
 def test_the_formula():
-    np.testing.assert_allclose(composite(np.array([[2.0]]), np.array([[0.25]]), np.array([[6.0]])), [[3.0]])
+    np.testing.assert_allclose(
+        composite(np.array([[2.0]]), np.array([[0.25]]), np.array([[6.0]])), [[3.0]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,8 +140,13 @@ AXIS = np.arange(4) * 2000.0
 
 def test_observations_are_read_by_time_and_place(tmp_path):
     table = tmp_path / "o.csv"
-    table.write_text("time,y,x,wind_speed\n2017-06-03T15:00:00,2100,5900,7.5\n2017-06-02T15:00,0,0,1\n")
-    assert read_observations(table, TIMES, AXIS, AXIS) == {1: [Observation(1, 3, 7.5)], 0: [Observation(0, 0, 1.0)]}
+    table.write_text(
+        "time,y,x,wind_speed\n2017-06-03T15:00:00,2100,5900,7.5\n2017-06-02T15:00,0,0,1\n"
+    )
+    assert read_observations(table, TIMES, AXIS, AXIS) == {
+        1: [Observation(1, 3, 7.5)],
+        0: [Observation(0, 0, 1.0)],
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The command line from training to pictures on the smallest preset, and its refusals in sentences."""
+"""The command line from training to pictures on the smallest preset, and its refusals in
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ def trained(tmp_path_factory):
     """A folder with a model of SRCNN, samples of the held-out day, and observations for them."""
     folder = tmp_path_factory.mktemp("cli")
     run("train", folder / "run", "--preset", "tiny", "--method", "srcnn", "--steps", 4, *SMALL)
-    run("sample", folder / "drawn", "--model", folder / "run" / "model.safetensors", "--members", 1, *SMALL)
+    run(
+        "sample",
+        folder / "drawn",
+        "--model",
+        folder / "run" / "model.safetensors",
+        "--members",
+        1,
+        *SMALL,
+    )
     drawn = output.read(folder / "drawn" / "samples.nc")
     lines = [f"{drawn.times[0]},{drawn.y[5]},{drawn.x[k]},{drawn.truth[0, 5, k]}" for k in (3, 20)]
     (folder / "stations.csv").write_text("\n".join(["time,y,x,wind_speed", *lines]) + "\n")
@@ -43,10 +53,19 @@ def test_sample_covers_the_held_out_day(trained):
 @pytest.mark.parametrize("radius", ["dynamic", "4"])
 def test_assimilate_draws_the_field_to_the_stations(trained, radius, capsys):
     result = trained / f"with-{radius}.nc"
-    run("assimilate", trained / "drawn" / "samples.nc", trained / "stations.csv", result, "--radius", radius)
+    run(
+        "assimilate",
+        trained / "drawn" / "samples.nc",
+        trained / "stations.csv",
+        result,
+        "--radius",
+        radius,
+    )
     assert "brought 2 observations into 8 fields" in capsys.readouterr().out
     before, after = output.read(trained / "drawn" / "samples.nc"), output.read(result)
-    np.testing.assert_allclose(after.members[0, 0, 5, [3, 20]], before.truth[0, 5, [3, 20]], atol=1e-4)
+    np.testing.assert_allclose(
+        after.members[0, 0, 5, [3, 20]], before.truth[0, 5, [3, 20]], atol=1e-4
+    )
     np.testing.assert_array_equal(after.members[1:], before.members[1:])
     assert after.mask.max() == 1
 
@@ -59,7 +78,9 @@ def test_evaluate_prints_and_writes_all_scores(trained, capsys):
     kept = json.loads((trained / "scores.json").read_text())
     assert set(kept["scores"]) == {"bicubic", "drawn"}
     drawn = output.read(trained / "drawn" / "samples.nc")
-    assert kept["scores"]["drawn"]["mae"] == pytest.approx(float(np.abs(drawn.mean - drawn.truth).mean()), rel=1e-4)
+    assert kept["scores"]["drawn"]["mae"] == pytest.approx(
+        float(np.abs(drawn.mean - drawn.truth).mean()), rel=1e-4
+    )
     assert kept["cdfs"]
 
 
@@ -72,7 +93,18 @@ def test_plot_draws_what_can_be_drawn(trained, capsys):
 
 def test_synthetic_fields_can_be_written_and_trained_on(tmp_path, capsys):
     run("synthetic", tmp_path / "fields.nc", "--size", 32, "--days", 2, "--hours", 1)
-    run("train", tmp_path / "run", "--preset", "tiny", "--method", "srcnn", "--steps", 1, "--data", tmp_path / "fields.nc")
+    run(
+        "train",
+        tmp_path / "run",
+        "--preset",
+        "tiny",
+        "--method",
+        "srcnn",
+        "--steps",
+        1,
+        "--data",
+        tmp_path / "fields.nc",
+    )
     assert "wrote" in capsys.readouterr().out
 
 
@@ -80,18 +112,56 @@ def test_synthetic_fields_can_be_written_and_trained_on(tmp_path, capsys):
     ("words", "sentence"),
     [
         (("train", "{t}/x", "--preset", "tiny", "--data", "{t}/none.nc"), "There is no file"),
-        (("train", "{t}/x", "--preset", "tiny", "--test-day", "1999-01-01", *SMALL), "no field of 1999-01-01"),
-        (("train", "{t}/x", "--preset", "tiny", "--test-day", "monday", *SMALL), "dates like 2017-06-05"),
+        (
+            ("train", "{t}/x", "--preset", "tiny", "--test-day", "1999-01-01", *SMALL),
+            "no field of 1999-01-01",
+        ),
+        (
+            ("train", "{t}/x", "--preset", "tiny", "--test-day", "monday", *SMALL),
+            "dates like 2017-06-05",
+        ),
         (("train", "{t}/x", "--preset", "cpu", *SMALL), "patches of 64 × 64"),
-        (("train", "{t}/scores.json/x", "--preset", "tiny", "--method", "srcnn", *SMALL), "Not a directory"),
+        (
+            ("train", "{t}/scores.json/x", "--preset", "tiny", "--method", "srcnn", *SMALL),
+            "Not a directory",
+        ),
         (("sample", "{t}/y", "--model", "{t}/none", *SMALL), "There is no model"),
-        (("sample", "{t}/drawn", "--model", "{t}/run/model.safetensors", "--seed", "9", *SMALL), "another sampling"),
-        (("sample", "{t}/z", "--model", "{t}/run/model.safetensors", "--overlap", "5", *SMALL), "multiple of 4"),
+        (
+            ("sample", "{t}/drawn", "--model", "{t}/run/model.safetensors", "--seed", "9", *SMALL),
+            "another sampling",
+        ),
+        (
+            ("sample", "{t}/z", "--model", "{t}/run/model.safetensors", "--overlap", "5", *SMALL),
+            "multiple of 4",
+        ),
         (("assimilate", "{t}/drawn/samples.nc", "{t}/none.csv", "{t}/o.nc"), "cannot be read"),
-        (("assimilate", "{t}/drawn/samples.nc", "{t}/stations.csv", "{t}/o.nc", "--radius", "far"), "takes 'dynamic' or a number"),
-        (("assimilate", "{t}/drawn/samples.nc", "{t}/stations.csv", "{t}/o.nc", "--radius", "-1"), "from 0 to 1000"),
+        (
+            (
+                "assimilate",
+                "{t}/drawn/samples.nc",
+                "{t}/stations.csv",
+                "{t}/o.nc",
+                "--radius",
+                "far",
+            ),
+            "takes 'dynamic' or a number",
+        ),
+        (
+            (
+                "assimilate",
+                "{t}/drawn/samples.nc",
+                "{t}/stations.csv",
+                "{t}/o.nc",
+                "--radius",
+                "-1",
+            ),
+            "from 0 to 1000",
+        ),
         (("evaluate", "{t}/stations.csv"), "not a file that 'windsr sample' wrote"),
-        (("plot", "{t}/drawn/samples.nc", "--out", "{t}/p", "--field", "99"), "--field 99 is none of them"),
+        (
+            ("plot", "{t}/drawn/samples.nc", "--out", "{t}/p", "--field", "99"),
+            "--field 99 is none of them",
+        ),
         (("synthetic", "{t}/none/fields.nc"), "cannot be written"),
     ],
 )

@@ -22,7 +22,9 @@ def test_crps_is_the_energy_form_and_fair():
     rng = np.random.default_rng(1)
     truth, members = rng.normal(size=(2, 3, 3)), rng.normal(size=(2, 5, 3, 3))
     pairs = np.abs(members[:, :, None] - members[:, None]).sum(axis=(1, 2)).mean() / (5 * 4)
-    assert crps(truth, members) == pytest.approx(np.abs(members - truth[:, None]).mean() - pairs / 2)
+    assert crps(truth, members) == pytest.approx(
+        np.abs(members - truth[:, None]).mean() - pairs / 2
+    )
     assert crps(truth, members[:, :1]) == pytest.approx(np.abs(members[:, 0] - truth).mean())
 
 

@@ -16,7 +16,9 @@ def test_block_means_and_back_keep_a_slope():
     low = block_mean(slope, 4)
     assert low[0, 0, 0].tolist() == [1.5 + 4 * k for k in range(8)]
     back = bicubic(low, 4)[..., 8:24]
-    torch.testing.assert_close(back, slope[..., 8:24], atol=0.2, rtol=0)  # Keys' kernel with a = -0.75 is not exact for slopes
+    torch.testing.assert_close(
+        back, slope[..., 8:24], atol=0.2, rtol=0
+    )  # Keys' kernel with a = -0.75 is not exact for slopes
     torch.testing.assert_close(back.mean(), slope[..., 8:24].mean())
 
 
@@ -32,7 +34,8 @@ def test_tiles_cover_whole_coarse_cells_and_stay_inside(rows, columns, overlap):
 
 
 @pytest.mark.parametrize(
-    ("shape", "overlap", "words"), [((15, 40), 0, "16 × 16 at least"), ((40, 40), 16, "overlap"), ((40, 40), 3, "multiple of 4")]
+    ("shape", "overlap", "words"),
+    [((15, 40), 0, "16 × 16 at least"), ((40, 40), 16, "overlap"), ((40, 40), 3, "multiple of 4")],
 )
 def test_tiles_that_do_not_fit_are_refused(shape, overlap, words):
     with pytest.raises(WindsrError, match=words):
@@ -49,7 +52,10 @@ def test_regridding_is_exact_for_a_plane_and_cuts_the_rim():
     rng = np.random.default_rng(0)
     angle = 0.2
     grid = np.stack(np.meshgrid(np.arange(20.0), np.arange(20.0), indexing="ij")).reshape(2, -1)
-    y, x = np.cos(angle) * grid[0] - np.sin(angle) * grid[1], np.sin(angle) * grid[0] + np.cos(angle) * grid[1]
+    y, x = (
+        np.cos(angle) * grid[0] - np.sin(angle) * grid[1],
+        np.sin(angle) * grid[0] + np.cos(angle) * grid[1],
+    )
     planes = np.stack([2 * y + 3 * x, np.ones_like(y), rng.standard_normal(y.shape)])
     rows, columns, found = regrid(y, x, planes, 0.8)
     assert np.isfinite(found).all()

@@ -15,7 +15,9 @@ SCALES = Scales(6.0, 2.0, 0.5, 200.0, 20.0)
 
 def inputs(count: int):
     generator = torch.Generator().manual_seed(5)
-    return 6 + torch.rand((count, 1, 4, 4), generator=generator), 300 * torch.rand((count, 1, 16, 16), generator=generator)
+    return 6 + torch.rand((count, 1, 4, 4), generator=generator), 300 * torch.rand(
+        (count, 1, 16, 16), generator=generator
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +45,19 @@ def test_members_follow_from_their_seeds_alone(windsr, scheduler):
     draw = Draw(members=2, steps=3, scheduler=scheduler)
     together = windsr.predict(low, height, [7, 8, 9], draw)
     assert together.shape == (3, 2, 16, 16)
-    torch.testing.assert_close(windsr.predict(low[1:2], height[1:2], [8], draw), together[1:2], atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        windsr.predict(low[1:2], height[1:2], [8], draw), together[1:2], atol=1e-3, rtol=0
+    )
     assert not torch.allclose(together[:, 0], together[:, 1], atol=1e-2)
 
 
 def test_the_noise_to_begin_with_can_be_given(windsr):
     low, height = inputs(2)
     noise = torch.randn((2, 2, 16, 16), generator=torch.Generator().manual_seed(1))
-    one, other = (windsr.predict(low, height, seeds, Draw(members=2, steps=2), noise=noise) for seeds in ([1, 2], [3, 4]))
+    one, other = (
+        windsr.predict(low, height, seeds, Draw(members=2, steps=2), noise=noise)
+        for seeds in ([1, 2], [3, 4])
+    )
     torch.testing.assert_close(one, other)
     assert not torch.allclose(one[:, 0], one[:, 1], atol=1e-2)
 
@@ -61,7 +68,9 @@ def test_what_is_held_fast_comes_out_as_it_is(windsr):
     mask[..., 4:8, 4:8] = 1
     draw = Draw(members=2, steps=3)
     made = windsr.predict(low, height, [1], draw, held=Held(mask, values))
-    torch.testing.assert_close(made[..., 4:8, 4:8], torch.full((1, 2, 4, 4), 9.0), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        made[..., 4:8, 4:8], torch.full((1, 2, 4, 4), 9.0), atol=1e-4, rtol=0
+    )
     free = windsr.predict(low, height, [1], draw, held=Held(torch.zeros_like(mask), values))
     torch.testing.assert_close(free, windsr.predict(low, height, [1], draw))
 
@@ -71,7 +80,9 @@ def test_a_network_that_says_nothing_leaves_the_interpolation():
     for parameter in method.nets["net"].parameters():
         torch.nn.init.zeros_(parameter)
     low, height = inputs(2)
-    torch.testing.assert_close(method.predict(low, height, [1, 2], Draw())[:, 0:1], bicubic(low, 4).clamp_min(0))
+    torch.testing.assert_close(
+        method.predict(low, height, [1, 2], Draw())[:, 0:1], bicubic(low, 4).clamp_min(0)
+    )
 
 
 def test_the_published_sizes():

@@ -1,4 +1,6 @@
-"""The sampling queue: each patch has one result, whoever is killed, and the whole is what one undisturbed worker makes."""
+"""The sampling queue: each patch has one result, whoever is killed, and the whole is what one
+undisturbed worker makes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ def stored(folder: Path) -> Counter:
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     inputs = queue.from_fine(scripts.small(), 4)
-    queue.sample(queue.Sampling(folder, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "untrained", lambda text: None)
+    queue.sample(
+        queue.Sampling(folder, Draw(), overlap=8),
+        inputs,
+        scripts.untrained("srcnn"),
+        "untrained",
+        lambda text: None,
+    )
     return folder
 
 
@@ -52,7 +60,8 @@ def test_nodes_join_and_are_killed_and_every_patch_is_made_once(tmp_path, undist
     assert results(tmp_path) == results(undisturbed)
     once = stored(tmp_path)
     assert set(once.values()) == {1}, "no result was made twice"
-    # A process killed between its result and its note of it may have left up to its share of one step unnoted.
+    # A process killed between its result and its note of it may have left up to its share of one
+    # step unnoted.
     assert total - 2 * 2 * 2 <= len(once) <= total
     mine, theirs = (output.read(folder / queue.RESULT) for folder in (tmp_path, undisturbed))
     np.testing.assert_allclose(mine.members, theirs.members, atol=1e-4)
@@ -67,14 +76,27 @@ def test_results_that_were_lost_are_made_again(tmp_path, undisturbed):
     (folder / queue.RESULT).unlink()
     said: list[str] = []
     inputs = queue.from_fine(scripts.small(), 4)
-    queue.sample(queue.Sampling(folder, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "untrained", said.append)
+    queue.sample(
+        queue.Sampling(folder, Draw(), overlap=8),
+        inputs,
+        scripts.untrained("srcnn"),
+        "untrained",
+        said.append,
+    )
     assert any("1 patches were lost" in text for text in said)
-    np.testing.assert_allclose(output.read(folder / queue.RESULT).members, before.members, atol=1e-5)
+    np.testing.assert_allclose(
+        output.read(folder / queue.RESULT).members, before.members, atol=1e-5
+    )
 
 
 def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    both = [queue.Queue(queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m") for _ in range(2)]
+    both = [
+        queue.Queue(
+            queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
+        )
+        for _ in range(2)
+    ]
     assert both[0]._store(0, np.zeros((1, 16, 16), np.float32))
     assert not both[1]._store(0, np.ones((1, 16, 16), np.float32))
     assert np.load(both[0].file(0)).max() == 0
@@ -83,10 +105,20 @@ def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
 
 def test_patches_of_a_member_begin_with_one_noise(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    work = queue.Queue(queue.Sampling(tmp_path, Draw(members=2), overlap=8), inputs, scripts.untrained("srcnn"), "m")
+    work = queue.Queue(
+        queue.Sampling(tmp_path, Draw(members=2), overlap=8),
+        inputs,
+        scripts.untrained("srcnn"),
+        "m",
+    )
     noise = work._noise(0)
     assert noise.shape == (2, 40, 40)
-    again = queue.Queue(queue.Sampling(tmp_path, Draw(members=2), overlap=8), inputs, scripts.untrained("srcnn"), "m")._noise(0)
+    again = queue.Queue(
+        queue.Sampling(tmp_path, Draw(members=2), overlap=8),
+        inputs,
+        scripts.untrained("srcnn"),
+        "m",
+    )._noise(0)
     np.testing.assert_array_equal(noise, again)
     assert abs(float(np.corrcoef(noise[0].ravel(), work._noise(1)[0].ravel())[0, 1])) < 0.1
     assert abs(float(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1])) < 0.1
@@ -96,7 +128,9 @@ def test_a_folder_of_another_sampling_is_refused(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     queue.Queue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
     with pytest.raises(WindsrError, match=r"another sampling \(other draw"):
-        queue.Queue(queue.Sampling(tmp_path, Draw(members=2)), inputs, scripts.untrained("srcnn"), "m")
+        queue.Queue(
+            queue.Sampling(tmp_path, Draw(members=2)), inputs, scripts.untrained("srcnn"), "m"
+        )
 
 
 def test_the_result_is_cf_and_comes_back(undisturbed):
@@ -108,11 +142,17 @@ def test_the_result_is_cf_and_comes_back(undisturbed):
         assert float(dataset["height"]) == 10
         assert dataset["terrain"].attrs["standard_name"] == "surface_altitude"
         assert str(dataset["time"].to_numpy()[0])[:10] == "2017-06-01"
-        low, x_low, x = dataset["wind_speed_low"], dataset["x_low"].to_numpy(), dataset["x"].to_numpy()
+        low, x_low, x = (
+            dataset["wind_speed_low"],
+            dataset["x_low"].to_numpy(),
+            dataset["x"].to_numpy(),
+        )
         assert low.shape[1:] == (10, 10)
         assert x_low[0] == x[:4].mean()
     found = output.read(undisturbed / queue.RESULT)
-    np.testing.assert_allclose(found.low, found.truth.reshape(len(found.times), 10, 4, 10, 4).mean(axis=(2, 4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.low, found.truth.reshape(len(found.times), 10, 4, 10, 4).mean(axis=(2, 4)), rtol=1e-5
+    )
 
 
 def test_coarse_fields_must_fit_the_fine_terrain():
@@ -121,7 +161,9 @@ def test_coarse_fields_must_fit_the_fine_terrain():
     fine = scripts.small()
     inputs = queue.from_fine(fine, 4)
     axis = np.arange(10) * 4 * fine.spacing
-    coarse = dataclasses.replace(fine, wind=inputs.low, terrain=np.zeros((10, 10), np.float32), y=axis, x=axis)
+    coarse = dataclasses.replace(
+        fine, wind=inputs.low, terrain=np.zeros((10, 10), np.float32), y=axis, x=axis
+    )
     assert queue.from_coarse(coarse, fine, 4).truth is None
     with pytest.raises(WindsrError, match="8 times fewer and wider"):
         queue.from_coarse(coarse, fine, 8)
@@ -132,7 +174,9 @@ def test_a_killed_writer_leaves_no_half_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     pid = os.fork()
     if pid == 0:
-        work = queue.Queue(queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m")
+        work = queue.Queue(
+            queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
+        )
         for number in range(100_000):
             work.items = [work.items[0]] * (number + 1)
             work._store(number, np.full((1, 16, 16), number, np.float32))

@@ -14,7 +14,13 @@ from windsr.fields import SPEED_UNITS, Fields, split_by_day, to_si
 from windsr.readers import Options, from_dataset, read
 
 TIMES = np.array(["2017-06-02T15", "2017-06-03T03", "2017-06-03T15"], dtype="datetime64[ns]")
-REAL = Path(__file__).parents[4] / "shared" / "data" / "wind_mogreps_uk" / "mogreps_uk_wind10m_2km_200x200.nc"
+REAL = (
+    Path(__file__).parents[4]
+    / "shared"
+    / "data"
+    / "wind_mogreps_uk"
+    / "mogreps_uk_wind10m_2km_200x200.nc"
+)
 
 
 def dataset(units="m s-1", y=None, **variables):
@@ -58,7 +64,9 @@ def test_components_and_kilometres(tmp_path):
         u10=(("time", "y", "x"), np.full((3, 4, 5), 3.0), {"units": "m/s"}),
         v10=(("time", "y", "x"), np.full((3, 4, 5), -4.0), {"units": "m/s"}),
     )
-    made = made.assign_coords(y=("y", np.arange(4) * 2.0, {"units": "km"}), x=("x", np.arange(5) * 2.0, {"units": "km"}))
+    made = made.assign_coords(
+        y=("y", np.arange(4) * 2.0, {"units": "km"}), x=("x", np.arange(5) * 2.0, {"units": "km"})
+    )
     found = read(written(tmp_path, made))
     assert (found.wind == 5.0).all()
     assert found.spacing == 2000.0
@@ -66,7 +74,9 @@ def test_components_and_kilometres(tmp_path):
 
 def test_members_and_times_become_fields(tmp_path):
     made = dataset().expand_dims(member=2).transpose("time", "member", "y", "x")
-    found = from_dataset(made.assign(terrain=made.terrain.isel(member=0, drop=True)), "it", Options())
+    found = from_dataset(
+        made.assign(terrain=made.terrain.isel(member=0, drop=True)), "it", Options()
+    )
     assert found.wind.shape == (6, 4, 5)
     assert [str(d)[-2:] for d in found.days] == ["02", "02", "03", "03", "03", "03"]
 
@@ -79,7 +89,11 @@ def test_a_curved_grid_as_hrrr_has_it_needs_a_spacing():
             "v10": (("y", "x"), np.full((12, 12), 8.0), {"units": "m s**-1"}),
             "orog": (("y", "x"), 1000 + 10 * np.arange(144.0).reshape(12, 12), {"units": "gpm"}),
         },
-        coords={"latitude": (("y", "x"), lat), "longitude": (("y", "x"), lon), "valid_time": TIMES[0]},
+        coords={
+            "latitude": (("y", "x"), lat),
+            "longitude": (("y", "x"), lon),
+            "valid_time": TIMES[0],
+        },
     )
     with pytest.raises(WindsrError, match="--spacing"):
         from_dataset(made, "it", Options())
@@ -99,7 +113,9 @@ def test_wrf_output(tmp_path):
             file[name].attrs["units"] = b"m s-1"
         file["HGT"] = np.full((2, 4, 4), 120.0, np.float32)
         file["HGT"].attrs["units"] = b"m"
-        file["Times"] = np.array([list("2017-06-02_00:00:00"), list("2017-06-03_00:00:00")], dtype="S1")
+        file["Times"] = np.array(
+            [list("2017-06-02_00:00:00"), list("2017-06-03_00:00:00")], dtype="S1"
+        )
     found = read(path)
     assert (found.wind == 5.0).all()
     assert found.spacing == 1000.0
@@ -141,7 +157,10 @@ def test_grib_without_its_library_says_what_to_install(tmp_path):
         (dataset().drop_vars("time"), "no time"),
         (dataset(y=np.array([0, 2000.0, 4000, 9000])), "equal steps"),
         (dataset(terrain=(("y", "x"), np.full((4, 5), 1e6), {"units": "m"})), "cannot be right"),
-        (dataset(wind_speed=(("time", "y", "x"), np.full((3, 4, 5), np.nan), {"units": "m/s"})), "60 missing values"),
+        (
+            dataset(wind_speed=(("time", "y", "x"), np.full((3, 4, 5), np.nan), {"units": "m/s"})),
+            "60 missing values",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path, made, words):
@@ -152,14 +171,22 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path, made, words):
 def test_a_file_that_is_none_is_named(tmp_path):
     (tmp_path / "a.nc").write_bytes(b"nothing")
     (tmp_path / "a.txt").write_bytes(b"nothing")
-    for name, words in (("a.nc", "cannot be read|did not recognize"), ("a.txt", "no known kind"), ("b.nc", "There is no file")):
+    for name, words in (
+        ("a.nc", "cannot be read|did not recognize"),
+        ("a.txt", "no known kind"),
+        ("b.nc", "There is no file"),
+    ):
         with pytest.raises(WindsrError, match=words):
             read(tmp_path / name)
 
 
-@pytest.mark.parametrize(("units", "factor"), [("m s-1", 1), ("Knots", 0.514444), ("km/h", 1 / 3.6), ("mph", 0.44704)])
+@pytest.mark.parametrize(
+    ("units", "factor"), [("m s-1", 1), ("Knots", 0.514444), ("km/h", 1 / 3.6), ("mph", 0.44704)]
+)
 def test_units(units, factor):
-    np.testing.assert_allclose(to_si(np.array([10.0]), units, SPEED_UNITS, "it"), [10 * factor], rtol=1e-5)
+    np.testing.assert_allclose(
+        to_si(np.array([10.0]), units, SPEED_UNITS, "it"), [10 * factor], rtol=1e-5
+    )
 
 
 def field(times):
@@ -174,7 +201,9 @@ def field(times):
 
 
 def test_days_are_never_split():
-    train, test = split_by_day(field([f"2020-01-{d:02d}T{h:02d}" for d in range(1, 9) for h in (0, 12)]))
+    train, test = split_by_day(
+        field([f"2020-01-{d:02d}T{h:02d}" for d in range(1, 9) for h in (0, 12)])
+    )
     assert (len(train.times), len(test.times)) == (12, 4)
     assert not set(train.days) & set(test.days)
     train, test = split_by_day(train, ["2020-01-02"])

@@ -1,4 +1,6 @@
-"""The generator: flow without divergence, terrain of the asked relief, the same from the same seed."""
+"""The generator: flow without divergence, terrain of the asked relief, the same from the same
+seed.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ def test_the_flux_has_no_divergence(size):
     qy, qx = synthetic.flow(rng, height, 2000.0, 8.0, 0.7, 1.0)
     scale = np.hypot(qy, qx).mean() / 2000.0
     assert np.abs(synthetic.divergence(qy, qx, 2000.0)).max() < 1e-10 * scale
-    # And seen by an independent rule: through the sides of large boxes as much flows in as out, but for what the rule itself misses.
-    centred = (np.roll(qy, -1, 0) - np.roll(qy, 1, 0) + np.roll(qx, -1, 1) - np.roll(qx, 1, 1)) / 4000.0
+    # And seen by an independent rule: through the sides of large boxes as much flows in as out, but
+    # for what the rule itself misses.
+    centred = (
+        np.roll(qy, -1, 0) - np.roll(qy, 1, 0) + np.roll(qx, -1, 1) - np.roll(qx, 1, 1)
+    ) / 4000.0
     before = synthetic.depth(height) * 8.0
     assert abs(centred.mean()) < 1e-10 * scale
     assert np.hypot(qy, qx).mean() == pytest.approx(before.mean(), rel=0.4)
@@ -27,7 +32,8 @@ def test_the_correction_is_the_least_and_leaves_what_is_free_of_divergence():
     my, mx = synthetic.mass_consistent(qy, qx, 1.0)
     again = synthetic.mass_consistent(my, mx, 1.0)
     np.testing.assert_allclose(again, (my, mx), atol=1e-12)
-    # The change is a gradient, and a gradient is at right angles to every flow without divergence: that makes it the least.
+    # The change is a gradient, and a gradient is at right angles to every flow without divergence:
+    # that makes it the least.
     other = synthetic.mass_consistent(*rng.standard_normal((2, 24, 24)), 1.0)
     assert abs(((qy - my) * other[0] + (qx - mx) * other[1]).sum()) < 1e-9
 

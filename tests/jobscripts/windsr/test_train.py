@@ -1,4 +1,6 @@
-"""Training: killed and started again it ends bit by bit as if undisturbed; on changing numbers of nodes, the same but for rounding."""
+"""Training: killed and started again it ends bit by bit as if undisturbed; on changing numbers of
+nodes, the same but for rounding.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def threads():
 
 def steps_logged(folder: Path) -> list[int]:
     path = folder / LOG
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_path):
@@ -50,13 +56,21 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
         "0",
     )
     with started(*command, "--step-delay", "0.02", log=log) as run:
-        train(Training("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100), train_days(), lambda text: None)
+        train(
+            Training("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100),
+            train_days(),
+            lambda text: None,
+        )
         wait_for(lambda: steps_logged(tmp_path / "killed"), log, 90)
         run.send_signal(signal.SIGKILL)
         run.wait(30)
     assert not (tmp_path / "killed" / MODEL).exists(), "it was to be killed before its end"
     said: list[str] = []
-    train(Training("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100), train_days(), said.append)
+    train(
+        Training("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100),
+        train_days(),
+        said.append,
+    )
     assert "from step 0 " not in said[0]
     one, other = (load_file(tmp_path / name / MODEL) for name in ("killed", "undisturbed"))
     assert all(torch.equal(one[name], other[name]) for name in other)
@@ -80,7 +94,9 @@ def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_
         lines = path.read_text().splitlines() if path.exists() else []
         return [int(step) for step, size in map(str.split, lines) if int(size) == nodes]
 
-    with conducted(many, scripts.training_noted, str(many), "esrgan", {"steps": 20, "step_delay": 0.1}) as c:
+    with conducted(
+        many, scripts.training_noted, str(many), "esrgan", {"steps": 20, "step_delay": 0.1}
+    ) as c:
         members = c.start(2)
         c.until(lambda: all(worker.heard("ready") for worker in members), "both could train")
         c.round(members[:1])
@@ -95,16 +111,19 @@ def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_
     assert any(step > last for step in done_on(1)), "it was to go on alone"
     one, other = load_file(alone / MODEL), load_file(many / MODEL)
     before, after = (torch.cat([net[name].flatten() for name in one]) for net in (one, other))
-    # Measured: 7e-8 at most, whenever the numbers change (rounding). With a batch that lacks half its samples, or has one twice, three
-    # steps before the end: 9e-4 and 5e-4; half the steps 0.1, another seed 1.4. In longer trainings rounding turns, rarely, a sign in the
-    # L1 loss (3e-6 at once), which grows to 7e-3 within 70 steps: a GAN.
+    # Measured: 7e-8 at most, whenever the numbers change (rounding). With a batch that lacks half
+    # its samples, or has one twice, three steps before the end: 9e-4 and 5e-4; half the steps 0.1,
+    # another seed 1.4. In longer trainings rounding turns, rarely, a sign in the L1 loss (3e-6 at
+    # once), which grows to 7e-3 within 70 steps: a GAN.
     assert (before - after).norm() < 5e-5 * before.norm()
 
 
 def test_a_sample_follows_from_its_number_and_the_epoch():
     data = TrainingPatches(scripts.small(), PRESETS["tiny"], 8, seed=3)
     first = data[5]
-    assert all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(data[5][key])) for key in first)
+    assert all(
+        torch.equal(torch.as_tensor(first[key]), torch.as_tensor(data[5][key])) for key in first
+    )
     assert not torch.equal(first["noise"], data[6]["noise"])
     data.epoch = 1
     assert not torch.equal(first["noise"], data[5]["noise"])
@@ -133,7 +152,10 @@ def test_mixed_precision_trains_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(lambda raw: raw[:50], "no safetensors file"), (lambda raw: raw.replace(b"windsr-1", b"windsr-9"), "no model of windsr")],
+    [
+        (lambda raw: raw[:50], "no safetensors file"),
+        (lambda raw: raw.replace(b"windsr-1", b"windsr-9"), "no model of windsr"),
+    ],
 )
 def test_a_damaged_or_foreign_model_is_refused(tmp_path, change, words):
     path = tmp_path / "m.safetensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.malletrain.node_side import AgentProcess, FakeDaemon, eventually, processes_with
+from tests.malletrain.agent.node_side import AgentProcess, FakeDaemon, eventually, processes_with
 
 
 @pytest.fixture
@@ -27,4 +27,7 @@ def start(daemon, tmp_path):
     yield start_agent
     for agent in agents:
         agent.kill()
-        eventually(lambda agent=agent: not processes_with(agent.mark), f"nothing of the agent on {agent.node} is left")
+        eventually(
+            lambda agent=agent: not processes_with(agent.mark),
+            f"nothing of the agent on {agent.node} is left",
+        )

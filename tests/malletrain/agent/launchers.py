@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from malletrain import wire
-from tests.malletrain.node_side import fake_python, spec
+from malletrain.protocol import messages
+from tests.malletrain.agent.node_side import fake_python, spec
 
-# A launcher whose workers are itself: joins rounds for ever, prints to the log of its rank and answers drains.
+# A launcher whose workers are itself: joins rounds for ever, prints to the log of its rank and
+# answers drains.
 OBEDIENT = """
-from malletrain import local_channel as local
+from malletrain.protocol import worker_channel as local
 out = local.Outbox(os.environ["MALLETRAIN_SOCKET"])
 flags = local.FlagsReader(os.environ["MALLETRAIN_FLAGS"])
 say("ready")
@@ -28,7 +29,7 @@ while True:
         if number and number != served:
             served = number
             out.send(local.encode(local.Drained(who(), number, True)))
-        newer = [m for m in end.receive(0.02) if isinstance(m, wire.Round)]
+        newer = [m for m in end.receive(0.02) if isinstance(m, messages.Round)]
         for name in ("succeed", "fail", "leave"):
             if os.path.exists(os.path.join(order.spec.workdir, name)):
                 os.unlink(os.path.join(order.spec.workdir, name))
@@ -37,14 +38,14 @@ while True:
                 if name == "succeed":
                     say("succeeded")
                 else:
-                    say("failed", wire.Failure(round_.group_rank, 1, time.time()))
-                newer = [next_message(wire.Round)]
+                    say("failed", messages.Failure(round_.group_rank, 1, time.time()))
+                newer = [next_message(messages.Round)]
         if newer:
             round_ = newer[-1]
             generation = round_.generation
             say("running")
             break
-"""
+"""  # noqa: E501
 
 # A launcher with a double-forked helper that is deaf to SIGTERM, as is the launcher itself.
 STUBBORN = """
@@ -63,16 +64,23 @@ while True:
 
 
 def assign(daemon, tmp_path, body, job="j1", node="n0", **fields):
-    settings = {name: fields.pop(name) for name in ("stop_grace_s", "join_timeout_s") if name in fields}
-    daemon.send(node, wire.Assign(job, spec(tmp_path, python=fake_python(tmp_path, body), **fields), **settings))
+    settings = {
+        name: fields.pop(name) for name in ("stop_grace_s", "join_timeout_s") if name in fields
+    }
+    daemon.send(
+        node,
+        messages.Assign(
+            job, spec(tmp_path, python=fake_python(tmp_path, body), **fields), **settings
+        ),
+    )
 
 
 def running(daemon, tmp_path, body=OBEDIENT, job="j1", generation=1, node="n0"):
     """Bring a job into its first round."""
     assign(daemon, tmp_path, body, job, node)
-    daemon.expect(node, wire.Phase, phase="ready", job=job)
-    daemon.send(node, wire.Round(job, generation, 0, 1))
-    daemon.expect(node, wire.Phase, phase="running", job=job, generation=generation)
+    daemon.expect(node, messages.Phase, phase="ready", job=job)
+    daemon.send(node, messages.Round(job, generation, 0, 1))
+    daemon.expect(node, messages.Phase, phase="running", job=job, generation=generation)
 
 
 def is_clean(agent):

@@ -7,7 +7,7 @@ import pytest
 
 from malletrain.agent.config import count_gpus, parse_config
 from malletrain.agent.session import private_directory
-from malletrain.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import LEASE_KEY, new_pair
 
 SERVER_KEY = "-" + "a" * 39  # a key may begin with a minus sign
 
@@ -25,14 +25,29 @@ def argv(options):
 
 
 def test_options(options):
-    config = parse_config(argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}), {LEASE_KEY: SECRET})
-    assert (config.endpoint, config.lease, config.node, config.server_key) == ("tcp://head:1", "l1", "n1", SERVER_KEY)
-    assert (config.grace_s, config.host, config.gpus, config.run_dir) == (120.0, "10.0.0.7", 2, Path("/scratch"))
+    config = parse_config(
+        argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}),
+        {LEASE_KEY: SECRET},
+    )
+    assert (config.endpoint, config.lease, config.node, config.server_key) == (
+        "tcp://head:1",
+        "l1",
+        "n1",
+        SERVER_KEY,
+    )
+    assert (config.grace_s, config.host, config.gpus, config.run_dir) == (
+        120.0,
+        "10.0.0.7",
+        2,
+        Path("/scratch"),
+    )
     assert config.secret_key not in repr(config)
 
 
 def test_environment_and_precedence(options):
-    environment = {f"MALLETRAIN_{name.upper().replace('-', '_')}": value for name, value in options.items()}
+    environment = {
+        f"MALLETRAIN_{name.upper().replace('-', '_')}": value for name, value in options.items()
+    }
     environment |= {"CUDA_VISIBLE_DEVICES": "0,1,2", LEASE_KEY: SECRET}
     config = parse_config(["--node", "other"], environment)
     assert (config.node, config.lease, config.grace_s, config.gpus) == ("other", "l1", 30.0, 3)
@@ -56,13 +71,18 @@ def test_what_is_wrong_is_said(options, name, value, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("environment", "words"), [({}, "is missing"), ({LEASE_KEY: "short"}, "is no CURVE key")])
+@pytest.mark.parametrize(
+    ("environment", "words"), [({}, "is missing"), ({LEASE_KEY: "short"}, "is no CURVE key")]
+)
 def test_the_key_of_the_lease_must_be_there(options, environment, words):
     with pytest.raises(ValueError, match=f"{LEASE_KEY} in the environment {words}"):
         parse_config(argv(options), environment)
 
 
-@pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8932f937-d72c", 1), ("NoDevFiles", 0)])
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8932f937-d72c", 1), ("NoDevFiles", 0)],
+)
 def test_gpus_that_may_be_used(visible, count):
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
 
@@ -75,7 +95,9 @@ def test_directories_of_dead_agents_are_removed_and_others_kept(tmp_path):
     for directory in (dead, other):
         directory.mkdir()
     again = private_directory(tmp_path / "run", "node 1")
-    assert sorted(d.name for d in (tmp_path / "run").iterdir()) == sorted([mine.name, again.name, other.name])
+    assert sorted(d.name for d in (tmp_path / "run").iterdir()) == sorted(
+        [mine.name, again.name, other.name]
+    )
 
 
 def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""The agent when the daemon comes and goes, what it says anew, and what it is: small, and clear about its options."""
+"""The agent when the daemon comes and goes, what it says anew, and what it is: small, and clear
+about its options.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from malletrain import wire
+from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import running
-from tests.malletrain.node_side import FakeDaemon, alive, eventually
+from tests.malletrain.agent.node_side import FakeDaemon, alive, eventually
 
 
-def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(daemon, start, tmp_path):
+def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
+    daemon, start, tmp_path
+):
     agent = start()
     running(daemon, tmp_path)
-    daemon.expect("n0", wire.Metric)
+    daemon.expect("n0", messages.Metric)
     before = agent.left()
     daemon.close()
     eventually(lambda: "is silent; training goes on" in agent.log.read_text(), "the agent notices")
@@ -25,20 +29,22 @@ def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
     eventually(lambda: not (tmp_path / "succeed").exists(), "the workers end meanwhile")
     second = FakeDaemon(daemon.port, "boot-2", (daemon.public, daemon.secret))
     try:
-        hello = second.expect("n0", wire.Hello)
-        assert hello.assignment == wire.Assignment("j1", "succeeded", 1)
-        second.expect("n0", wire.Metric, name="accuracy")
-        second.expect("n0", wire.Progress)
+        hello = second.expect("n0", messages.Hello)
+        assert hello.assignment == messages.Assignment("j1", "succeeded", 1)
+        second.expect("n0", messages.Metric, name="accuracy")
+        second.expect("n0", messages.Progress)
         second.until(lambda: second.nodes and not second.socket.poll(0), "settled")
-        second.send("n0", wire.Release("j1", 5.0))
-        second.expect("n0", wire.Released)
-        second.send("n0", wire.Goodbye())
+        second.send("n0", messages.Release("j1", 5.0))
+        second.expect("n0", messages.Released)
+        second.send("n0", messages.Goodbye())
         assert agent.process.wait(20) == 0
     finally:
         second.close()
 
 
-def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand(daemon, start, tmp_path):
+def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand(
+    daemon, start, tmp_path
+):
     start()
     running(daemon, tmp_path)
     daemon.close()
@@ -46,13 +52,18 @@ def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand
     same = FakeDaemon(daemon.port, daemon.boot, (daemon.public, daemon.secret), heartbeat_s=60.0)
     same.asks = False
     try:
-        same.until(lambda: [m for _, m in same.seen if assigned(m) == wire.Assignment("j1", "succeeded", 1)], "the news of the meantime")
+        same.until(
+            lambda: [
+                m for _, m in same.seen if assigned(m) == messages.Assignment("j1", "succeeded", 1)
+            ],
+            "the news of the meantime",
+        )
     finally:
         same.close()
 
 
 def assigned(message):
-    return message.assignment if isinstance(message, wire.Hello | wire.Phase) else None
+    return message.assignment if isinstance(message, messages.Hello | messages.Phase) else None
 
 
 def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
@@ -64,52 +75,76 @@ def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
     daemon.boot = "boot-2"
     since = len(daemon.seen)
     agent.signal(signal.SIGCONT)
-    hello = daemon.expect("n0", wire.Hello, since=since)
-    assert hello.assignment == wire.Assignment("j1", "running", 1)
+    hello = daemon.expect("n0", messages.Hello, since=since)
+    assert hello.assignment == messages.Assignment("j1", "running", 1)
 
 
-def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(daemon, start, tmp_path):
+def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(
+    daemon, start, tmp_path
+):
     agent = start()
     running(daemon, tmp_path)
     daemon.asks = False  # the agent must notice by itself
     since = len(daemon.seen)
-    agent.signal(signal.SIGSTOP)  # the main scheduler suspends the lease: only this process, which leads its session
+    agent.signal(
+        signal.SIGSTOP
+    )  # the main scheduler suspends the lease: only this process, which leads its session
     eventually(lambda: not agent.left(), "its job is gone while it stands still")
     agent.signal(signal.SIGCONT)
-    hello = daemon.expect("n0", wire.Hello, since=since)
+    hello = daemon.expect("n0", messages.Hello, since=since)
     assert hello.leaving_in_s is None
-    daemon.until(lambda: any(isinstance(m, wire.Hello | wire.Phase) and assigned(m) and assigned(m).phase == "exited"
-                             for _, m in daemon.seen[since:]), "the daemon hears that the job is not there any more")  # fmt: skip
-    daemon.send("n0", wire.Release("j1", 0.0))
-    daemon.expect("n0", wire.Released, job="j1")
+    daemon.until(
+        lambda: any(
+            isinstance(m, messages.Hello | messages.Phase)
+            and assigned(m)
+            and assigned(m).phase == "exited"
+            for _, m in daemon.seen[since:]
+        ),
+        "the daemon hears that the job is not there any more",
+    )
+    daemon.send("n0", messages.Release("j1", 0.0))
+    daemon.expect("n0", messages.Released, job="j1")
 
 
 def test_logs_are_sent_again_until_they_are_acknowledged(daemon, start, tmp_path):
     start()
     daemon.acknowledges = False
     running(daemon, tmp_path)
-    daemon.until(lambda: any(isinstance(m, wire.Progress) for _, m in daemon.seen), "the job runs")
+    daemon.until(
+        lambda: any(isinstance(m, messages.Progress) for _, m in daemon.seen), "the job runs"
+    )
     daemon.acknowledges = True
     daemon.names.clear()  # a connection that is new again
-    daemon.until(lambda: daemon.logs.get(("j1", 1, "rank0")) == b"line of round 1\n", "the log arrives after all")
+    daemon.until(
+        lambda: daemon.logs.get(("j1", 1, "rank0")) == b"line of round 1\n",
+        "the log arrives after all",
+    )
 
 
 def test_messages_that_do_not_fit_are_ignored(daemon, start):
     agent = start()
     identity = daemon.nodes["n0"]
-    for frames in ([b"junk"], [b"MT9", b"\x80"], [b"MT1", b"\xc1"], [b"MT1", b"\x81\xa4type\xa4nope"], []):
+    for frames in (
+        [b"junk"],
+        [b"MT9", b"\x80"],
+        [b"MT1", b"\xc1"],
+        [b"MT1", b"\x81\xa4type\xa4nope"],
+        [],
+    ):
         daemon.socket.send_multipart([identity, *frames])
-    daemon.send("n0", wire.Round("nobody", 1, 0, 1))
-    daemon.send("n0", wire.Request("1", "status"))
-    daemon.send("n0", wire.Release("j9", 1.0))
-    daemon.expect("n0", wire.Released, job="j9")
+    daemon.send("n0", messages.Round("nobody", 1, 0, 1))
+    daemon.send("n0", messages.Request("1", "status"))
+    daemon.send("n0", messages.Release("j9", 1.0))
+    daemon.expect("n0", messages.Released, job="j9")
     assert agent.process.poll() is None
 
 
 def test_the_agent_is_small(daemon, start):
     agent = start()
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
-    resident_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    resident_kb = next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+    )
     assert resident_kb < 60 * 1024
     mapped = Path(f"/proc/{agent.process.pid}/maps").read_text()
     assert not [name for name in ("libtorch", "numpy", "pydantic") if name in mapped]
@@ -122,7 +157,12 @@ def test_everything_wrong_with_the_options_is_said_at_once():
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 2
     missing = ("--endpoint is missing", "--lease is missing")
-    for words in (*missing, "MALLETRAIN_LEASE_KEY in the environment is missing", "--server-key is not", "--grace-s"):
+    for words in (
+        *missing,
+        "MALLETRAIN_LEASE_KEY in the environment is missing",
+        "--server-key is not",
+        "--grace-s",
+    ):
         assert words in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -131,6 +171,6 @@ def test_options_may_come_from_the_environment(daemon, start, tmp_path, monkeypa
     monkeypatch.setenv("MALLETRAIN_NODE_CLASS", "gpu")
     monkeypatch.setenv("MALLETRAIN_GPUS", "4")
     start()
-    hello = daemon.expect("n0", wire.Hello)
+    hello = daemon.expect("n0", messages.Hello)
     assert (hello.node_class, hello.gpus) == ("gpu", 4)
     assert alive(hello.pid)

@@ -1,4 +1,6 @@
-"""A job's life on a node: the agent as a process, driven over the wire by a small daemon, with a launcher that needs no torch."""
+"""A job's life on a node: the agent as a process, driven over the wire by a small daemon, with a
+launcher that needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +8,40 @@ import sys
 
 import pytest
 
-from malletrain import wire
+from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
-from tests.malletrain.node_side import eventually, fake_python, spec
+from tests.malletrain.agent.node_side import eventually, fake_python, spec
 
 # --- a job's life ---
 
 
 def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
     agent = start()
-    hello = daemon.expect("n0", wire.Hello)
-    assert (hello.host, hello.pid, hello.assignment, hello.leaving_in_s) == ("127.0.0.1", agent.process.pid, None, None)
+    hello = daemon.expect("n0", messages.Hello)
+    assert (hello.host, hello.pid, hello.assignment, hello.leaving_in_s) == (
+        "127.0.0.1",
+        agent.process.pid,
+        None,
+        None,
+    )
     running(daemon, tmp_path)
-    daemon.send("n0", wire.Round("j1", 2, 1, 2, "127.0.0.1", 1234))
-    daemon.expect("n0", wire.Phase, phase="running", generation=2)
+    daemon.send("n0", messages.Round("j1", 2, 1, 2, "127.0.0.1", 1234))
+    daemon.expect("n0", messages.Phase, phase="running", generation=2)
     (tmp_path / "succeed").touch()
-    daemon.expect("n0", wire.Phase, phase="succeeded", generation=2)
-    daemon.send("n0", wire.Release("j1", 5.0))
-    daemon.expect("n0", wire.Released, job="j1")
+    daemon.expect("n0", messages.Phase, phase="succeeded", generation=2)
+    daemon.send("n0", messages.Release("j1", 5.0))
+    daemon.expect("n0", messages.Released, job="j1")
     assert not agent.left()
-    daemon.until(lambda: daemon.logs.get(("j1", 2, "rank1")) == b"line of round 2\n", "the log of the second round")
-    daemon.until(lambda: b"launcher speaking" in daemon.logs.get(("j1", 0, "launcher"), b""), "the launcher's log")
+    daemon.until(
+        lambda: daemon.logs.get(("j1", 2, "rank1")) == b"line of round 2\n",
+        "the log of the second round",
+    )
+    daemon.until(
+        lambda: b"launcher speaking" in daemon.logs.get(("j1", 0, "launcher"), b""),
+        "the launcher's log",
+    )
     assert daemon.logs["j1", 1, "rank0"] == b"line of round 1\n"
-    daemon.send("n0", wire.Goodbye("thanks"))
+    daemon.send("n0", messages.Goodbye("thanks"))
     assert agent.process.wait(20) == 0
     assert is_clean(agent)
 
@@ -36,10 +49,10 @@ def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
 def test_counts_are_coalesced_and_metrics_are_not(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
-    daemon.expect("n0", wire.Metric, name="accuracy", value=0.5)
+    daemon.expect("n0", messages.Metric, name="accuracy", value=0.5)
 
     def counts():
-        return [m for _, m in daemon.seen if isinstance(m, wire.Progress)]
+        return [m for _, m in daemon.seen if isinstance(m, messages.Progress)]
 
     daemon.until(lambda: len(counts()) >= 4, "some counts")
     assert all(c.job == "j1" and c.generation == 1 and c.samples == c.steps * 32 for c in counts())
@@ -54,26 +67,51 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "9")
     agent = start()
     python = fake_python(tmp_path, OBEDIENT)
-    daemon.send("n0", wire.Assign("j1", spec(tmp_path, python=python, max_nodes=4, nproc_per_node=2, env={"MINE": "a b"})))
-    daemon.expect("n0", wire.Phase, phase="ready")
-    daemon.send("n0", wire.Round("j1", 1, 0, 1))
-    text = eventually(lambda: (tmp_path / "env-1").exists() and (tmp_path / "env-1").read_text(), "the environment")
+    daemon.send(
+        "n0",
+        messages.Assign(
+            "j1", spec(tmp_path, python=python, max_nodes=4, nproc_per_node=2, env={"MINE": "a b"})
+        ),
+    )
+    daemon.expect("n0", messages.Phase, phase="ready")
+    daemon.send("n0", messages.Round("j1", 1, 0, 1))
+    text = eventually(
+        lambda: (tmp_path / "env-1").exists() and (tmp_path / "env-1").read_text(),
+        "the environment",
+    )
     environment = dict(line.partition("=")[::2] for line in text.splitlines())
     wanted = {
-        "MALLETRAIN_JOB": "j1", "MALLETRAIN_GENERATION": "1", "MALLETRAIN_NODE": "n0", "MALLETRAIN_MAX_WORLD_SIZE": "8",
-        "MINE": "a b", "SLURM_JOB_ID": "77", "PYTHONUNBUFFERED": "1", "MALLETRAIN_LEASE": agent.mark.partition("=")[2],
-    }  # fmt: skip
+        "MALLETRAIN_JOB": "j1",
+        "MALLETRAIN_GENERATION": "1",
+        "MALLETRAIN_NODE": "n0",
+        "MALLETRAIN_MAX_WORLD_SIZE": "8",
+        "MINE": "a b",
+        "SLURM_JOB_ID": "77",
+        "PYTHONUNBUFFERED": "1",
+        "MALLETRAIN_LEASE": agent.mark.partition("=")[2],
+    }
     assert wanted.items() <= environment.items()
     assert not {"SLURM_PROCID", "WORLD_SIZE", "MALLETRAIN_LEASE_KEY"} & environment.keys()
 
 
 @pytest.mark.parametrize(("gpus", "processes"), [("3", 3), ("0", 1)])
-def test_the_gpus_of_the_lease_decide_the_processes_unless_the_job_does(daemon, start, tmp_path, gpus, processes):
+def test_the_gpus_of_the_lease_decide_the_processes_unless_the_job_does(
+    daemon, start, tmp_path, gpus, processes
+):
     start(gpus=gpus)
-    daemon.send("n0", wire.Assign("j1", spec(tmp_path, python=fake_python(tmp_path, OBEDIENT), max_nodes=4, nproc_per_node=0)))
-    daemon.expect("n0", wire.Phase, phase="ready")
-    daemon.send("n0", wire.Round("j1", 1, 0, 1))
-    text = eventually(lambda: (tmp_path / "env-1").exists() and (tmp_path / "env-1").read_text(), "the environment")
+    daemon.send(
+        "n0",
+        messages.Assign(
+            "j1",
+            spec(tmp_path, python=fake_python(tmp_path, OBEDIENT), max_nodes=4, nproc_per_node=0),
+        ),
+    )
+    daemon.expect("n0", messages.Phase, phase="ready")
+    daemon.send("n0", messages.Round("j1", 1, 0, 1))
+    text = eventually(
+        lambda: (tmp_path / "env-1").exists() and (tmp_path / "env-1").read_text(),
+        "the environment",
+    )
     assert f"MALLETRAIN_MAX_WORLD_SIZE={4 * processes}" in text.splitlines()
 
 
@@ -81,10 +119,12 @@ def test_a_failed_worker_is_reported_with_the_end_of_its_log(daemon, start, tmp_
     start()
     running(daemon, tmp_path)
     (tmp_path / "fail").touch()
-    said = daemon.expect("n0", wire.Phase, phase="failed", generation=1)
-    assert [(f.rank, f.exitcode, f.tail) for f in said.assignment.failures] == [(0, 1, "line of round 1")]
-    daemon.send("n0", wire.Round("j1", 2, 0, 1))
-    again = daemon.expect("n0", wire.Phase, phase="running", generation=2)
+    said = daemon.expect("n0", messages.Phase, phase="failed", generation=1)
+    assert [(f.rank, f.exitcode, f.tail) for f in said.assignment.failures] == [
+        (0, 1, "line of round 1")
+    ]
+    daemon.send("n0", messages.Round("j1", 2, 0, 1))
+    again = daemon.expect("n0", messages.Phase, phase="running", generation=2)
     assert again.assignment.failures == ()
 
 
@@ -92,14 +132,14 @@ def test_a_launcher_that_ends_is_reported_and_can_be_started_again(daemon, start
     agent = start()
     running(daemon, tmp_path)
     (tmp_path / "leave").touch()
-    said = daemon.expect("n0", wire.Phase, phase="exited")
+    said = daemon.expect("n0", messages.Phase, phase="exited")
     assert "left of its own accord" in said.tail
     assert not agent.left()
     since = len(daemon.seen)
     assign(daemon, tmp_path, OBEDIENT)
-    daemon.expect("n0", wire.Phase, phase="ready", since=since)
-    daemon.send("n0", wire.Round("j1", 2, 0, 1))
-    daemon.expect("n0", wire.Phase, phase="running", generation=2)
+    daemon.expect("n0", messages.Phase, phase="ready", since=since)
+    daemon.send("n0", messages.Round("j1", 2, 0, 1))
+    daemon.expect("n0", messages.Phase, phase="running", generation=2)
 
 
 @pytest.mark.parametrize(
@@ -113,27 +153,50 @@ def test_a_launcher_that_ends_is_reported_and_can_be_started_again(daemon, start
 )
 def test_a_launcher_that_cannot_start_says_why(daemon, start, tmp_path, fields, words):
     start()
-    values = {"name": "x", "owner": "me", "script": "train.py", "workdir": str(tmp_path), "python": sys.executable, **fields}
-    daemon.send("n0", wire.Assign("j1", wire.JobSpec(**values)))
-    assert words in daemon.expect("n0", wire.Phase, phase="exited").tail
+    values = {
+        "name": "x",
+        "owner": "me",
+        "script": "train.py",
+        "workdir": str(tmp_path),
+        "python": sys.executable,
+        **fields,
+    }
+    daemon.send("n0", messages.Assign("j1", messages.JobSpec(**values)))
+    assert words in daemon.expect("n0", messages.Phase, phase="exited").tail
 
 
 def test_assigning_twice_starts_one_launcher(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
     assign(daemon, tmp_path, OBEDIENT)
-    daemon.until(lambda: sum(isinstance(m, wire.Phase) and m.assignment.phase == "running" for _, m in daemon.seen) == 2, "an answer")
-    assert sum(isinstance(m, wire.Phase) and m.assignment.phase == "ready" for _, m in daemon.seen) == 1
+    daemon.until(
+        lambda: (
+            sum(
+                isinstance(m, messages.Phase) and m.assignment.phase == "running"
+                for _, m in daemon.seen
+            )
+            == 2
+        ),
+        "an answer",
+    )
+    assert (
+        sum(isinstance(m, messages.Phase) and m.assignment.phase == "ready" for _, m in daemon.seen)
+        == 1
+    )
 
 
 def test_another_job_starts_when_the_first_has_left(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
-    daemon.send("n0", wire.Release("j1", 5.0))
+    daemon.send("n0", messages.Release("j1", 5.0))
     assign(daemon, tmp_path, OBEDIENT, job="j2")
-    daemon.expect("n0", wire.Phase, job="j2", phase="ready")
-    released = daemon.seen.index(("n0", wire.Released("j1")))
-    second = [i for i, (_, m) in enumerate(daemon.seen) if isinstance(m, wire.Phase) and m.assignment.job == "j2"]
+    daemon.expect("n0", messages.Phase, job="j2", phase="ready")
+    released = daemon.seen.index(("n0", messages.Released("j1")))
+    second = [
+        i
+        for i, (_, m) in enumerate(daemon.seen)
+        if isinstance(m, messages.Phase) and m.assignment.job == "j2"
+    ]
     assert released < second[0]
 
 
@@ -142,13 +205,15 @@ def test_another_job_is_refused_while_one_is_here(daemon, start, tmp_path):
     running(daemon, tmp_path)
     since = len(daemon.seen)
     assign(daemon, tmp_path, OBEDIENT, job="j2")
-    assert daemon.expect("n0", wire.Phase, since=since).assignment == wire.Assignment("j1", "running", 1)
+    assert daemon.expect("n0", messages.Phase, since=since).assignment == messages.Assignment(
+        "j1", "running", 1
+    )
 
 
 def test_releasing_what_is_not_here_is_answered(daemon, start):
     start()
-    daemon.send("n0", wire.Release("j9", 1.0))
-    daemon.expect("n0", wire.Released, job="j9")
+    daemon.send("n0", messages.Release("j9", 1.0))
+    daemon.expect("n0", messages.Released, job="j9")
 
 
 # --- rounds ---
@@ -158,13 +223,17 @@ def test_old_rounds_are_dropped_and_the_newest_waits_for_the_launcher(daemon, st
     start()
     assign(daemon, tmp_path, OBEDIENT)
     for generation in (5, 3, 6, 4):  # before the launcher is up
-        daemon.send("n0", wire.Round("j1", generation, 0, 1))
-    daemon.expect("n0", wire.Phase, phase="running", generation=6)
-    daemon.send("n0", wire.Round("j1", 6, 1, 2))
-    daemon.send("n0", wire.Round("j1", 2, 1, 2))
-    daemon.send("n0", wire.Round("j1", 7, 0, 1))
-    daemon.expect("n0", wire.Phase, phase="running", generation=7)
-    taken = [m.assignment.generation for _, m in daemon.seen if isinstance(m, wire.Phase) and m.assignment.phase == "running"]
+        daemon.send("n0", messages.Round("j1", generation, 0, 1))
+    daemon.expect("n0", messages.Phase, phase="running", generation=6)
+    daemon.send("n0", messages.Round("j1", 6, 1, 2))
+    daemon.send("n0", messages.Round("j1", 2, 1, 2))
+    daemon.send("n0", messages.Round("j1", 7, 0, 1))
+    daemon.expect("n0", messages.Phase, phase="running", generation=7)
+    taken = [
+        m.assignment.generation
+        for _, m in daemon.seen
+        if isinstance(m, messages.Phase) and m.assignment.phase == "running"
+    ]
     assert taken == [6, 7]
 
 
@@ -173,21 +242,24 @@ def test_the_address_of_the_store_is_said_again_when_asked_again(daemon, start, 
     body = """
     say("ready")
     message = join()
-    end.send(wire.StoreUp(order.job, generation, "127.0.0.1", 4321))
-    next_message(wire.Round)
+    end.send(messages.StoreUp(order.job, generation, "127.0.0.1", 4321))
+    next_message(messages.Round)
     """
     assign(daemon, tmp_path, body)
-    daemon.send("n0", wire.Round("j1", 1, 0, 2))
-    daemon.expect("n0", wire.StoreUp, generation=1, port=4321)
+    daemon.send("n0", messages.Round("j1", 1, 0, 2))
+    daemon.expect("n0", messages.StoreUp, generation=1, port=4321)
     since = len(daemon.seen)
-    daemon.send("n0", wire.Round("j1", 1, 0, 2))
-    daemon.expect("n0", wire.StoreUp, generation=1, port=4321, since=since)
+    daemon.send("n0", messages.Round("j1", 1, 0, 2))
+    daemon.expect("n0", messages.StoreUp, generation=1, port=4321, since=since)
 
 
 def test_a_launcher_that_nobody_gives_a_round_ends_with_a_sentence(daemon, start, tmp_path):
     start()
     assign(daemon, tmp_path, 'say("ready")\njoin()\n', join_timeout_s=0.1)
-    assert "formed no round of job j1 with this node within 0.3 s" in daemon.expect("n0", wire.Phase, phase="exited").tail
+    assert (
+        "formed no round of job j1 with this node within 0.3 s"
+        in daemon.expect("n0", messages.Phase, phase="exited").tail
+    )
 
 
 # --- drains ---
@@ -196,26 +268,26 @@ def test_a_launcher_that_nobody_gives_a_round_ends_with_a_sentence(daemon, start
 def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
-    daemon.expect("n0", wire.Metric)  # sent after Capable
-    daemon.send("n0", wire.Drain("j1", 1, 1, 20.0))
-    assert daemon.expect("n0", wire.Drained, generation=1).saved
+    daemon.expect("n0", messages.Metric)  # sent after Capable
+    daemon.send("n0", messages.Drain("j1", 1, 1, 20.0))
+    assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 
 def test_a_drain_without_a_worker_that_can_is_answered_at_once(daemon, start, tmp_path):
     start()
-    running(daemon, tmp_path, 'say("ready")\njoin()\nnext_message(wire.Round)\n')
-    daemon.send("n0", wire.Drain("j1", 1, 1, 3600.0))
-    answer = daemon.expect("n0", wire.Drained, generation=1)
+    running(daemon, tmp_path, 'say("ready")\njoin()\nnext_message(messages.Round)\n')
+    daemon.send("n0", messages.Drain("j1", 1, 1, 3600.0))
+    answer = daemon.expect("n0", messages.Drained, generation=1)
     assert (answer.saved, answer.sentence) == (False, "No worker here takes snapshots on request.")
     since = len(daemon.seen)
-    daemon.send("n0", wire.Drain("j1", 7, 2, 3600.0))  # a round that is not here
-    assert not daemon.expect("n0", wire.Drained, since=since).saved
+    daemon.send("n0", messages.Drain("j1", 7, 2, 3600.0))  # a round that is not here
+    assert not daemon.expect("n0", messages.Drained, since=since).saved
 
 
 def test_a_drain_ends_with_its_time_limit(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path, OBEDIENT.replace("if number and", "if False and"))
-    daemon.expect("n0", wire.Metric)
-    daemon.send("n0", wire.Drain("j1", 1, 1, 0.3))
-    answer = daemon.expect("n0", wire.Drained)
+    daemon.expect("n0", messages.Metric)
+    daemon.send("n0", messages.Drain("j1", 1, 1, 0.3))
+    answer = daemon.expect("n0", messages.Drained)
     assert (answer.saved, answer.sentence) == (False, "No snapshot within 0.3 s.")

@@ -2,43 +2,81 @@
 
 import pytest
 
-from malletrain import wire
 from malletrain.agent.jobrun import stock_failures
 from malletrain.agent.launch import job_environment, launch_command
 from malletrain.agent.link import pause
-from malletrain.node_channel import LaunchOrder
+from malletrain.protocol import messages
+from malletrain.protocol.launcher_channel import LaunchOrder
 
 
 def order(tmp_path, **fields):
-    spec = wire.JobSpec("x", "me", "train.py", str(tmp_path), "/env/bin/python", **{"max_nodes": 4, "nproc_per_node": 2, **fields})
-    return LaunchOrder("j1", spec, "ipc:///run/launcher.sock", "node-1", str(tmp_path / "logs"), 5.4, 60.0)
+    spec = messages.JobSpec(
+        "x",
+        "me",
+        "train.py",
+        str(tmp_path),
+        "/env/bin/python",
+        **{"max_nodes": 4, "nproc_per_node": 2, **fields},
+    )
+    return LaunchOrder(
+        "j1", spec, "ipc:///run/launcher.sock", "node-1", str(tmp_path / "logs"), 5.4, 60.0
+    )
 
 
 def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     outside = {
-        "PATH": "/bin", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "PMI_RANK": "0", "OMPI_COMM_WORLD_RANK": "1",
-        "MALLETRAIN_LEASE_KEY": "k", "MALLETRAIN_CLUSTER": "/c", "RANK": "5", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "0,1",
-    }  # fmt: skip
+        "PATH": "/bin",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_ID": "7",
+        "PMI_RANK": "0",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "MALLETRAIN_LEASE_KEY": "k",
+        "MALLETRAIN_CLUSTER": "/c",
+        "RANK": "5",
+        "MASTER_ADDR": "x",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
     launch = order(tmp_path, env={"MALLETRAIN_JOB": "forged", "RANKING": "kept", "PATH": "/mine"})
     inside = job_environment(outside, launch, node="n0", lease="l0", worker_socket="/w", flags="/f")
     assert inside == {
-        "PATH": "/mine", "SLURM_JOB_ID": "7", "MALLETRAIN_CLUSTER": "/c", "CUDA_VISIBLE_DEVICES": "0,1", "RANKING": "kept",
-        "PYTHONUNBUFFERED": "1", "MALLETRAIN_JOB": "j1", "MALLETRAIN_SOCKET": "/w", "MALLETRAIN_FLAGS": "/f",
-        "MALLETRAIN_AGENT": "ipc:///run/launcher.sock", "MALLETRAIN_HOST": "node-1", "MALLETRAIN_MAX_WORLD_SIZE": "8",
-        "MALLETRAIN_NODE": "n0", "MALLETRAIN_LEASE": "l0", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
-    }  # fmt: skip
+        "PATH": "/mine",
+        "SLURM_JOB_ID": "7",
+        "MALLETRAIN_CLUSTER": "/c",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "RANKING": "kept",
+        "PYTHONUNBUFFERED": "1",
+        "MALLETRAIN_JOB": "j1",
+        "MALLETRAIN_SOCKET": "/w",
+        "MALLETRAIN_FLAGS": "/f",
+        "MALLETRAIN_AGENT": "ipc:///run/launcher.sock",
+        "MALLETRAIN_HOST": "node-1",
+        "MALLETRAIN_MAX_WORLD_SIZE": "8",
+        "MALLETRAIN_NODE": "n0",
+        "MALLETRAIN_LEASE": "l0",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+    }
 
 
 def test_the_builtin_launcher_gets_its_order_in_a_file(tmp_path):
     launch = order(tmp_path)
     command = launch_command(launch.spec, launch, tmp_path / "order.json", tmp_path / "scratch")
-    assert (command[0], command[-2:]) == ("/env/bin/python", ["--launch", str(tmp_path / "order.json")])
+    assert (command[0], command[-2:]) == (
+        "/env/bin/python",
+        ["--launch", str(tmp_path / "order.json")],
+    )
 
 
 def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
     launch = order(tmp_path, launcher="torchrun", min_nodes=2, args=("--epochs", "3"))
     command = launch_command(launch.spec, launch, tmp_path / "order.json", tmp_path / "scratch")
-    wanted = ["--rdzv-backend=malletrain", "--rdzv-endpoint=ipc:///run/launcher.sock", "--rdzv-id=j1", "--nnodes=2:4", "--nproc-per-node=2"]
+    wanted = [
+        "--rdzv-backend=malletrain",
+        "--rdzv-endpoint=ipc:///run/launcher.sock",
+        "--rdzv-id=j1",
+        "--nnodes=2:4",
+        "--nproc-per-node=2",
+    ]
     assert set(wanted) <= set(command)
     assert command[-5:] == ["/env/bin/python", "-u", "train.py", "--epochs", "3"]
 
@@ -57,7 +95,7 @@ def test_torchruns_words_on_a_failure():
         "E0101 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n"
         "E0101 api.py:1002] failed (exitcode: -11) local_rank: 1 (pid: 9) of binary: python\n"
     )
-    assert stock_failures(text, 3, 2, 5.0) == (wire.Failure(7, -11, 5.0),)
+    assert stock_failures(text, 3, 2, 5.0) == (messages.Failure(7, -11, 5.0),)
     assert stock_failures("nothing of the kind", 3, 2, 5.0) == ()
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from malletrain import wire
+from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
-from tests.malletrain.node_side import AgentProcess, eventually
+from tests.malletrain.agent.node_side import AgentProcess, eventually
 
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
-    daemon.expect("n0", wire.Phase, phase="ready")
+    daemon.expect("n0", messages.Phase, phase="ready")
     assert len(agent.left()) == 3  # keeper, launcher, the helper that forked twice
-    daemon.send("n0", wire.Release("j1", 0.3))
-    daemon.expect("n0", wire.Released)
+    daemon.send("n0", messages.Release("j1", 0.3))
+    daemon.expect("n0", messages.Released)
     assert not agent.left()
 
 
@@ -27,19 +27,27 @@ def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
 def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
-    daemon.expect("n0", wire.Phase, phase="ready")
-    keeper = next(pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    launcher = next(pid for pid in agent.left() if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0])
-    os.kill({"agent": agent.process.pid, "keeper": keeper, "launcher": launcher}[victim], signal.SIGKILL)
+    daemon.expect("n0", messages.Phase, phase="ready")
+    keeper = next(
+        pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    launcher = next(
+        pid
+        for pid in agent.left()
+        if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0]
+    )
+    os.kill(
+        {"agent": agent.process.pid, "keeper": keeper, "launcher": launcher}[victim], signal.SIGKILL
+    )
     if victim != "agent":
-        daemon.expect("n0", wire.Phase, phase="exited")
+        daemon.expect("n0", messages.Phase, phase="exited")
     eventually(lambda: not agent.left(), "nobody is left")
 
 
 # A worker that reports until it is killed, and notes what the agent's socket took of it.
 TALKATIVE = """
 import signal
-from malletrain import local_channel as local
+from malletrain.protocol import worker_channel as local
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("ready")
 join()
@@ -57,12 +65,12 @@ while True:
 def test_what_workers_said_arrives_before_the_node_is_free(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path, TALKATIVE)
-    daemon.expect("n0", wire.Progress)
-    daemon.send("n0", wire.Release("j1", 0.3))
-    daemon.expect("n0", wire.Released)
-    said = [m for _, m in daemon.seen if isinstance(m, wire.Progress | wire.Released)]
-    assert isinstance(said[-1], wire.Released)
-    assert isinstance(said[-2], wire.Progress)
+    daemon.expect("n0", messages.Progress)
+    daemon.send("n0", messages.Release("j1", 0.3))
+    daemon.expect("n0", messages.Released)
+    said = [m for _, m in daemon.seen if isinstance(m, messages.Progress | messages.Released)]
+    assert isinstance(said[-1], messages.Released)
+    assert isinstance(said[-2], messages.Progress)
     assert said[-2].steps >= int((tmp_path / "taken").read_text())
 
 
@@ -73,7 +81,7 @@ def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, 
     first.kill()
     daemon.nodes.clear()
     second = start()
-    daemon.send("n0", wire.Goodbye())
+    daemon.send("n0", messages.Goodbye())
     assert second.process.wait(20) == 0
     assert is_clean(second)
 
@@ -82,7 +90,7 @@ def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     agent = start(**{"grace-s": "600"})
     daemon.until(lambda: daemon.beats, "it knows that it is welcome")
     agent.signal(signal.SIGTERM)
-    assert daemon.expect("n0", wire.Leaving).in_s == 600
+    assert daemon.expect("n0", messages.Leaving).in_s == 600
     assert agent.process.wait(20) == 0
 
 
@@ -91,22 +99,25 @@ def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tm
     eventually(lambda: daemon.socket.poll(0), "the agent speaks, and nobody answers")
     agent.signal(signal.SIGTERM)
     assert agent.process.wait(20) == 0
-    assert daemon.expect("n0", wire.Hello, leaving_in_s=None)
-    daemon.until(lambda: any(isinstance(m, wire.Hello) and m.leaving_in_s for _, m in daemon.seen), "the news")
+    assert daemon.expect("n0", messages.Hello, leaving_in_s=None)
+    daemon.until(
+        lambda: any(isinstance(m, messages.Hello) and m.leaving_in_s for _, m in daemon.seen),
+        "the news",
+    )
 
 
 def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, start, tmp_path):
     agent = start(**{"grace-s": "60"})
     running(daemon, tmp_path)
-    daemon.expect("n0", wire.Metric)
+    daemon.expect("n0", messages.Metric)
     agent.signal(signal.SIGTERM)
-    daemon.expect("n0", wire.Leaving)
+    daemon.expect("n0", messages.Leaving)
     agent.signal(signal.SIGTERM)  # again, as some schedulers do
-    daemon.send("n0", wire.Drain("j1", 1, 1, 20.0))
-    assert daemon.expect("n0", wire.Drained).saved
+    daemon.send("n0", messages.Drain("j1", 1, 1, 20.0))
+    assert daemon.expect("n0", messages.Drained).saved
     assert agent.left()
-    daemon.send("n0", wire.Release("j1", 5.0))
-    daemon.expect("n0", wire.Released)
+    daemon.send("n0", messages.Release("j1", 5.0))
+    daemon.expect("n0", messages.Released)
     assert agent.process.wait(20) == 0
     assert is_clean(agent)
 
@@ -115,7 +126,7 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
 def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answers):
     agent = start(**{"grace-s": "2"})
     running(daemon, tmp_path)
-    daemon.expect("n0", wire.Metric)
+    daemon.expect("n0", messages.Metric)
     if not answers:
         daemon.close()
     agent.signal(signal.SIGTERM)

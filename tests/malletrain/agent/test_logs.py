@@ -1,4 +1,6 @@
-"""Logs on their way: every byte once the daemon answers, one piece at a time, and the disk given back."""
+"""Logs on their way: every byte once the daemon answers, one piece at a time, and the disk given
+back.
+"""
 
 import os
 
@@ -6,7 +8,7 @@ import pytest
 
 from malletrain.agent import logs
 from malletrain.agent.logs import CHUNK_BYTES, LogForwarder, tail
-from malletrain.wire import LogAck
+from malletrain.protocol.messages import LogAck
 
 
 class Sink:
@@ -135,7 +137,10 @@ def test_logs_of_later_rounds_and_the_launchers_go_on(forwarder, tmp_path):
         (b"a\nb\n", "a\nb"),
         (b"no newline", "no newline"),
         (b"\xff\xfe broken utf-8\n", "\ufffd\ufffd broken utf-8"),
-        (b"".join(b"line %d\n" % i for i in range(100)), "\n".join(f"line {i}" for i in range(80, 100))),
+        (
+            b"".join(b"line %d\n" % i for i in range(100)),
+            "\n".join(f"line {i}" for i in range(80, 100)),
+        ),
         (b"x" * 10000, "x" * 4096),
         (b"first\n" + b"y" * 4085 + b"\nlast\n", "y" * 4085 + "\nlast"),
     ],

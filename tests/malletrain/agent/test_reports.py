@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from malletrain import local_channel as local
-from malletrain import wire
 from malletrain.agent.reports import DrainServed, Reports, WorkerSocket
-from malletrain.node_channel import socket_directory
+from malletrain.protocol import messages
+from malletrain.protocol import worker_channel as local
+from malletrain.protocol.launcher_channel import socket_directory
 
 
 class Daemon:
@@ -47,7 +47,11 @@ def test_the_newest_counts_of_every_worker_are_sent_once(reports, daemon):
     assert daemon.got == []
     reports.flush()
     reports.flush()
-    assert [(m.generation, m.rank, m.steps, m.samples) for m in daemon.got] == [(1, 0, 3, 24.0), (1, 1, 7, 56.0), (2, 0, 1, 8.0)]
+    assert [(m.generation, m.rank, m.steps, m.samples) for m in daemon.got] == [
+        (1, 0, 3, 24.0),
+        (1, 1, 7, 56.0),
+        (2, 0, 1, 8.0),
+    ]
 
 
 def test_everything_else_is_sent_at_once(reports, daemon):
@@ -56,8 +60,13 @@ def test_everything_else_is_sent_at_once(reports, daemon):
     reports.take(local.SnapshotTaken(sender(), True, "/p", 10, 0.5, 80.0, 10))
     reports.take(local.SnapshotTaken(sender(), False, "/p", 0, 0.5, 80.0, 10, "The disk is full."))
     reports.take(local.Profile(sender(), 1000, None))
-    assert daemon.got[:2] == [wire.Mark("j1", 1, 0, "import", 5.0), wire.Metric("j1", 2, "accuracy", 0.9)]
-    assert [(m.kind, m.sentence, m.data.get("saved"), m.data.get("parameters")) for m in daemon.got[2:]] == [
+    assert daemon.got[:2] == [
+        messages.Mark("j1", 1, 0, "import", 5.0),
+        messages.Metric("j1", 2, "accuracy", 0.9),
+    ]
+    assert [
+        (m.kind, m.sentence, m.data.get("saved"), m.data.get("parameters")) for m in daemon.got[2:]
+    ] == [
         ("snapshot", "", True, None),
         ("snapshot", "The disk is full.", False, None),
         ("profile", "", None, 1000),
@@ -68,7 +77,9 @@ def test_everything_else_is_sent_at_once(reports, daemon):
 def test_drains_and_the_ability_to_serve_them(reports, daemon):
     assert reports.take(local.Capable(sender(generation=4))) is None
     assert reports.capable == {4}
-    assert reports.take(local.Drained(sender(generation=4), 2, False, "why")) == DrainServed(4, 2, False, "why")
+    assert reports.take(local.Drained(sender(generation=4), 2, False, "why")) == DrainServed(
+        4, 2, False, "why"
+    )
     assert daemon.got == []
 
 
@@ -90,12 +101,16 @@ def test_nothing_that_counts_is_lost_while_the_daemon_is_away(reports, daemon):
     reports.flush()
     daemon.there, daemon.got = True, []
     reports.reconnected()
-    assert daemon.got[0] == wire.Mark("j1", 1, 0, "first", 5.0)
+    assert daemon.got[0] == messages.Mark("j1", 1, 0, "first", 5.0)
     assert [(m.name, m.value) for m in daemon.got[1:3]] == [("accuracy", 0.9), ("loss", 0.3)]
     assert daemon.got[3].steps == 1  # the last message before may have been lost
     daemon.got = []
     reports.reconnected()
-    assert [type(m) for m in daemon.got] == [wire.Metric, wire.Metric, wire.Progress]  # marks went out once
+    assert [type(m) for m in daemon.got] == [
+        messages.Metric,
+        messages.Metric,
+        messages.Progress,
+    ]  # marks went out once
 
 
 def test_what_is_kept_is_bounded(reports, daemon):

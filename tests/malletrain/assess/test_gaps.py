@@ -7,8 +7,8 @@ import pytest
 
 from malletrain.assess.gaps import gap_report, typical_window
 from malletrain.sim.workloads import WorkloadError
-from scavenger import synth
-from scavenger.trace import Trace
+from scavenger.trace import synthesis
+from scavenger.trace.trace import Trace
 from tests.malletrain.sim.conftest import trace_of
 
 
@@ -26,7 +26,7 @@ def test_a_small_machine_by_hand():
 
 
 def test_the_curve_over_time_keeps_every_node_second():
-    trace = synth.synthesise(synth.SUMMIT, 64, 7 * 3600.0, seed=3)
+    trace = synthesis.synthesise(synthesis.SUMMIT, 64, 7 * 3600.0, seed=3)
     g = gap_report(trace)
     assert np.mean([m for _, _, m, _ in g.over_time]) == pytest.approx(g.idle_mean)
     assert all(a <= m <= b for _, a, m, b in g.over_time)
@@ -48,7 +48,10 @@ def test_the_window_is_the_one_most_like_the_whole():
     hours = 3600.0
     trace = trace_of({"a": [(10 * hours, 20 * hours)], "b": [(15 * hours, 25 * hours)]}, 40 * hours)
     begin, end = typical_window(trace, 4.0)
-    mean = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ((10 * hours, 20 * hours), (15 * hours, 25 * hours))) / (end - begin)
+    mean = sum(
+        max(0.0, min(end, b) - max(begin, a))
+        for a, b in ((10 * hours, 20 * hours), (15 * hours, 25 * hours))
+    ) / (end - begin)
     assert end - begin == 4 * hours
     assert mean == pytest.approx(0.5, abs=0.26)
     assert typical_window(trace, 50.0) == (0.0, 40 * hours)

@@ -19,8 +19,17 @@ GAPS = {"a": [(0, 4000)], "b": [(0, 1500), (2500, 4000)], "c": [(1000, 3000)]}
 @pytest.fixture(scope="module")
 def found():
     trace = trace_of(GAPS, 4000.0)
-    runs = cases(trace, [job("one", samples=1e9), job("<two>", samples=1e9)], SimSettings(max_running=2))
-    return Assessment("log <x> & y", gap_report(trace), tuple(runs), (0.0, 4000 / 3600), ("It was so.",), "malletrain assess --swf <x>")
+    runs = cases(
+        trace, [job("one", samples=1e9), job("<two>", samples=1e9)], SimSettings(max_running=2)
+    )
+    return Assessment(
+        "log <x> & y",
+        gap_report(trace),
+        tuple(runs),
+        (0.0, 4000 / 3600),
+        ("It was so.",),
+        "malletrain assess --swf <x>",
+    )
 
 
 class Reader(HTMLParser):

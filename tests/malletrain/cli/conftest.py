@@ -1,4 +1,6 @@
-"""A fake daemon per test, and the command line called as a person calls it (in this process, for speed)."""
+"""A fake daemon per test, and the command line called as a person calls it (in this process, for
+speed).
+"""
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +19,9 @@ def daemon(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """``run("status", "--json")``: exit code, stdout and stderr of one command against the state directory of this test."""
+    """``run("status", "--json")``: exit code, stdout and stderr of one command against the state
+    directory of this test.
+    """
     monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("MALLETRAIN_DEBUG", raising=False)
     monkeypatch.setenv("COLUMNS", "200")

@@ -73,7 +73,9 @@ def test_missing_file(run, tmp_path):
 
 def findings(run, path):
     result = run("check", "--config", path, "--json")
-    return result.exit_code, {f["sentence"]: f["works"] for f in json.loads(result.stdout)["findings"]}
+    return result.exit_code, {
+        f["sentence"]: f["works"] for f in json.loads(result.stdout)["findings"]
+    }
 
 
 def test_address_in_use(run, config):
@@ -81,9 +83,14 @@ def test_address_in_use(run, config):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, found = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:{port}"'))
+        code, found = findings(
+            run, config(f'listen = "tcp://127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:{port}"')
+        )
     assert code == 1
-    assert sum("cannot be listened on" in sentence for sentence, works in found.items() if not works) == 2
+    assert (
+        sum("cannot be listened on" in sentence for sentence, works in found.items() if not works)
+        == 2
+    )
 
 
 def test_state_directory_is_a_file(run, config, tmp_path):
@@ -111,10 +118,16 @@ def test_open_to_others(run, config, tmp_path):
 
 def test_database_that_is_none(run, config, tmp_path):
     (tmp_path / "state").mkdir(mode=0o700)
-    (tmp_path / "state" / "malletrain.db").write_text("this is no database, whatever its name says" * 50)
+    (tmp_path / "state" / "malletrain.db").write_text(
+        "this is no database, whatever its name says" * 50
+    )
     code, found = findings(run, config())
     assert code == 1
-    assert any("cannot be opened" in sentence or "not a database" in sentence for sentence, works in found.items() if not works)
+    assert any(
+        "cannot be opened" in sentence or "not a database" in sentence
+        for sentence, works in found.items()
+        if not works
+    )
 
 
 def test_database_of_a_later_version(run, config, tmp_path):
@@ -131,7 +144,9 @@ def test_database_of_a_later_version(run, config, tmp_path):
 def test_no_cluster_and_none_to_be_started(run, config):
     code, found = findings(run, config(rest="[scheduler.local]\nautostart = false"))
     assert code == 1
-    assert any("python -m scavenger.cluster" in sentence for sentence, works in found.items() if not works)
+    assert any(
+        "python -m scavenger.embedded" in sentence for sentence, works in found.items() if not works
+    )
 
 
 def test_with_a_daemon_at_work(run, config, daemon):

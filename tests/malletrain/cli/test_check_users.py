@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from malletrain.cli import check_users
-from malletrain.config import ConfigError, parse_config
-from malletrain.keys import new_pair, user_name
+from malletrain.config.model import ConfigError, parse_config
+from malletrain.identity.keys import new_pair, user_name
 
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
 
 def findings(daemon, tmp_path, submit_as=SUBMIT_AS):
-    text = f"[daemon]\n{daemon}\n[scheduler]\nkind = 'slurm'\n[scheduler.slurm]\nsubmit_as = {submit_as}"
+    text = (
+        f"[daemon]\n{daemon}\n[scheduler]\nkind = 'slurm'\n[scheduler.slurm]\nsubmit_as = "
+        f"{submit_as}"
+    )
     return list(check_users.users(parse_config(text, directory=tmp_path)))
 
 
@@ -28,7 +31,8 @@ def test_a_list_of_users(tmp_path, monkeypatch):
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     (bin_dir / "sbatch").write_text(
-        '#!/bin/sh\necho "slurm 22.05 for $OWNER"; [ "$OWNER" != eve ] || { echo "eve may not" >&2; exit 1; }\n'
+        '#!/bin/sh\necho "slurm 22.05 for $OWNER"; [ "$OWNER" != eve ] || { echo "eve may not" '
+        ">&2; exit 1; }\n"
     )
     (bin_dir / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
@@ -37,15 +41,25 @@ def test_a_list_of_users(tmp_path, monkeypatch):
     found = findings('users = "users"', tmp_path)
     assert (True, f"{users} lists 2 users.") in found
     assert (True, "The daemon's user may submit as ada.") in found
-    assert (None, "Clients of other users cannot find the daemon; set announce in [daemon], such as /etc/malletrain/daemon.json.") in found
+    assert (
+        None,
+        "Clients of other users cannot find the daemon; set announce in [daemon], such as "
+        "/etc/malletrain/daemon.json.",
+    ) in found
     users.write_text(f"eve {new_pair().public}\n")
     assert any(
         not works and "may not submit as eve: eve may not. Allow it" in sentence
         for works, sentence in findings('users = "users"', tmp_path)
     )
     users.chmod(0o666)
-    assert any(works is False and "can be written by others" in sentence for works, sentence in findings('users = "users"', tmp_path))
-    assert any(works is False and "not a command here" in s for works, s in findings('users = "users"', tmp_path, '["no-sudo", "{owner}"]'))
+    assert any(
+        works is False and "can be written by others" in sentence
+        for works, sentence in findings('users = "users"', tmp_path)
+    )
+    assert any(
+        works is False and "not a command here" in s
+        for works, s in findings('users = "users"', tmp_path, '["no-sudo", "{owner}"]')
+    )
 
 
 def test_where_the_daemon_announces_itself(tmp_path):
@@ -55,14 +69,19 @@ def test_where_the_daemon_announces_itself(tmp_path):
     found = findings('munge = true\nannounce = "closed/inner/daemon.json"', tmp_path)
     assert any(works is False and "they may not enter" in sentence for works, sentence in found)
     found = findings('munge = true\nannounce = "nowhere/daemon.json"', tmp_path)
-    assert any(works is False and "cannot be written: make" in sentence for works, sentence in found)
+    assert any(
+        works is False and "cannot be written: make" in sentence for works, sentence in found
+    )
 
 
 def test_a_python_that_others_cannot_run(tmp_path, monkeypatch):
     private = tmp_path / "venv"
     private.mkdir(mode=0o700)
     monkeypatch.setattr(sys, "prefix", str(private))
-    assert any(works is False and "install it where everybody may read it" in s for works, s in findings("munge = true", tmp_path))
+    assert any(
+        works is False and "install it where everybody may read it" in s
+        for works, s in findings("munge = true", tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,8 +103,13 @@ def test_the_key_of_a_user(run, tmp_path, monkeypatch):
     first, second = run("key"), run("key")
     assert first.stdout == second.stdout
     assert first.stdout.split()[0] == user_name()
-    assert json.loads(Path(tmp_path / "malletrain/client.key").read_text())["public"] == first.stdout.split()[1]
+    assert (
+        json.loads(Path(tmp_path / "malletrain/client.key").read_text())["public"]
+        == first.stdout.split()[1]
+    )
     monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/none")
     refused = run("key")
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("The directory /proc/none, where your key is kept, cannot be made")
+    assert refused.stderr.startswith(
+        "The directory /proc/none, where your key is kept, cannot be made"
+    )

@@ -1,4 +1,6 @@
-"""The commands that show things: text and JSON, colour, pipes, exit codes, errors as one sentence."""
+"""The commands that show things: text and JSON, colour, pipes, exit codes, errors as one
+sentence.
+"""
 
 import json
 import os
@@ -9,8 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.cli import main
-from malletrain.views import ProfileView
-from tests.malletrain.cli.fake_daemon import Refuse, detail, event_view, job_view, log_view, node_view, status_view
+from malletrain.protocol.views import ProfileView
+from tests.malletrain.cli.fake_daemon import (
+    Refuse,
+    detail,
+    event_view,
+    job_view,
+    log_view,
+    node_view,
+    status_view,
+)
 
 COMMANDS = sorted(main.commands)
 
@@ -33,20 +43,41 @@ def test_importing_the_command_line_imports_nothing_heavy():
     """What makes ``malletrain --help`` and completion quick."""
     heavy = ("zmq", "msgspec", "rich", "pydantic", "sqlalchemy", "numpy", "torch")
     code = f"import sys, malletrain.cli; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_completion():
-    environment = {**os.environ, "_MALLETRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "malletrain su", "COMP_CWORD": "1"}
+    environment = {
+        **os.environ,
+        "_MALLETRAIN_COMPLETE": "bash_complete",
+        "COMP_WORDS": "malletrain su",
+        "COMP_CWORD": "1",
+    }
     code = "from malletrain.cli import main; main(prog_name='malletrain')"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.stdout == "plain,submit\n"
 
 
 def test_status(run, daemon):
     result = run("status")
     assert result.exit_code == 0, result.stderr
-    for words in ("malletraind 0.1.0", "2 nodes train, 3 leased, 1 idle", "train", "running", "1:4", "123/s", "5,000", "2 preemptions"):
+    for words in (
+        "malletraind 0.1.0",
+        "2 nodes train, 3 leased, 1 idle",
+        "train",
+        "running",
+        "1:4",
+        "123/s",
+        "5,000",
+        "2 preemptions",
+    ):
         assert words in result.stdout
     assert "\x1b" not in result.stdout
 
@@ -82,20 +113,40 @@ def test_status_watch_ends_with_the_job(run, daemon):
 
 def test_show(run, daemon):
     out = run("show", "train").stdout
-    for words in ("/home/ada/train.py --lr 0.1", "3.25 s", "rendezvous 0.50", "1 → 2", "unfinished", "no space left", "accuracy 0.98"):
+    for words in (
+        "/home/ada/train.py --lr 0.1",
+        "3.25 s",
+        "rendezvous 0.50",
+        "1 → 2",
+        "unfinished",
+        "no space left",
+        "accuracy 0.98",
+    ):
         assert words in out
 
 
 def test_show_how_it_scales(run, daemon):
     out = run("show", "train").stdout
-    for words in ("Scaling: measured. Every size has been visited.", "70.0/s", "± 1.00/s", "estimated", "2.0 s up", "4 → 2 nodes", "j9"):
+    for words in (
+        "Scaling: measured. Every size has been visited.",
+        "70.0/s",
+        "± 1.00/s",
+        "estimated",
+        "2.0 s up",
+        "4 → 2 nodes",
+        "j9",
+    ):
         assert words in out
-    daemon.answers["job"] = lambda p: detail(profile=ProfileView("waiting", "It needs 2 nodes more."))
+    daemon.answers["job"] = lambda p: detail(
+        profile=ProfileView("waiting", "It needs 2 nodes more.")
+    )
     assert "Scaling: waiting. It needs 2 nodes more." in run("show", "train").stdout
 
 
 def test_show_why_it_failed(run, daemon):
-    daemon.answers["job"] = lambda p: detail(job=job_view(state="failed", tries=3), failure="rank 1 exited with 1:\nValueError: bad")
+    daemon.answers["job"] = lambda p: detail(
+        job=job_view(state="failed", tries=3), failure="rank 1 exited with 1:\nValueError: bad"
+    )
     out = run("show", "train").stdout
     assert "Why it failed" in out
     assert "ValueError: bad" in out
@@ -134,7 +185,9 @@ def test_nodes_of_several_users_are_shown_with_their_owners(run, daemon):
 
 def test_nodes_explain(run, daemon):
     rules = (("state", True, "It is idle."), ("reservation", False, "It is reserved for 'maint'."))
-    daemon.answers["nodes"] = lambda p: [node_view("n9", "idle", "", rules=rules)] if p["explain"] else []
+    daemon.answers["nodes"] = lambda p: (
+        [node_view("n9", "idle", "", rules=rules)] if p["explain"] else []
+    )
     out = run("nodes", "--explain").stdout
     assert "It is reserved for 'maint'." in out
     data = json.loads(run("nodes", "--explain", "--json").stdout)
@@ -182,14 +235,22 @@ def test_logs_streams(run, daemon):
 
 
 def test_logs_follow_to_the_end(run, daemon):
-    pieces = {"": log_view("a", "1", ended=False), "1": log_view("b", "2", ended=False), "2": log_view("", "2"), "3": log_view("x")}
+    pieces = {
+        "": log_view("a", "1", ended=False),
+        "1": log_view("b", "2", ended=False),
+        "2": log_view("", "2"),
+        "3": log_view("x"),
+    }
     daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
     assert run("logs", "train", "-f").stdout == "ab"
     assert [p["wait_s"] for _, p in daemon.seen] == [0.0, 5.0, 5.0]
 
 
 def test_logs_all_pieces_of_a_long_log(run, daemon):
-    pieces = {"": log_view("a" * 10, "1", more=True), "1": log_view("b", "2", more=False, ended=False)}
+    pieces = {
+        "": log_view("a" * 10, "1", more=True),
+        "1": log_view("b", "2", more=False, ended=False),
+    }
     daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
     assert run("logs", "train").stdout == "a" * 10 + "b"
 
@@ -198,7 +259,10 @@ def test_logs_empty_names_the_others(run, daemon):
     daemon.answers["logs"] = lambda p: log_view("", "", ended=False)
     result = run("logs", "train", "--launcher")
     assert result.exit_code == 0
-    assert result.stderr == "train has written nothing to launcher yet; there is output of rank0, rank1.\n"
+    assert (
+        result.stderr
+        == "train has written nothing to launcher yet; there is output of rank0, rank1.\n"
+    )
 
 
 def test_top_once(run, daemon):
@@ -224,11 +288,22 @@ def test_names_cannot_control_the_terminal(run, daemon):
 
 def test_colour_on_a_terminal_and_not_with_no_color(daemon):
     script = "from malletrain.cli import main; main(['status'], prog_name='malletrain')"
-    base = {**os.environ, "MALLETRAIN_STATE_DIR": str(daemon.state_dir), "FORCE_COLOR": "1", "TERM": "xterm"}
+    base = {
+        **os.environ,
+        "MALLETRAIN_STATE_DIR": str(daemon.state_dir),
+        "FORCE_COLOR": "1",
+        "TERM": "xterm",
+    }
     base.pop("NO_COLOR", None)
 
     def output(**more):
-        return subprocess.run([sys.executable, "-c", script], env={**base, **more}, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [sys.executable, "-c", script],
+            env={**base, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
 
     assert "\x1b[32m" in output()
     assert "\x1b[32m" not in output(NO_COLOR="1")
@@ -239,9 +314,17 @@ def test_a_closed_pipe_is_no_error(daemon):
     daemon.answers["events"] = lambda p: [event_view(k) for k in range(1, 400)]
     environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(daemon.state_dir)}
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from malletrain.cli import main; main(['events', '--json'], prog_name='malletrain')"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-u",
+            "-c",
+            "from malletrain.cli import main; main(['events', '--json'], prog_name='malletrain')",
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == ""
@@ -258,7 +341,17 @@ def test_an_unexpected_error_is_a_sentence(run, daemon, monkeypatch):
     assert "MALLETRAIN_DEBUG=1" in result.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["show"], ["logs", "x", "--rank", "-1"], ["nosuch"], ["cancel"], ["events", "--since", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["show"],
+        ["logs", "x", "--rank", "-1"],
+        ["nosuch"],
+        ["cancel"],
+        ["events", "--since", "x"],
+    ],
+)
 def test_usage(run, words):
     result = run(*words)
     assert result.exit_code == 2

@@ -1,4 +1,6 @@
-"""``malletrain submit`` and ``cancel``: what is sent, and what is refused before anything is sent."""
+"""``malletrain submit`` and ``cancel``: what is sent, and what is refused before anything is
+sent.
+"""
 
 import json
 import os
@@ -7,7 +9,7 @@ import sys
 import pytest
 
 from malletrain.cli.jobspec import SpecError, parse_env, parse_nodes, read_curve
-from malletrain.keys import user_name
+from malletrain.identity.keys import user_name
 from tests.malletrain.cli.fake_daemon import Refuse
 
 
@@ -41,28 +43,75 @@ def test_everything(run, daemon, script, tmp_path, monkeypatch):
     curve = tmp_path / "curve.csv"
     curve.write_text("nodes,samples_per_s\n1,100\n4,310.5\n")
     result = run(
-        "submit", "--name", "abl-3", "--nodes", "2:8", "--nproc-per-node", 4, "--weight", 2.5, "--goal", "efficiency",
-        "--curve", curve, "--setup", "module load cuda", "--env", "A=1=2", "--env", "PASSED", "--workdir", tmp_path,
-        "--launcher", "torchrun", "--json", script, "--nodes", "9", "--lr", "0.1", "--", "-x",
-    )  # fmt: skip
+        "submit",
+        "--name",
+        "abl-3",
+        "--nodes",
+        "2:8",
+        "--nproc-per-node",
+        4,
+        "--weight",
+        2.5,
+        "--goal",
+        "efficiency",
+        "--curve",
+        curve,
+        "--setup",
+        "module load cuda",
+        "--env",
+        "A=1=2",
+        "--env",
+        "PASSED",
+        "--workdir",
+        tmp_path,
+        "--launcher",
+        "torchrun",
+        "--json",
+        script,
+        "--nodes",
+        "9",
+        "--lr",
+        "0.1",
+        "--",
+        "-x",
+    )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["name"] == "abl-3"
     sent = spec_of(daemon)
-    assert (sent["min_nodes"], sent["max_nodes"], sent["nproc_per_node"], sent["weight"]) == (2, 8, 4, 2.5)
+    assert (sent["min_nodes"], sent["max_nodes"], sent["nproc_per_node"], sent["weight"]) == (
+        2,
+        8,
+        4,
+        2.5,
+    )
     assert sent["args"] == ["--nodes", "9", "--lr", "0.1", "--", "-x"]  # untouched, options and all
     assert sent["env"] == {"A": "1=2", "PASSED": "on"}
     assert sent["curve"] == {"1": 100.0, "4": 310.5}
-    assert (sent["setup"], sent["goal"], sent["launcher"]) == ("module load cuda", "efficiency", "torchrun")
+    assert (sent["setup"], sent["goal"], sent["launcher"]) == (
+        "module load cuda",
+        "efficiency",
+        "torchrun",
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("4", (4, 4)), ("1:16", (1, 16)), (" 2 : 3 ", (2, 3)), ("1:1", (1, 1)), ("100000", (10**5, 10**5))]
+    ("text", "expected"),
+    [
+        ("4", (4, 4)),
+        ("1:16", (1, 16)),
+        (" 2 : 3 ", (2, 3)),
+        ("1:1", (1, 1)),
+        ("100000", (10**5, 10**5)),
+    ],
 )
 def test_nodes_accepted(text, expected):
     assert parse_nodes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0:0", "0", "5:2", "x", "", "1:", ":4", "-1", "1:2:3", "1.5", "0:4", "1000001", "١", "9" * 50])
+@pytest.mark.parametrize(
+    "text",
+    ["0:0", "0", "5:2", "x", "", "1:", ":4", "-1", "1:2:3", "1.5", "0:4", "1000001", "١", "9" * 50],
+)
 def test_nodes_refused(run, script, text):
     """Refused without a daemon: nothing was asked."""
     result = run("submit", f"--nodes={text}", script)
@@ -127,10 +176,26 @@ def test_curve_forms(tmp_path, text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "nodes,samples_per_s\n", "a,b\n1,2\n", "nodes,samples_per_s\n1\n", "nodes,samples_per_s\n1,x\n", "nodes,samples_per_s\n0,1\n",
-     "nodes,samples_per_s\n1,-1\n", "nodes,samples_per_s\n1,nan\n", "nodes,samples_per_s\n1.5,3\n", "nodes,samples_per_s\n1,2\n1,3\n",
-     "{", "[1, 2]", '{"a": 1}', '{"1": true}', "[[1e400, 1]]", '{"nan": 1}', "[" * 10000],
-)  # fmt: skip
+    [
+        "",
+        "nodes,samples_per_s\n",
+        "a,b\n1,2\n",
+        "nodes,samples_per_s\n1\n",
+        "nodes,samples_per_s\n1,x\n",
+        "nodes,samples_per_s\n0,1\n",
+        "nodes,samples_per_s\n1,-1\n",
+        "nodes,samples_per_s\n1,nan\n",
+        "nodes,samples_per_s\n1.5,3\n",
+        "nodes,samples_per_s\n1,2\n1,3\n",
+        "{",
+        "[1, 2]",
+        '{"a": 1}',
+        '{"1": true}',
+        "[[1e400, 1]]",
+        '{"nan": 1}',
+        "[" * 10000,
+    ],
+)
 def test_curve_refused(tmp_path, text):
     path = tmp_path / "c"
     path.write_text(text)
@@ -176,10 +241,17 @@ def test_cancel(run, daemon):
 
 def test_cancel_partly_refused(run, daemon):
     daemon.answers["cancel"] = lambda p: {
-        "results": [{"job": "a", "ok": True, "sentence": "Cancelled a."}, {"job": "b", "ok": False, "sentence": "There is no job b."}]
+        "results": [
+            {"job": "a", "ok": True, "sentence": "Cancelled a."},
+            {"job": "b", "ok": False, "sentence": "There is no job b."},
+        ]
     }
     result = run("cancel", "a", "b")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "Cancelled a.\n", "There is no job b.\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "Cancelled a.\n",
+        "There is no job b.\n",
+    )
 
 
 def test_no_profile(run, daemon, script):
@@ -188,13 +260,25 @@ def test_no_profile(run, daemon, script):
 
 
 def test_profile_options(run, daemon, script):
-    run("submit", "--nodes", "1:8", "--profile-sizes", "1, 8,4,4", "--profile-key", "sweep-7", script)
+    run(
+        "submit",
+        "--nodes",
+        "1:8",
+        "--profile-sizes",
+        "1, 8,4,4",
+        "--profile-key",
+        "sweep-7",
+        script,
+    )
     sent = spec_of(daemon)
     assert (sent["profile_sizes"], sent["profile_key"]) == ([8, 4, 1], "sweep-7")
     assert "profile" not in sent
 
 
-@pytest.mark.parametrize(("text", "why"), [("", "not a list"), ("4;2", "not a list"), ("٤", "not a list"), ("9", "1:8"), ("4,0", "1:8")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "not a list"), ("4;2", "not a list"), ("٤", "not a list"), ("9", "1:8"), ("4,0", "1:8")],
+)
 def test_profile_sizes_refused(run, script, text, why):
     result = run("submit", "--nodes", "1:8", "--profile-sizes", text, script)
     assert result.exit_code == 2

@@ -65,7 +65,11 @@ def test_submit(tmp_path):
     script = write(tmp_path, "nodes,value\n2,0\n4,10\n8,11\n")
     made = build(str(script), (), service=True, value=script)
     assert (made.mode, made.min_nodes, made.max_nodes, made.nproc_per_node) == ("service", 4, 8, 1)
-    assert (made.curve, made.profile, made.goal) == ({"2": 0.0, "4": 10.0, "8": 11.0}, False, "throughput")
+    assert (made.curve, made.profile, made.goal) == (
+        {"2": 0.0, "4": 10.0, "8": 11.0},
+        False,
+        "throughput",
+    )
     assert build(str(script), (), service=True, value=script, nodes="5").max_nodes == 5
 
 
@@ -75,7 +79,10 @@ def test_submit(tmp_path):
         ({"service": True}, "--value FILE"),
         ({"value": "nodes,value\n1,1\n"}, "--value is for services"),
         ({"service": True, "value": "nodes,value\n1,1\n", "live": True}, "leave --live"),
-        ({"service": True, "value": "nodes,value\n1,1\n", "nproc_per_node": 2}, "one process on each node"),
+        (
+            {"service": True, "value": "nodes,value\n1,1\n", "nproc_per_node": 2},
+            "one process on each node",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path, options, sentence):

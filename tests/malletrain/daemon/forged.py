@@ -1,4 +1,6 @@
-"""A real daemon of several users on an imaginary main scheduler, and agents that say whatever a test wants."""
+"""A real daemon of several users on an imaginary main scheduler, and agents that say whatever a
+test wants.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from typing import Any
 
 import zmq
 
-from malletrain import wire
 from malletrain.client import Client
-from malletrain.config import parse_config
+from malletrain.config.model import parse_config
 from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
-from malletrain.keys import LEASE_KEY, new_pair
-from malletrain.statedir import lock_state_dir
-from malletrain.store import Store
-from scavenger.interface import Gap, Lease, LeaseState, Snapshot
+from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.state_directory import lock_state_dir
+from malletrain.protocol import messages
+from malletrain.store.store import Store
+from scavenger.interface import Gap, Lease, LeaseState, PollResult
 
 PATIENCE_S = 20.0
 USERS = {name: new_pair() for name in ("ann", "bob", "olga")}
@@ -55,7 +57,9 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Imagined:
-    """A main scheduler whose leases run as soon as they are asked for; those of the user ``refuses`` never do."""
+    """A main scheduler whose leases run as soon as they are asked for; those of the user
+    ``refuses`` never do.
+    """
 
     name = "imagined"
 
@@ -65,17 +69,22 @@ class Imagined:
         self.leases: dict[str, Lease] = {}
         self.refuses = ""
 
-    def poll(self) -> Snapshot:
+    def poll(self) -> PollResult:
         held = {lease.node for lease in self.leases.values()}
         gaps = tuple(Gap(node, time.time()) for node in self.nodes if node not in held)
-        return Snapshot(time.time(), gaps, tuple(self.leases.values()), len(self.nodes), 0, (), 0.2)
+        return PollResult(
+            time.time(), gaps, tuple(self.leases.values()), len(self.nodes), 0, (), 0.2
+        )
 
     def take(self, requests: Any) -> list[Lease]:
         for r in requests:
             self.requests[r.id] = r
             if r.owner != self.refuses:
                 self.leases[r.id] = Lease(r.id, r.id, LeaseState.RUNNING, r.node)
-        return [self.leases.get(r.id) or Lease(r.id, "", LeaseState.ENDED, r.node, "invalid account") for r in requests]
+        return [
+            self.leases.get(r.id) or Lease(r.id, "", LeaseState.ENDED, r.node, "invalid account")
+            for r in requests
+        ]
 
     def give_back(self, leases: Any) -> None:
         for lease in leases:
@@ -86,37 +95,59 @@ class Imagined:
 
     def of(self, owner: str | None) -> list[str]:
         """The leases asked for as this user."""
-        return [lease for lease, r in self.requests.items() if r.owner == owner and lease in self.leases]
+        return [
+            lease for lease, r in self.requests.items() if r.owner == owner and lease in self.leases
+        ]
 
 
 class RunningDaemon:
-    """A daemon in a thread of this process. ``folder`` outlives it, so that another can take over."""
+    """A daemon in a thread of this process. ``folder`` outlives it, so that another can take
+    over.
+    """
 
-    def __init__(self, folder: Path, machine: Imagined, monkeypatch: Any, several: bool = True) -> None:
+    def __init__(
+        self, folder: Path, machine: Imagined, monkeypatch: Any, several: bool = True
+    ) -> None:
         self.machine = machine
-        (folder / "users").write_text("".join(f"{name} {pair.public}\n" for name, pair in USERS.items()))
+        (folder / "users").write_text(
+            "".join(f"{name} {pair.public}\n" for name, pair in USERS.items())
+        )
         daemon, lines = (SEVERAL.format(folder=folder), SUBMIT_AS) if several else ("", "")
         self.config = parse_config(CONFIG.format(folder=folder, daemon=daemon, lines=lines))
-        made = backends.Backend(lambda config: machine, lambda config: None, lambda config: 30.0, lambda config: iter(()))
+        made = backends.Backend(
+            lambda config: machine,
+            lambda config: None,
+            lambda config: 30.0,
+            lambda config: iter(()),
+        )
         monkeypatch.setattr(daemon_main, "backend", lambda config: made)
         self.error: BaseException | None = None
         self.daemon: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        until(lambda: self.error or (self.daemon and (self.config.state_dir / "daemon.json").exists()), "the daemon listens")
+        until(
+            lambda: (
+                self.error or (self.daemon and (self.config.state_dir / "daemon.json").exists())
+            ),
+            "the daemon listens",
+        )
         assert self.error is None, self.error
 
     def _run(self) -> None:
         async def serve(store: Store) -> None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_signal_handler = lambda *a: None  # type: ignore[method-assign]  # not in a thread
+            # not in a thread
+            self._loop.add_signal_handler = lambda *a: None  # type: ignore[method-assign]
             self.daemon = daemon_main.Daemon(self.config, store)
             self._task = asyncio.ensure_future(self.daemon.serve())
             await self._task
 
         try:
             (self.config.state_dir / "daemon.json").unlink(missing_ok=True)
-            with lock_state_dir(self.config.state_dir), Store.open(self.config.database_url) as store:
+            with (
+                lock_state_dir(self.config.state_dir),
+                Store.open(self.config.database_url) as store,
+            ):
                 asyncio.run(serve(store))
         except asyncio.CancelledError:
             pass
@@ -135,13 +166,26 @@ class RunningDaemon:
 
     def client(self, user: str = "") -> Client:
         pair = USERS[user] if user else self.daemon.keys.client
-        return Client(self.daemon.endpoint, self.daemon.keys.server.public.encode(), pair.public.encode(), pair.secret.encode())
+        return Client(
+            self.daemon.endpoint,
+            self.daemon.keys.server.public.encode(),
+            pair.public.encode(),
+            pair.secret.encode(),
+        )
 
     def submit(self, user: str, **fields: Any) -> str:
         """A job of ``user``; returns its id."""
-        given = {"name": user, "owner": "", "script": "/x.py", "workdir": "/", "python": "python", "profile": False, **fields}
+        given = {
+            "name": user,
+            "owner": "",
+            "script": "/x.py",
+            "workdir": "/",
+            "python": "python",
+            "profile": False,
+            **fields,
+        }
         with self.client(user) as client:
-            return client.submit(wire.JobSpec(**given)).id
+            return client.submit(messages.JobSpec(**given)).id
 
     def job(self, job: str) -> Any:
         with self.client() as client:
@@ -167,32 +211,41 @@ class Agent:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.curve_secretkey, self._socket.curve_publickey = secret, zmq.curve_public(secret)
+        self._socket.curve_secretkey, self._socket.curve_publickey = (
+            secret,
+            zmq.curve_public(secret),
+        )
         self._socket.curve_serverkey = running.daemon.keys.server.public.encode()
         self._socket.connect(running.daemon.endpoint)
 
-    def say(self, message: wire.Message) -> None:
-        self._socket.send_multipart(wire.encode(message))
+    def say(self, message: messages.Message) -> None:
+        self._socket.send_multipart(messages.encode(message))
 
     def hello(self, **fields: Any) -> None:
-        self.say(wire.Hello(**{"node": self.node, "lease": self.lease, "host": "127.0.0.1", "pid": 1, **fields}))
+        self.say(
+            messages.Hello(
+                **{"node": self.node, "lease": self.lease, "host": "127.0.0.1", "pid": 1, **fields}
+            )
+        )
 
     def hear(self, kind: type) -> Any:
         """The next message of this kind; others are passed over."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            if self._socket.poll(50) and isinstance(message := wire.decode(self._socket.recv_multipart()), kind):
+            if self._socket.poll(50) and isinstance(
+                message := messages.decode(self._socket.recv_multipart()), kind
+            ):
                 return message
         raise AssertionError(f"No {kind.__name__} within {PATIENCE_S:g} s.")
 
     def work(self, job: str) -> None:
         """Take the job and go through its first round."""
-        self.hear(wire.Assign)
-        self.say(wire.Phase(wire.Assignment(job, "ready")))
-        told = self.hear(wire.Round)
+        self.hear(messages.Assign)
+        self.say(messages.Phase(messages.Assignment(job, "ready")))
+        told = self.hear(messages.Round)
         if told.group_rank == 0:
-            self.say(wire.StoreUp(job, told.generation, "127.0.0.1", 5000))
-        self.say(wire.Phase(wire.Assignment(job, "running", told.generation)))
+            self.say(messages.StoreUp(job, told.generation, "127.0.0.1", 5000))
+        self.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
 
     def close(self) -> None:
         self._context.destroy(linger=0)

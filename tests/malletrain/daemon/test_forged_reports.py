@@ -1,4 +1,6 @@
-"""Messages that no agent of ours sends: none ends the daemon, fills its disk, or writes what is another's."""
+"""Messages that no agent of ours sends: none ends the daemon, fills its disk, or writes what is
+another's.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +10,47 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from malletrain import wire
 from malletrain.client import ClientError
-from malletrain.daemon.discretion import FAILED
+from malletrain.daemon.redaction import FAILED
 from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
-from malletrain.schema import JobRow
+from malletrain.protocol import messages
+from malletrain.store.schema import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
 class World:
-    """Ann's and Bob's jobs, each on an agent of its own; Ann's agent is at work, or is only told to be."""
+    """Ann's and Bob's jobs, each on an agent of its own; Ann's agent is at work, or is only told to
+    be.
+    """
 
     def __init__(self, folder, patch, works=True):
         self.machine = Imagined("n0", "n1")
         self.daemon = RunningDaemon(folder, self.machine, patch)
         self.job = {user: self.daemon.submit(user) for user in ("ann", "bob")}
-        leases = {user: until(lambda user=user: self.machine.of(user), f"{user} has a lease")[0] for user in self.job}
+        leases = {
+            user: until(lambda user=user: self.machine.of(user), f"{user} has a lease")[0]
+            for user in self.job
+        }
         self.agent = {user: Agent(self.daemon, lease) for user, lease in leases.items()}
         for user, agent in self.agent.items():
             agent.hello()
             if works:
                 agent.work(self.job[user])
             else:
-                agent.hear(wire.Assign)
+                agent.hear(messages.Assign)
 
     def say(self, *messages):
         for message in messages:
             self.agent["ann"].say(message)
-        self.agent["ann"].say(wire.Heartbeat("b"))
-        self.agent["ann"].hear(wire.Alive)  # what was said before has been heard
+        self.agent["ann"].say(messages.Heartbeat("b"))
+        self.agent["ann"].hear(messages.Alive)  # what was said before has been heard
 
     def raw(self, kind, /, **fields):
         """A message that our own types could not make; returns the daemon's answer."""
-        self.agent["ann"]._socket.send_multipart([wire.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})])
-        return self.agent["ann"].hear(wire.Error).sentence
+        self.agent["ann"]._socket.send_multipart(
+            [messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
+        )
+        return self.agent["ann"].hear(messages.Error).sentence
 
     def close(self):
         for agent in self.agent.values():
@@ -67,8 +76,17 @@ def fresh(tmp_path, monkeypatch):
 
 def counts(job, **changes):
     now = time.time()
-    fields = {"generation": 1, "rank": 0, "pid": 1, "samples": 1.0, "steps": 1, "batch": 1.0, "first": now, "last": now}
-    return wire.Progress(job, **{**fields, **changes})
+    fields = {
+        "generation": 1,
+        "rank": 0,
+        "pid": 1,
+        "samples": 1.0,
+        "steps": 1,
+        "batch": 1.0,
+        "first": now,
+        "last": now,
+    }
+    return messages.Progress(job, **{**fields, **changes})
 
 
 def test_counts_before_the_first_round_end_nothing(fresh):
@@ -92,21 +110,37 @@ def test_counts_before_the_first_round_end_nothing(fresh):
 def test_counts_at_the_edge_of_what_is_allowed_end_nothing(world, changes):
     pid = changes.get("pid", hash(repr(changes)) % 10_000)
     first = {**changes, "pid": pid}
-    second = {**first, "samples": min(1e15, 2 * first.get("samples", 1.0)), "last": first.get("last", time.time()) + 0.001}
+    second = {
+        **first,
+        "samples": min(1e15, 2 * first.get("samples", 1.0)),
+        "last": first.get("last", time.time()) + 0.001,
+    }
     world.say(counts(world.job["ann"], **first), counts(world.job["ann"], **second))
     assert world.daemon.alive()
 
 
-NO_FACTS = [{"a": b"bytes"}, {"a": {"b": 1}}, {"a": 2**64 - 1}, {1: 2}, {"a": msgspec.msgpack.Ext(5, b"x")}]
+NO_FACTS = [
+    {"a": b"bytes"},
+    {"a": {"b": 1}},
+    {"a": 2**64 - 1},
+    {1: 2},
+    {"a": msgspec.msgpack.Ext(5, b"x")},
+]
 
 
 @pytest.mark.parametrize("data", NO_FACTS, ids=["bytes", "map", "large", "key", "extension"])
 def test_a_notice_whose_facts_are_none_is_refused(world, data):
-    assert "does not fit" in world.raw("notice", job=world.job["ann"], rank=0, kind="snapshot", sentence="", data=data)
+    assert "does not fit" in world.raw(
+        "notice", job=world.job["ann"], rank=0, kind="snapshot", sentence="", data=data
+    )
     assert world.daemon.alive()
 
 
-@pytest.mark.parametrize("change", [{"offset": 2**64 - 1}, {"stream": ".."}, {"stream": "rank0/x"}, {"generation": -1}], ids=repr)
+@pytest.mark.parametrize(
+    "change",
+    [{"offset": 2**64 - 1}, {"stream": ".."}, {"stream": "rank0/x"}, {"generation": -1}],
+    ids=repr,
+)
 def test_a_log_of_no_form_is_refused(world, change):
     fields = {
         "job": world.job["ann"],
@@ -123,8 +157,8 @@ def test_a_log_of_no_form_is_refused(world, change):
 
 def test_an_agent_writes_the_logs_of_its_own_job_only(world):
     mine, his = world.agent["ann"], world.agent["bob"]
-    his.say(wire.LogChunk(world.job["bob"], 1, "rank0", his.node, 0, b"truth\n"))
-    his.hear(wire.LogAck)
+    his.say(messages.LogChunk(world.job["bob"], 1, "rank0", his.node, 0, b"truth\n"))
+    his.hear(messages.LogAck)
     files = sorted((world.daemon.config.state_dir / "logs").rglob("*"))
     beside = sorted(world.daemon.config.state_dir.iterdir())
     for job, generation, stream, node in [
@@ -138,8 +172,8 @@ def test_an_agent_writes_the_logs_of_its_own_job_only(world):
         ("j999", 0, "launcher", mine.node),
         ("", 0, "launcher", mine.node),
     ]:
-        mine.say(wire.LogChunk(job, generation, stream, node, 0, b"LIES"))
-        assert "not this agent's to write" in mine.hear(wire.Error).sentence
+        mine.say(messages.LogChunk(job, generation, stream, node, 0, b"LIES"))
+        assert "not this agent's to write" in mine.hear(messages.Error).sentence
     assert sorted((world.daemon.config.state_dir / "logs").rglob("*")) == files
     assert sorted(world.daemon.config.state_dir.iterdir()) == beside
     with world.daemon.client("bob") as client:
@@ -150,15 +184,17 @@ def test_an_agent_writes_the_last_lines_of_a_job_that_has_ended(fresh):
     agent, job = fresh.agent["ann"], fresh.job["ann"]
     with fresh.daemon.client("ann") as client:
         client.cancel([job])
-        agent.say(wire.LogChunk(job, 0, "launcher", agent.node, 0, b"bye\n"))
-        assert agent.hear(wire.LogAck).offset == 4
+        agent.say(messages.LogChunk(job, 0, "launcher", agent.node, 0, b"bye\n"))
+        assert agent.hear(messages.LogAck).offset == 4
         assert client.logs(job, stream="launcher").text == "bye\n"
 
 
 def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once(world):
     job = world.job["ann"]
-    world.say(*(wire.Metric(job, 0, f"m{i}", float(i)) for i in range(MOST_METRICS + 5)))
-    world.say(wire.Metric(job, 0, "x" * (LONGEST_METRIC + 1), 1.0), wire.Metric(job, 0, "m0", 7.0))
+    world.say(*(messages.Metric(job, 0, f"m{i}", float(i)) for i in range(MOST_METRICS + 5)))
+    world.say(
+        messages.Metric(job, 0, "x" * (LONGEST_METRIC + 1), 1.0), messages.Metric(job, 0, "m0", 7.0)
+    )
     with world.daemon.client("ann") as client:
         detail = client.job(job)
     assert detail.job.metrics == {**{f"m{i}": float(i) for i in range(MOST_METRICS)}, "m0": 7.0}
@@ -168,18 +204,23 @@ def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once
 def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     job, agent = fresh.job["ann"], fresh.agent["ann"]
     rounds = fresh.daemon.daemon.core.runs[job].rounds
-    rounds.settings = replace(rounds.settings, verdict_s=0.05)  # else the news of a loss are waited for
-    failure = wire.Failure(0, 1, time.time(), "Traceback\nValueError: secret" + "!" * 3000)
-    agent.say(wire.Phase(wire.Assignment(job, "ready")))
+    rounds.settings = replace(
+        rounds.settings, verdict_s=0.05
+    )  # else the news of a loss are waited for
+    failure = messages.Failure(0, 1, time.time(), "Traceback\nValueError: secret" + "!" * 3000)
+    agent.say(messages.Phase(messages.Assignment(job, "ready")))
     while fresh.daemon.job(job).state != "failed":
-        told = agent.hear(wire.Round)
-        agent.say(wire.StoreUp(job, told.generation, "127.0.0.1", 5000))
-        agent.say(wire.Phase(wire.Assignment(job, "running", told.generation)))
-        agent.say(wire.Notice(job, 0, "x", "secret notice"))
-        agent.say(wire.Metric(job, 0, "secret", 1.0))
+        told = agent.hear(messages.Round)
+        agent.say(messages.StoreUp(job, told.generation, "127.0.0.1", 5000))
+        agent.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
+        agent.say(messages.Notice(job, 0, "x", "secret notice"))
+        agent.say(messages.Metric(job, 0, "secret", 1.0))
         broken = len([e for e in fresh.daemon.events() if e.kind == "job-broke"])
-        agent.say(wire.Phase(wire.Assignment(job, "failed", told.generation, (failure,))))
-        until(lambda: len([e for e in fresh.daemon.events() if e.kind == "job-broke"]) > broken, "the round broke")  # noqa: B023
+        agent.say(messages.Phase(messages.Assignment(job, "failed", told.generation, (failure,))))
+        until(
+            lambda: len([e for e in fresh.daemon.events() if e.kind == "job-broke"]) > broken,  # noqa: B023
+            "the round broke",
+        )
     until(lambda: fresh.daemon.job(job).state == "failed", "the job has failed")
 
     def seen_by(user):
@@ -189,14 +230,20 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
             assert listed.state == detail.job.state == "failed"
             assert listed.reason == detail.job.reason
             assert listed.metrics == detail.job.metrics
-            events = [e for e in client.events(limit=1000) if e.job == job] + client.events(limit=1000, job=job)
+            events = [e for e in client.events(limit=1000) if e.job == job] + client.events(
+                limit=1000, job=job
+            )
             return detail, events
 
     for user in ("ann", "olga"):
         detail, events = seen_by(user)
         assert "secret" in detail.job.reason
         assert detail.job.metrics == {"secret": 1.0}
-        assert {e.kind for e in events if "secret" in e.sentence} == {"job-notice", "job-broke", "job-failed"}
+        assert {e.kind for e in events if "secret" in e.sentence} == {
+            "job-notice",
+            "job-broke",
+            "job-failed",
+        }
         assert max(len(e.sentence) for e in events) < 1200
     detail, events = seen_by("bob")
     assert detail.job.reason == FAILED
@@ -206,14 +253,27 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
 
 
 def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
-    store, spec = fresh.daemon.daemon.core.store, fresh.daemon.daemon.core.runs[fresh.job["bob"]].row.spec
+    store, spec = (
+        fresh.daemon.daemon.core.store,
+        fresh.daemon.daemon.core.runs[fresh.job["bob"]].row.spec,
+    )
     filled = []
     metrics = {f"{i:100}": 0.0 for i in range(100)}
 
     def fill():
         with fresh.daemon.daemon.core.step():
             for _ in range(2000):
-                store.add_job(JobRow(store.new_job_id(), "sweep", "ann", spec, "completed", reason="r" * 1000, metrics=metrics))
+                store.add_job(
+                    JobRow(
+                        store.new_job_id(),
+                        "sweep",
+                        "ann",
+                        spec,
+                        "completed",
+                        reason="r" * 1000,
+                        metrics=metrics,
+                    )
+                )
         filled.append(True)
 
     fresh.daemon.call(fill)
@@ -221,7 +281,9 @@ def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
     for user in ("ann", "bob"):
         with fresh.daemon.client(user) as client:
             jobs = client.jobs()
-            assert [j.id for j in jobs[:2]] == list(fresh.job.values()), "unfinished jobs are never left out"
+            assert [j.id for j in jobs[:2]] == list(fresh.job.values()), (
+                "unfinished jobs are never left out"
+            )
             assert [j.id for j in jobs[2:]] == [f"j{i}" for i in range(1003, 2003)]
             everything = client.call("jobs", {"ended": 100_000})
             assert 1002 < len(everything) <= 2002
@@ -231,7 +293,7 @@ def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
 
 def test_an_answer_that_is_too_large_is_an_error_and_no_silence(fresh, monkeypatch):
     async def large(user, params):
-        return "x" * (wire.MAX_MESSAGE_BYTES + 1)
+        return "x" * (messages.MAX_MESSAGE_BYTES + 1)
 
     monkeypatch.setitem(fresh.daemon.daemon.api._table, "nodes", large)
     with fresh.daemon.client("bob") as client:

@@ -1,4 +1,6 @@
-"""Requests that no client of ours sends: each costs its sender an error, or is moved within bounds, and the daemon goes on."""
+"""Requests that no client of ours sends: each costs its sender an error, or is moved within bounds,
+and the daemon goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.daemon.admission import MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
-from malletrain.wire import MAX_NODES, JobSpec
+from malletrain.protocol.messages import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
 INF, BIG = math.inf, 2**64 - 1
@@ -134,7 +136,9 @@ SPEC = JobSpec("job", "ann", "/x.py", "/", "python", goal="throughput")
 )
 def test_a_job_beyond_all_bounds_is_refused(running, changes, words):
     with running.client("ann") as client, pytest.raises(ClientError, match=words) as refused:
-        client.submit(JobSpec(**{**{f: getattr(SPEC, f) for f in SPEC.__struct_fields__}, **changes}))
+        client.submit(
+            JobSpec(**{**{f: getattr(SPEC, f) for f in SPEC.__struct_fields__}, **changes})
+        )
     assert refused.value.code == "usage"
     assert len(str(refused.value)) < 500
     assert running.alive()
@@ -163,7 +167,16 @@ def test_a_job_just_within_the_bounds_is_taken_and_planned(running, changes):
 def test_the_same_bounds_hold_where_files_are_looked_at(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
-    spec = JobSpec("job", "ann", str(script), str(tmp_path), "python", goal="throughput", max_nodes=4, profile_sizes=(4, 2, 1))
+    spec = JobSpec(
+        "job",
+        "ann",
+        str(script),
+        str(tmp_path),
+        "python",
+        goal="throughput",
+        max_nodes=4,
+        profile_sizes=(4, 2, 1),
+    )
     assert problem_of(spec) == ""
 
 
@@ -173,14 +186,20 @@ def test_parameters_by_name():
     assert whole({}, "n", 7, 0, 10) == 7
     assert number({"n": -2.5}, "n", 0.0, -1.0, 1.0) == -1.0
     assert text({}, "t", "x") == "x"
-    for call in (lambda: text({}, "t"), lambda: text({"t": "x" * 301}, "t"), lambda: number({"n": None}, "n", 0, 0, 1)):
+    for call in (
+        lambda: text({}, "t"),
+        lambda: text({"t": "x" * 301}, "t"),
+        lambda: number({"n": None}, "n", 0, 0, 1),
+    ):
         with pytest.raises(Refused) as refused:
             call()
         assert refused.value.code == "usage"
 
 
-def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_ends_the_daemon(tmp_path, monkeypatch):
-    from malletrain.store import StoreError
+def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_ends_the_daemon(
+    tmp_path, monkeypatch
+):
+    from malletrain.store.store import StoreError
 
     running = RunningDaemon(tmp_path, Imagined(), monkeypatch)
     job = running.submit("ann")

@@ -19,7 +19,9 @@ class Remembers(Imagined):
         self.said.append((dict(leases), self.polled))
 
 
-def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(tmp_path, monkeypatch):
+def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(
+    tmp_path, monkeypatch
+):
     machine = Remembers("n0", "n1")
     daemon = RunningDaemon(tmp_path, machine, monkeypatch)
     try:
@@ -29,6 +31,10 @@ def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_as
     finally:
         daemon.stop()
     machine.polled = False
-    owners = {lease: request.owner for lease, request in machine.requests.items() if lease in machine.leases}
+    owners = {
+        lease: request.owner
+        for lease, request in machine.requests.items()
+        if lease in machine.leases
+    }
     RunningDaemon(tmp_path, machine, monkeypatch).stop()
     assert machine.said == [({}, False), (owners, False)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain import wire
 from malletrain.daemon.inbox import RECALL_SENTENCE
+from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
@@ -40,7 +40,9 @@ def agent():
 
 
 def lease_of(machine, owner, count=1):
-    return until(lambda: len(machine.of(owner)) >= count and machine.of(owner), f"{owner} has {count} leases")
+    return until(
+        lambda: len(machine.of(owner)) >= count and machine.of(owner), f"{owner} has {count} leases"
+    )
 
 
 def recall_at_work(daemon, machine, agent):
@@ -62,7 +64,7 @@ def test_jobs_go_to_their_owners_agents(start, agent):
     agents = {user: agent(daemon, lease_of(machine, user)[0]) for user in jobs}
     for user, job in jobs.items():
         agents[user].hello()
-        assert agents[user].hear(wire.Assign).job == job
+        assert agents[user].hear(messages.Assign).job == job
 
 
 @pytest.mark.parametrize("phase", ["succeeded", "failed", "exited", "running"])
@@ -73,13 +75,16 @@ def test_an_agent_does_not_speak_for_another_users_job_after_a_restart(start, ag
     [lease] = lease_of(machine, "ann")
     first = agent(daemon, lease)
     first.hello()
-    first.hear(wire.Assign)
+    first.hear(messages.Assign)
     bobs = daemon.submit("bob", min_nodes=9, max_nodes=9)
     daemon = start(machine)
     again = agent(daemon, lease)
-    again.hello(assignment=wire.Assignment(bobs, phase, 1 if phase == "running" else 0))
-    assert again.hear(wire.Release).job == bobs, "it is to have nothing to do with it"
-    until(lambda: [e for e in daemon.events() if e.kind == "daemon-started"][1:], "the daemon has begun again")
+    again.hello(assignment=messages.Assignment(bobs, phase, 1 if phase == "running" else 0))
+    assert again.hear(messages.Release).job == bobs, "it is to have nothing to do with it"
+    until(
+        lambda: [e for e in daemon.events() if e.kind == "daemon-started"][1:],
+        "the daemon has begun again",
+    )
     assert daemon.job(bobs).state == "queued"
     assert not daemon.job(bobs).nodes
 
@@ -91,10 +96,10 @@ def test_an_agent_is_on_the_node_of_its_lease_and_of_its_class(start, agent):
     [lease] = lease_of(machine, "ann")
     elsewhere = agent(daemon, lease)
     elsewhere.hello(node="n1" if elsewhere.node == "n0" else "n0")
-    assert "is for" in elsewhere.hear(wire.Goodbye).reason
+    assert "is for" in elsewhere.hear(messages.Goodbye).reason
     honest = agent(daemon, lease)
     honest.hello(node_class="gpu")
-    honest.hear(wire.Assign)
+    honest.hear(messages.Assign)
     with daemon.client() as client:
         [row] = [row for row in client.nodes() if row.owner == "ann"]
     assert row.node_class == "default"
@@ -104,13 +109,13 @@ def test_a_recalled_agent_that_says_hello_again_keeps_its_job_until_it_has_moved
     machine = Imagined("n0")
     daemon = start(machine)
     job, recalled = recall_at_work(daemon, machine, agent)
-    drain = recalled.hear(wire.Drain)
-    recalled.hello(assignment=wire.Assignment(job, "running", drain.generation))
-    recalled.hear(wire.Welcome)
-    recalled.say(wire.Drained(job, drain.generation, True))
-    recalled.hear(wire.Release)
-    recalled.say(wire.Released(job))
-    assert recalled.hear(wire.Goodbye).reason
+    drain = recalled.hear(messages.Drain)
+    recalled.hello(assignment=messages.Assignment(job, "running", drain.generation))
+    recalled.hear(messages.Welcome)
+    recalled.say(messages.Drained(job, drain.generation, True))
+    recalled.hear(messages.Release)
+    recalled.say(messages.Released(job))
+    assert recalled.hear(messages.Goodbye).reason
     assert RECALL_SENTENCE in {e.sentence for e in daemon.events()}
     assert daemon.daemon.leases.active[recalled.lease].end_reason == "recalled"
 
@@ -119,12 +124,12 @@ def test_a_recall_outlives_the_daemon(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
     job, before = recall_at_work(daemon, machine, agent)
-    generation = before.hear(wire.Drain).generation
+    generation = before.hear(messages.Drain).generation
     daemon = start(machine)
     after = agent(daemon, before.lease)
-    after.hello(assignment=wire.Assignment(job, "running", generation))
-    after.hear(wire.Welcome)
-    after.hear(wire.Drain)
+    after.hello(assignment=messages.Assignment(job, "running", generation))
+    after.hear(messages.Welcome)
+    after.hear(messages.Drain)
 
 
 def test_jobs_of_others_wait_while_the_daemon_serves_its_own_user_only(start, agent):
@@ -136,12 +141,14 @@ def test_jobs_of_others_wait_while_the_daemon_serves_its_own_user_only(start, ag
         machine.leases.pop(lease)
     daemon = start(machine, several=False)
     with daemon.client() as client:
-        mine = client.submit(wire.JobSpec("mine", "", __file__, "/", "python", profile=False)).id
+        mine = client.submit(
+            messages.JobSpec("mine", "", __file__, "/", "python", profile=False)
+        ).id
     [lease] = lease_of(machine, None)
     assert not machine.of("ann"), "nothing is leased as Ann any more"
     own = agent(daemon, lease)
     own.hello()
-    assert own.hear(wire.Assign).job == mine
+    assert own.hear(messages.Assign).job == mine
     assert daemon.job(anns).state == "queued"
 
 
@@ -150,7 +157,14 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
     machine.refuses = "bob"
     daemon = start(machine)
     bobs = daemon.submit("bob")
-    until(lambda: "leases as bob come to nothing" in daemon.job(bobs).reason, "Bob's job says why it waits")
-    assert "invalid account" in {e.sentence.rpartition(": ")[2].rstrip(".") for e in daemon.events() if e.kind == "lease-ended"}
+    until(
+        lambda: "leases as bob come to nothing" in daemon.job(bobs).reason,
+        "Bob's job says why it waits",
+    )
+    assert "invalid account" in {
+        e.sentence.rpartition(": ")[2].rstrip(".")
+        for e in daemon.events()
+        if e.kind == "lease-ended"
+    }
     daemon.submit("ann", max_nodes=2)
     lease_of(machine, "ann", 2)

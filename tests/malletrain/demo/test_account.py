@@ -1,4 +1,6 @@
-"""The account of node-seconds on histories small enough to add up by hand, and its invariant on any."""
+"""The account of node-seconds on histories small enough to add up by hand, and its invariant on
+any.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -14,18 +16,36 @@ def row(time, node, event, lease="", reason=""):
 
 def test_machine_of():
     rows = [
-        row(0, "", "start"), row(5, "n1", "idle"), row(12, "n1", "leased", "l1"), row(30, "n1", "preempted", "l1", "preempted with notice"),
-        row(33, "n1", "ended", "l1"), row(34, "n1", "busy"), row(50, "n1", "idle"), row(55, "n2", "idle"), row(60, "n1", "leased", "l2"),
-        row(70, "n1", "preempted", "l2", "preempted without notice"), row(70.1, "n1", "ended", "l2"), row(99, "n3", "idle"),
-    ]  # fmt: skip
+        row(0, "", "start"),
+        row(5, "n1", "idle"),
+        row(12, "n1", "leased", "l1"),
+        row(30, "n1", "preempted", "l1", "preempted with notice"),
+        row(33, "n1", "ended", "l1"),
+        row(34, "n1", "busy"),
+        row(50, "n1", "idle"),
+        row(55, "n2", "idle"),
+        row(60, "n1", "leased", "l2"),
+        row(70, "n1", "preempted", "l2", "preempted without notice"),
+        row(70.1, "n1", "ended", "l2"),
+        row(99, "n3", "idle"),
+    ]
     machine = machine_of(rows, 10, 80)
     assert machine.offered == {"n1": ((10, 30), (50, 70)), "n2": ((55, 80),)}
     assert machine.leased == {"n1": ((12, 33), (60, 70.1)), "n2": ()}
-    assert [(m.node, m.time, m.notice) for m in machine.preemptions] == [("n1", 30, True), ("n1", 70, False)]
+    assert [(m.node, m.time, m.notice) for m in machine.preemptions] == [
+        ("n1", 30, True),
+        ("n1", 70, False),
+    ]
 
 
 def test_given_back_is_still_offered():
-    rows = [row(0, "n1", "idle"), row(1, "n1", "leased", "a"), row(5, "n1", "ended", "a"), row(6, "n1", "idle"), row(9, "n1", "busy")]
+    rows = [
+        row(0, "n1", "idle"),
+        row(1, "n1", "leased", "a"),
+        row(5, "n1", "ended", "a"),
+        row(6, "n1", "idle"),
+        row(9, "n1", "busy"),
+    ]
     machine = machine_of(rows, 0, 20)
     assert machine.offered == {"n1": ((0, 9),)}
     assert machine.leased == {"n1": ((1, 5),)}
@@ -35,11 +55,16 @@ def two_nodes():
     """n1 idle all the time, n2 taken at 50 (gone at 52): round 1 on both, round 2 on n1 alone."""
     return machine_of(
         [
-            row(0, "n1", "idle"), row(0, "n2", "idle"), row(2, "n1", "leased", "a"), row(2, "n2", "leased", "b"),
-            row(50, "n2", "preempted", "b", "preempted with notice"), row(52, "n2", "ended", "b"),
+            row(0, "n1", "idle"),
+            row(0, "n2", "idle"),
+            row(2, "n1", "leased", "a"),
+            row(2, "n2", "leased", "b"),
+            row(50, "n2", "preempted", "b", "preempted with notice"),
+            row(52, "n2", "ended", "b"),
         ],
-        0, 100,
-    )  # fmt: skip
+        0,
+        100,
+    )
 
 
 def test_account_adds_up():
@@ -47,7 +72,9 @@ def test_account_adds_up():
     held = [Held("n1", "j", (4, 95)), Held("n2", "j", (4, 50))]
     a = account(two_nodes(), rounds, held)
     assert a.offered == 100 + 50
-    assert a.harvested == (51 - 10) + (50 - 10) + (90 - 55)  # the second of n2 after 50 belongs to the main scheduler
+    assert a.harvested == (51 - 10) + (50 - 10) + (
+        90 - 55
+    )  # the second of n2 after 50 belongs to the main scheduler
     assert a.lost_to_preemption == 55 - 51
     assert a.lost_to_rescaling == (10 - 4) * 2 + (95 - 90)
     assert a.leased_unused == 2 * 2 + 5
@@ -56,7 +83,11 @@ def test_account_adds_up():
 
 
 def test_growing_counts_the_warm_up_of_the_joiner():
-    machine = machine_of([row(0, n, "idle") for n in ("n1", "n2")] + [row(0, n, "leased", n) for n in ("n1", "n2")], 0, 40)
+    machine = machine_of(
+        [row(0, n, "idle") for n in ("n1", "n2")] + [row(0, n, "leased", n) for n in ("n1", "n2")],
+        0,
+        40,
+    )
     rounds = [Round("j", 1, ("n1",), 5, 20), Round("j", 2, ("n1", "n2"), 22, 40)]
     held = [Held("n1", "j", (0, 40)), Held("n2", "j", (12, 40))]
     a = account(machine, rounds, held)
@@ -66,12 +97,21 @@ def test_growing_counts_the_warm_up_of_the_joiner():
 
 
 def test_preempted_to_nothing():
-    """A job that is suspended because its node was taken: what it holds afterwards until it trains again is lost to preemption."""
+    """A job that is suspended because its node was taken: what it holds afterwards until it trains
+    again is lost to preemption.
+    """
     machine = machine_of(
-        [row(0, "n1", "idle"), row(0, "n1", "leased", "a"), row(20, "n1", "preempted", "a", "preempted without notice"),
-         row(20, "n1", "ended", "a"), row(30, "n1", "idle"), row(30, "n1", "leased", "b")],
-        0, 50,
-    )  # fmt: skip
+        [
+            row(0, "n1", "idle"),
+            row(0, "n1", "leased", "a"),
+            row(20, "n1", "preempted", "a", "preempted without notice"),
+            row(20, "n1", "ended", "a"),
+            row(30, "n1", "idle"),
+            row(30, "n1", "leased", "b"),
+        ],
+        0,
+        50,
+    )
     rounds = [Round("j", 1, ("n1",), 1, 20), Round("j", 2, ("n1",), 36, 50)]
     a = account(machine, rounds, [Held("n1", "j", (0, 20)), Held("n1", "j", (30, 50))])
     assert (a.lost_to_rescaling, a.lost_to_preemption, a.harvested) == (1, 6, 19 + 14)

@@ -1,16 +1,27 @@
-"""What the demo plans: work that fits the trace, a configuration that is valid, jobs that can be submitted."""
+"""What the demo plans: work that fits the trace, a configuration that is valid, jobs that can be
+submitted.
+"""
 
 import pytest
 
 from malletrain.cli.jobspec import parse_nodes
-from malletrain.config import parse_config
+from malletrain.config.model import parse_config
 from malletrain.demo import plan
 from malletrain.demo.main import CALM, HELD_S, LATE, Options, cut_trace, example_script
-from scavenger.trace import Trace, TraceError
+from scavenger.trace.trace import Trace, TraceError
 
 
 def options(tmp_path, **changes):
-    base = {"nodes": 6, "trace": None, "duration_s": 105.0, "seed": 0, "chaos": False, "plain": True, "as_json": True, "output": tmp_path}
+    base = {
+        "nodes": 6,
+        "trace": None,
+        "duration_s": 105.0,
+        "seed": 0,
+        "chaos": False,
+        "plain": True,
+        "as_json": True,
+        "output": tmp_path,
+    }
     return Options(**{**base, **changes})
 
 
@@ -53,7 +64,9 @@ def test_offered_node_seconds():
 
 
 def test_after_the_calm_a_trace_is_what_it_was():
-    trace = Trace.validated([0.0, 0.0, 3.0, 5.0], [0, 2, 0, 1], [True, True, False, True], ["a", "b", "c"], 9.0)
+    trace = Trace.validated(
+        [0.0, 0.0, 3.0, 5.0], [0, 2, 0, 1], [True, True, False, True], ["a", "b", "c"], 9.0
+    )
     later = plan.after_calm(trace, 20.0)
     assert (later.names, later.duration_s) == (trace.names, 29.0)
     assert later.idle_at(0.0).all()
@@ -82,7 +95,11 @@ def test_the_same_seed_is_the_same_trace(tmp_path):
 
 def test_a_real_trace_is_cut_and_renamed(tmp_path):
     path = tmp_path / "t.csv"
-    rows = "".join(f"{300 * k + 30 * n},node{n},{'idle' if k % 2 == 0 else 'busy'}\n" for k in range(20) for n in range(4))
+    rows = "".join(
+        f"{300 * k + 30 * n},node{n},{'idle' if k % 2 == 0 else 'busy'}\n"
+        for k in range(20)
+        for n in range(4)
+    )
     path.write_text("time_s,node,event\n" + rows)
     cut = cut_trace(options(tmp_path, nodes=3, trace=path))
     assert cut.names == ("n1", "n2", "n3")

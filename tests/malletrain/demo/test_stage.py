@@ -9,7 +9,7 @@ import time
 import pytest
 
 from malletrain.demo.stage import DemoError, Stage
-from scavenger.local import ClusterProcess
+from scavenger.embedded.scavenger import ClusterProcess
 
 
 def wait_for(condition, what, timeout_s=15.0):
@@ -56,7 +56,10 @@ def test_folder_that_cannot_be(tmp_path):
 
 def test_undisturbed_run(tmp_path):
     script = tmp_path / "s.py"
-    script.write_text("import os, sys\nassert 'MALLETRAIN_JOB' not in os.environ\nprint('test accuracy 0.9' + sys.argv[1])\n")
+    script.write_text(
+        "import os, sys\nassert 'MALLETRAIN_JOB' not in os.environ\nprint('test accuracy 0.9' + "
+        "sys.argv[1])\n"
+    )
     with Stage(tmp_path / "out") as stage:
         stage.run_undisturbed("a", script, ["5"])
         assert stage.wait_for_undisturbed(20.0)
@@ -89,8 +92,12 @@ time.sleep(600)
 
 
 def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
-    """kill -9: the kernel ends the runs with it, and the next demo of the folder ends the cluster."""
-    demo = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+    """kill -9: the kernel ends the runs with it, and the next demo of the folder ends the
+    cluster.
+    """
+    demo = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
+    )
     cluster, run = map(int, demo.stdout.readline().split())
     try:
         demo.kill()

@@ -17,14 +17,35 @@ def result(*jobs, notes=()):
 
 def test_json_has_exactly_these_keys():
     made = result(GOOD).to_dict()
-    assert list(made) == ["jobs", "rescales", "preemptions", "node_seconds_offered", "node_seconds_harvested", "samples", "wall_s"]
-    assert list(made["jobs"][0]) == ["name", "state", "samples", "rescales", "accuracy", "undisturbed_accuracy"]
+    assert list(made) == [
+        "jobs",
+        "rescales",
+        "preemptions",
+        "node_seconds_offered",
+        "node_seconds_harvested",
+        "samples",
+        "wall_s",
+    ]
+    assert list(made["jobs"][0]) == [
+        "name",
+        "state",
+        "samples",
+        "rescales",
+        "accuracy",
+        "undisturbed_accuracy",
+    ]
     assert (made["samples"], made["wall_s"]) == (2000, 130.0)
 
 
 @pytest.mark.parametrize(
     ("accuracy", "undisturbed", "good"),
-    [(0.95, 0.96, True), (0.97, 0.96, True), (0.95, 0.9611, False), (None, 0.9, False), (0.9, None, False)],
+    [
+        (0.95, 0.96, True),
+        (0.97, 0.96, True),
+        (0.95, 0.9611, False),
+        (None, 0.9, False),
+        (0.9, None, False),
+    ],
 )
 def test_as_good(accuracy, undisturbed, good):
     assert JobResult("a", "completed", 0, 0, accuracy, undisturbed).as_good is good
@@ -38,9 +59,23 @@ def test_completed():
 
 def test_tables():
     terminal = console(io.StringIO())
-    terminal.print(render(result(GOOD, JobResult("b", "failed", 0, 0, None, 0.9), notes=("Mind this.",)), [("picture", "/x/t.png")]))
+    terminal.print(
+        render(
+            result(GOOD, JobResult("b", "failed", 0, 0, None, 0.9), notes=("Mind this.",)),
+            [("picture", "/x/t.png")],
+        )
+    )
     text = terminal.file.getvalue()
-    for words in ("offered by the main scheduler", "400", "50 %", "15 %", "95.00 %", "95.28 %", "as good", "unknown"):
+    for words in (
+        "offered by the main scheduler",
+        "400",
+        "50 %",
+        "15 %",
+        "95.00 %",
+        "95.28 %",
+        "as good",
+        "unknown",
+    ):
         assert words in text
     for words in ("12 rescales and 5 preemptions", "Mind this.", "/x/t.png"):
         assert words in text

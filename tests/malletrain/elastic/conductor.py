@@ -1,6 +1,8 @@
-"""Plays launcher and daemon for live workers: starts processes, forms rounds, loses members. Real workers, real sockets, real gloo.
+"""Plays launcher and daemon for live workers: starts processes, forms rounds, loses members. Real
+workers, real sockets, real gloo.
 
-Workers are forked from a server that has torch imported (multiprocessing's forkserver), so that one starts in hundredths of a second.
+Workers are forked from a server that has torch imported (multiprocessing's forkserver), so that one
+starts in hundredths of a second.
 """
 
 from __future__ import annotations
@@ -23,10 +25,17 @@ from torch.distributed import TCPStore
 
 PATIENCE_S = 60.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"]
+)
 
 
-def _work(script: Callable[..., None], environment: dict[str, str], output: str, arguments: tuple[Any, ...]) -> None:
+def _work(
+    script: Callable[..., None],
+    environment: dict[str, str],
+    output: str,
+    arguments: tuple[Any, ...],
+) -> None:
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -87,7 +96,13 @@ class Worker:
 class Conductor:
     """Forms rounds of workers that run ``script(*arguments)``."""
 
-    def __init__(self, folder: Path, script: Callable[..., None], *arguments: Any, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: Callable[..., None],
+        *arguments: Any,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.script = script
         self.arguments = arguments
@@ -120,7 +135,11 @@ class Conductor:
                 "WORLD_SIZE": "1",
                 **self.environment,
             }
-            process = _context.Process(target=_work, args=(self.script, environment, str(output), (*self.arguments, *more)), daemon=True)
+            process = _context.Process(
+                target=_work,
+                args=(self.script, environment, str(output), (*self.arguments, *more)),
+                daemon=True,
+            )
             worker = Worker(process, output)
             self.workers.append(worker)
             made.append(worker)
@@ -151,7 +170,9 @@ class Conductor:
             except OSError:
                 pass
 
-    def until(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    def until(
+        self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
+    ) -> None:
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:
@@ -164,19 +185,32 @@ class Conductor:
 
     def outputs(self) -> str:
         known = [w for w in self.workers if w.output.exists()]
-        return "\n".join(f"--- {w.output.name} (exit {w.process.exitcode})\n{w.output.read_text()[-3000:]}" for w in known)
+        return "\n".join(
+            f"--- {w.output.name} (exit {w.process.exitcode})\n{w.output.read_text()[-3000:]}"
+            for w in known
+        )
 
     # --- rounds ---
 
     def round(self, members: list[Worker], wait: bool = True) -> int:
         """Form a round of ``members``, rank 0 first; with ``wait`` until all of them run."""
-        self.until(lambda: all(w.heard("ready") or not w.alive for w in members), "the workers are ready")
+        self.until(
+            lambda: all(w.heard("ready") or not w.alive for w in members), "the workers are ready"
+        )
         self.generation += 1
         self.members = list(members)
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store = TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
         self._stores.append(store)
         for rank, worker in enumerate(members):
-            worker.tell(round=self.generation, rank=rank, size=len(members), host="127.0.0.1", port=store.port)
+            worker.tell(
+                round=self.generation,
+                rank=rank,
+                size=len(members),
+                host="127.0.0.1",
+                port=store.port,
+            )
         if wait:
             self.run()
         return self.generation
@@ -184,7 +218,9 @@ class Conductor:
     def run(self) -> None:
         """Wait until all members run in the newest round."""
         number = self.generation
-        self.until(lambda: all(w.heard("running", number) for w in self.members), f"round {number} runs")
+        self.until(
+            lambda: all(w.heard("running", number) for w in self.members), f"round {number} runs"
+        )
 
     def abort(self) -> None:
         """Say that a member of the newest round is lost."""
@@ -216,7 +252,9 @@ class Conductor:
 
 
 @contextmanager
-def conducted(folder: Path, script: Callable[..., None], *arguments: Any, **options: Any) -> Iterator[Conductor]:
+def conducted(
+    folder: Path, script: Callable[..., None], *arguments: Any, **options: Any
+) -> Iterator[Conductor]:
     made = Conductor(folder, script, *arguments, **options)
     try:
         yield made

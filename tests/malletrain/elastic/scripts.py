@@ -1,4 +1,6 @@
-"""What the workers of these tests run: small trainings that write down what they do. Module-level, so that a fork can find them."""
+"""What the workers of these tests run: small trainings that write down what they do. Module-level,
+so that a fork can find them.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ def data(samples: int) -> TensorDataset:
 
 def model_of(kind: str) -> torch.nn.Module:
     torch.manual_seed(1)
-    middle = {"dropout": torch.nn.Dropout(0.1), "norm": torch.nn.BatchNorm1d(16), "tanh": torch.nn.Tanh()}[kind]
+    middle = {
+        "dropout": torch.nn.Dropout(0.1),
+        "norm": torch.nn.BatchNorm1d(16),
+        "tanh": torch.nn.Tanh(),
+    }[kind]
     return torch.nn.Sequential(torch.nn.Linear(8, 16), middle, torch.nn.Linear(16, 1))
 
 
 def train(folder: str, options: dict[str, Any]) -> None:
-    """Epochs over numbered samples. Every committed step is a line of JSON in the worker's own file."""
+    """Epochs over numbered samples. Every committed step is a line of JSON in the worker's own
+    file.
+    """
     set_ = data(options.get("samples", 400))
     model = model_of(options.get("kind", "tanh"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -45,7 +53,9 @@ def train(folder: str, options: dict[str, Any]) -> None:
     )
     net = run.ddp(model)
     loader = DataLoader(set_, batch_sampler=sampler)
-    log = os.open(os.path.join(folder, f"steps-{os.getpid()}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(
+        os.path.join(folder, f"steps-{os.getpid()}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    )
     losses = torch.nn.functional.binary_cross_entropy_with_logits
     for epoch in sampler.epochs(options.get("epochs", 1)):
         for taken in run.batches(loader, accumulate=options.get("accumulate", 1)):
@@ -112,7 +122,9 @@ def unsendable(folder: str) -> None:
 
 
 def behind(folder: str) -> None:
-    """Rank 1 gives up step 10 after the gradients were exchanged, as if the connection had broken right then."""
+    """Rank 1 gives up step 10 after the gradients were exchanged, as if the connection had broken
+    right then.
+    """
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     run = elastic.Run(model=model, optimizer=optimizer)
@@ -127,12 +139,19 @@ def behind(folder: str) -> None:
                 raise RuntimeError("gloo: Connection closed by peer")
             optimizer.step()
     updates = float(optimizer.state[model.weight]["step"])
-    result = {"digest": run.digest(), "steps": run.steps_done, "updates": updates, "received": received}
+    result = {
+        "digest": run.digest(),
+        "steps": run.steps_done,
+        "updates": updates,
+        "received": received,
+    }
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
 
 
 def between(folder: str) -> None:
-    """Two networks, whose gradients are exchanged together; in step 10 the peer is lost between their two updates."""
+    """Two networks, whose gradients are exchanged together; in step 10 the peer is lost between
+    their two updates.
+    """
     torch.manual_seed(0)
     nets = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
     optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
@@ -150,12 +169,17 @@ def between(folder: str) -> None:
                 while not run._membership.group.broken:
                     time.sleep(0.001)
             optimizers[1].step()
-    updates = [float(optimizer.state[net.weight]["step"]) for net, optimizer in zip(nets, optimizers, strict=True)]
+    updates = [
+        float(optimizer.state[net.weight]["step"])
+        for net, optimizer in zip(nets, optimizers, strict=True)
+    ]
     Path(folder, "end").write_text(json.dumps({"steps": run.steps_done, "updates": updates}))
 
 
 def precise(folder: str) -> None:
-    """bf16 autocast, a GradScaler in the state, a compiled model, several modules, and the learning rate by the linear rule."""
+    """bf16 autocast, a GradScaler in the state, a compiled model, several modules, and the learning
+    rate by the linear rule.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     compiled = torch.compile(model, backend="eager")
@@ -163,7 +187,14 @@ def precise(folder: str) -> None:
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     sampler = ElasticSampler(4000, batch_size=4)
-    run = elastic.Run(model=compiled, head=head, optimizer=optimizer, scaler=scaler, sampler=sampler, extra={"seen": 0})
+    run = elastic.Run(
+        model=compiled,
+        head=head,
+        optimizer=optimizer,
+        scaler=scaler,
+        sampler=sampler,
+        extra={"seen": 0},
+    )
     net, top = run.ddp(compiled), run.ddp(head)
     rates: list[float] = []
     run.on_change(elastic.lr_linear(optimizer, base_batch=4))
@@ -181,8 +212,15 @@ def precise(folder: str) -> None:
                 time.sleep(0.005)
             if Path(folder, "stop").exists():
                 run.request_stop()
-    parameters = torch.cat([p.detach().reshape(-1) for p in (*model.parameters(), *head.parameters())])
-    result = {"rates": rates, "sum": float(parameters.double().sum()), "scale": scaler.get_scale(), "steps": run.steps_done}
+    parameters = torch.cat(
+        [p.detach().reshape(-1) for p in (*model.parameters(), *head.parameters())]
+    )
+    result = {
+        "rates": rates,
+        "sum": float(parameters.double().sum()),
+        "scale": scaler.get_scale(),
+        "steps": run.steps_done,
+    }
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
 
 
@@ -203,4 +241,6 @@ def compiled(folder: str) -> None:
             time.sleep(0.005)
         if Path(folder, "stop").exists():
             run.request_stop()
-    Path(folder, f"end-{os.getpid()}").write_text(json.dumps({"digest": run.digest(), "steps": run.steps_done, "size": run.world_size}))
+    Path(folder, f"end-{os.getpid()}").write_text(
+        json.dumps({"digest": run.digest(), "steps": run.steps_done, "size": run.world_size})
+    )

@@ -1,4 +1,6 @@
-"""Snapshots in the background: the loop is held for a copy and not for the disk, one is written at a time, and what is written is whole."""
+"""Snapshots in the background: the loop is held for a copy and not for the disk, one is written at
+a time, and what is written is whole.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import threading
 import pytest
 import torch
 
-from malletrain import snapshot_file
 from malletrain.elastic.background import BackgroundSnapshot
-from tests.malletrain.worker_side import as_plain_script
+from malletrain.training import snapshot_file
+from tests.malletrain.training.worker_side import as_plain_script
 
 
 @pytest.fixture
@@ -47,8 +49,11 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path, slow_disk):
     snapshot.wait()
     saved = snapshot_file.read(str(tmp_path / "run.pt"))["objects"]
     assert saved["run"]["steps"] == 1
-    assert torch.equal(saved["model"]["weight"], torch.full((4, 4), 1.0)), "as it was when the copy was made"
-    snapshot.step()  # the next one is due at once: what is on disk is never older than the interval and one write
+    assert torch.equal(saved["model"]["weight"], torch.full((4, 4), 1.0)), (
+        "as it was when the copy was made"
+    )
+    # the next one is due at once: what is on disk is never older than the interval and one write
+    snapshot.step()
     snapshot.wait()
     saved = snapshot_file.read(str(tmp_path / "run.pt"))["objects"]
     assert saved["run"]["steps"] == 5

@@ -1,4 +1,6 @@
-"""Groups within one process: what a group that came to nothing leaves behind, and what a rehearsal does."""
+"""Groups within one process: what a group that came to nothing leaves behind, and what a rehearsal
+does.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_a_group_that_came_to_nothing_leaves_no_trace():
         with pytest.raises(Interrupted):
             Group(Place(generation, 0, 2), RoundStore(dist.HashStore(), lambda: True), cuda=False)
         assert not dist.is_initialized()
-        assert dist.distributed_c10d._world.group_count == 0, "the peers' next group would look for other keys"
+        assert dist.distributed_c10d._world.group_count == 0, (
+            "the peers' next group would look for other keys"
+        )
     group = Group(Place(3, 0, 1), RoundStore(dist.HashStore(), lambda: False), cuda=False)
     try:
         assert dist.get_world_size() == 1

@@ -1,4 +1,6 @@
-"""The small parts of live mode: whose state counts, what a discarded step leaves, how learning rates follow."""
+"""The small parts of live mode: whose state counts, what a discarded step leaves, how learning
+rates follow.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ class FakeRun:
         self.global_batch = global_batch
 
 
-@pytest.mark.parametrize(("rule", "expected"), [(elastic.lr_linear, [0.1, 0.4, 0.2]), (elastic.lr_sqrt, [0.1, 0.2, 0.02**0.5])])
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [(elastic.lr_linear, [0.1, 0.4, 0.2]), (elastic.lr_sqrt, [0.1, 0.2, 0.02**0.5])],
+)
 def test_learning_rates_follow_the_batch_and_keep_what_a_scheduler_made_of_them(rule, expected):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)

@@ -1,4 +1,6 @@
-"""Live mode end to end without a daemon: groups change under real workers, and the training must not notice."""
+"""Live mode end to end without a daemon: groups change under real workers, and the training must
+not notice.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def records(folder: Path) -> list[dict]:
-    return [json.loads(line) for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in folder.glob("steps-*")
+        for line in path.read_text().splitlines()
+    ]
 
 
 def steps(folder: Path) -> int:
@@ -72,7 +78,9 @@ def test_a_training_with_rescales_equals_one_without(tmp_path):
 
 
 def test_leavers_finish_their_step_and_survivors_are_identical(tmp_path):
-    with conducted(tmp_path, scripts.train, str(tmp_path), {"samples": 4000, "sleep": 0.01, "digest": True}) as c:
+    with conducted(
+        tmp_path, scripts.train, str(tmp_path), {"samples": 4000, "sleep": 0.01, "digest": True}
+    ) as c:
         members = c.start(3)
         c.round(members)
         change_at(c, tmp_path, 10)
@@ -91,8 +99,15 @@ def test_leavers_finish_their_step_and_survivors_are_identical(tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
-    """SIGKILL closes its connections at once; a frozen one looks like a machine that lost its power: nothing comes any more."""
-    with conducted(tmp_path, scripts.train, str(tmp_path), {"samples": 40000, "digest": True, "kind": "dropout"}) as c:
+    """SIGKILL closes its connections at once; a frozen one looks like a machine that lost its
+    power: nothing comes any more.
+    """
+    with conducted(
+        tmp_path,
+        scripts.train,
+        str(tmp_path),
+        {"samples": 40000, "digest": True, "kind": "dropout"},
+    ) as c:
         members = c.start(3)
         c.round(members)
         for lost in (members[1], members[0]):
@@ -112,8 +127,11 @@ def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
     for generations in by_step.values():
         for digests in generations.values():
             assert len(digests) == 1, "all that finished a step hold the same numbers"
-    # A step that only the lost one had finished was done again by the others: what it wrote down of it does not count.
-    counts = Counter(n for r in found if r["generation"] == max(by_step[r["step"]]) for n in r["seen"])
+    # A step that only the lost one had finished was done again by the others: what it wrote down of
+    # it does not count.
+    counts = Counter(
+        n for r in found if r["generation"] == max(by_step[r["step"]]) for n in r["seen"]
+    )
     assert max(counts.values()) == 1
 
 
@@ -121,8 +139,13 @@ def test_a_step_that_only_some_had_finished_counts_for_all(tmp_path):
     with conducted(tmp_path, scripts.behind, str(tmp_path)) as c:
         members = c.start(3)
         c.round(members)
-        c.until(lambda: any(w.heard("lost") for w in members), "rank 1 has given up a step that the others finished")
-        c.round([members[1], members[0], members[2]])  # the one that is behind comes first, and must not win
+        c.until(
+            lambda: any(w.heard("lost") for w in members),
+            "rank 1 has given up a step that the others finished",
+        )
+        c.round(
+            [members[1], members[0], members[2]]
+        )  # the one that is behind comes first, and must not win
         c.finish()
     found = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
     assert len(found) == 3
@@ -136,15 +159,21 @@ def test_a_step_whose_first_update_is_made_is_finished_though_a_peer_is_lost(tmp
     with conducted(tmp_path, scripts.between, str(tmp_path)) as c:
         members = c.start(2)
         c.round(members)
-        c.until(lambda: len(list(tmp_path.glob("between-*"))) == 2, "both are between the two updates")
+        c.until(
+            lambda: len(list(tmp_path.glob("between-*"))) == 2, "both are between the two updates"
+        )
         c.round(c.lose(members[1]))
         c.finish()
     assert json.loads((tmp_path / "end").read_text()) == {"steps": 30, "updates": [30.0, 30.0]}
 
 
 def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
-    """Kill a worker many times in a tight loop: now and then it dies between the exchange on one survivor and on the other."""
-    with conducted(tmp_path, scripts.train, str(tmp_path), {"samples": 100000, "batch": 24, "digest": True}) as c:
+    """Kill a worker many times in a tight loop: now and then it dies between the exchange on one
+    survivor and on the other.
+    """
+    with conducted(
+        tmp_path, scripts.train, str(tmp_path), {"samples": 100000, "batch": 24, "digest": True}
+    ) as c:
         members = c.start(3)
         c.round(members)
         for _ in range(6):
@@ -167,7 +196,9 @@ def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
 
 
 def test_members_lost_while_a_round_is_formed(tmp_path):
-    with conducted(tmp_path, scripts.train, str(tmp_path), {"samples": 40000, "sleep": 0.02, "digest": True}) as c:
+    with conducted(
+        tmp_path, scripts.train, str(tmp_path), {"samples": 40000, "sleep": 0.02, "digest": True}
+    ) as c:
         members = c.start(2)
         c.round(members)
         joiners = c.start(2)
@@ -187,7 +218,11 @@ def test_members_lost_while_a_round_is_formed(tmp_path):
 def test_accumulated_gradients_equal_one_large_batch(tmp_path):
     one = {"samples": 640, "batch": 32}
     run_through(tmp_path / "one", one, [(0, 1)])
-    run_through(tmp_path / "many", {"samples": 640, "batch": 8, "accumulate": 4, "sleep": 0.01}, [(0, 2), (8, 3)])
+    run_through(
+        tmp_path / "many",
+        {"samples": 640, "batch": 8, "accumulate": 4, "sleep": 0.01},
+        [(0, 2), (8, 3)],
+    )
     for a, b in zip(losses(tmp_path / "one"), losses(tmp_path / "many"), strict=True):
         assert b == pytest.approx(a, rel=1e-4)
     assert set(seen(tmp_path / "many").values()) == {1}
@@ -213,15 +248,22 @@ def test_mixed_precision_compiled_models_and_a_batch_that_grows(tmp_path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on this machine")
+@pytest.mark.skipif(
+    shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on this machine"
+)
 def test_a_compiled_model(tmp_path):
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
     with conducted(tmp_path, scripts.compiled, str(tmp_path), environment=environment) as c:
         members = c.start(1)
         c.until(lambda: members[0].heard("ready"), "the model is compiled", patience_s=200)
         c.round(members)
         members += c.start(1)
-        c.until(lambda: members[1].heard("ready"), "the newcomer has compiled it too", patience_s=200)
+        c.until(
+            lambda: members[1].heard("ready"), "the newcomer has compiled it too", patience_s=200
+        )
         c.round(members)
         (tmp_path / "stop").touch()
         c.finish()
@@ -236,7 +278,10 @@ def test_a_job_that_lost_all_its_nodes_goes_on_from_its_snapshot(tmp_path):
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         members = c.start(2)
         c.round(members)
-        c.until(lambda: (tmp_path / "run.snap").exists() and steps(tmp_path) > 100, "a snapshot was written in the background")
+        c.until(
+            lambda: (tmp_path / "run.snap").exists() and steps(tmp_path) > 100,
+            "a snapshot was written in the background",
+        )
         c.lose(*members)
         done = steps(tmp_path)
         others = c.start(3)
@@ -267,4 +312,6 @@ def test_state_that_cannot_be_sent_is_named(tmp_path):
         joiner = c.start(1)
         c.round([*members, *joiner], wait=False)
         c.until(lambda: not members[0].alive, "the run says what is wrong")
-        assert "The state of 'odd' cannot be sent to another process" in members[0].output.read_text()
+        assert (
+            "The state of 'odd' cannot be sent to another process" in members[0].output.read_text()
+        )

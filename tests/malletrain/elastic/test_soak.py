@@ -1,4 +1,6 @@
-"""The soak in short: a fixed number of changes, a fixed seed, on the embedded cluster; and the account must notice what is wrong."""
+"""The soak in short: a fixed number of changes, a fixed seed, on the embedded cluster; and the
+account must notice what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,32 @@ def walked(steps, size, generation, digest="same"):
     """What ``size`` workers write down of ``steps`` when all is well."""
     found = []
     for rank in range(size):
-        sampler = ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=SEED, rank=rank, world_size=size, max_world_size=8)
+        sampler = ElasticSampler(
+            SAMPLES,
+            global_batch_size=BATCH,
+            seed=SEED,
+            rank=rank,
+            world_size=size,
+            max_world_size=8,
+        )
         for step in steps:
             sampler.set_position(0, (step - 1) * BATCH)
-            record = {"step": step, "generation": generation, "rank": rank, "size": size, "epoch": 0, "digest": digest}
-            found.append({**record, "seen": next(iter(sampler)), "samples": step * BATCH, "worker": f"w{rank}"})
+            record = {
+                "step": step,
+                "generation": generation,
+                "rank": rank,
+                "size": size,
+                "epoch": 0,
+                "digest": digest,
+            }
+            found.append(
+                {
+                    **record,
+                    "seen": next(iter(sampler)),
+                    "samples": step * BATCH,
+                    "worker": f"w{rank}",
+                }
+            )
     return found
 
 
@@ -46,10 +69,22 @@ def test_the_account_of_a_good_run_is_clean():
     [
         ("states drifted apart", lambda found: found[0].update(digest="other")),
         ("samples other than the step's", lambda found: found[0]["seen"].reverse()),
-        ("steps missing", lambda found: found.__delitem__(slice(None, None)) or found.extend([*walked([1], 1, 1), *walked([3], 1, 1)])),
+        (
+            "steps missing",
+            lambda found: (
+                found.__delitem__(slice(None, None))
+                or found.extend([*walked([1], 1, 1), *walked([3], 1, 1)])
+            ),
+        ),
         ("survivors that went back", lambda found: found.extend(walked([5], 2, 2))),
-        ("survivors that skipped more than the step in progress", lambda found: found.extend(walked([9], 2, 2))),
-        ("steps counted in two rounds", lambda found: found.append({**copy.deepcopy(found[0]), "worker": "w9"})),
+        (
+            "survivors that skipped more than the step in progress",
+            lambda found: found.extend(walked([9], 2, 2)),
+        ),
+        (
+            "steps counted in two rounds",
+            lambda found: found.append({**copy.deepcopy(found[0]), "worker": "w9"}),
+        ),
     ],
 )
 def test_the_account_notices_what_is_wrong(promise, change):

@@ -1,7 +1,9 @@
-"""What each rank of the tests of several ranks runs: ``python -m tests.malletrain.integrations.ranks LIBRARY FOLDER STEPS``.
+"""What each rank of the tests of several ranks runs: ``python -m
+tests.malletrain.integrations.ranks LIBRARY FOLDER STEPS``.
 
-A small training with the library's own loop. Every step is a line in the rank's own file. The library is imported once; a rank is forked
-for every line of standard input, which has its environment as JSON.
+A small training with the library's own loop. Every step is a line in the rank's own file. The
+library is imported once; a rank is forked for every line of standard input, which has its
+environment as JSON.
 """
 
 from __future__ import annotations
@@ -52,9 +54,16 @@ def hugging_face(folder: Path, steps: int) -> int:
             note(folder, state.global_step)
 
     args = TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=BATCH, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
-        ddp_backend="gloo", dataloader_num_workers=0,
-    )  # fmt: skip
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=BATCH,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        ddp_backend="gloo",
+        dataloader_num_workers=0,
+    )
     callback = MalleTrainCallback()
     trainer = SlowDisk(Net(), args, train_dataset=Numbers(), callbacks=[Note(), callback])
     trainer.train(resume_from_checkpoint=callback.latest(str(folder)))
@@ -82,11 +91,22 @@ def lightning(folder: Path, steps: int) -> int:
             note(folder, trainer.global_step)
 
     callback = MalleTrainCallback(folder)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     trainer = pl.Trainer(
-        max_steps=steps, accelerator="cpu", devices=1, num_nodes=int(os.environ["WORLD_SIZE"]), strategy="ddp",
-        callbacks=[Note(), callback], default_root_dir=folder, **quiet,
-    )  # fmt: skip
+        max_steps=steps,
+        accelerator="cpu",
+        devices=1,
+        num_nodes=int(os.environ["WORLD_SIZE"]),
+        strategy="ddp",
+        callbacks=[Note(), callback],
+        default_root_dir=folder,
+        **quiet,
+    )
     trainer.fit(Module(), DataLoader(Numbers(), batch_size=BATCH), ckpt_path=callback.latest())
     return trainer.global_step
 
@@ -108,7 +128,9 @@ def accelerate(folder: Path, steps: int) -> int:
 
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
-    net, optimizer, loader = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.1), DataLoader(Numbers(), batch_size=BATCH))
+    net, optimizer, loader = accelerator.prepare(
+        net, torch.optim.Adam(net.parameters(), lr=0.1), DataLoader(Numbers(), batch_size=BATCH)
+    )
     count = Count()
     accelerator.register_for_checkpointing(count)
     guard = Guard(accelerator, folder / "states")
@@ -147,7 +169,9 @@ def work(script: Callable[[Path, int], int], folder: Path, steps: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     library, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    script = {"transformers": hugging_face, "lightning": lightning, "accelerate": accelerate}[library]
+    script = {"transformers": hugging_face, "lightning": lightning, "accelerate": accelerate}[
+        library
+    ]
     for module in IMPORTS[library]:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is no zombie

@@ -1,4 +1,6 @@
-"""The callbacks on two ranks, each on a node of its own: only rank 0's is told of a drain; both save at the same step, and nobody hangs."""
+"""The callbacks on two ranks, each on a node of its own: only rank 0's is told of a drain; both
+save at the same step, and nobody hangs.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from malletrain.local_channel import Drained, Progress
-from malletrain.round_settings import RoundSettings
-from tests.malletrain.node_side import alive, eventually
-from tests.malletrain.worker_side import FakeAgent
+from malletrain.protocol.worker_channel import Drained, Progress
+from malletrain.rounds.settings import RoundSettings
+from tests.malletrain.agent.node_side import alive, eventually
+from tests.malletrain.training.worker_side import FakeAgent
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 40
@@ -29,7 +31,13 @@ HOME = Path(__file__).parents[3]
 class Ranks:
     """Two workers of a round, as torchrun starts them on two nodes, and their agents' ends."""
 
-    def __init__(self, server: subprocess.Popen[str], folder: Path, generation: int, flags: tuple[str, str] = ("", "")) -> None:
+    def __init__(
+        self,
+        server: subprocess.Popen[str],
+        folder: Path,
+        generation: int,
+        flags: tuple[str, str] = ("", ""),
+    ) -> None:
         self.folder = folder
         self.agents = [FakeAgent(), FakeAgent()]
         with socket.socket() as free:
@@ -40,17 +48,28 @@ class Ranks:
         assert server.stdout is not None
         for rank, (agent, other) in enumerate(zip(self.agents, flags, strict=True)):
             environment = {
-                "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job-1", "GLOO_SOCKET_IFNAME": "lo",
-                "MALLETRAIN_SOCKET": agent.path, "MALLETRAIN_FLAGS": other or agent.flags.path, "MALLETRAIN_JOB": "job-1",
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "GROUP_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": "job-1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "MALLETRAIN_SOCKET": agent.path,
+                "MALLETRAIN_FLAGS": other or agent.flags.path,
+                "MALLETRAIN_JOB": "job-1",
                 "MALLETRAIN_GENERATION": str(generation),
-            }  # fmt: skip
+            }
             print(json.dumps(environment), file=server.stdin, flush=True)
             self.workers.append(int(server.stdout.readline()))
 
     def until(self, rank: int, what: str, heard: Callable[[Any], bool]) -> None:
         """Wait for something that the agent of ``rank`` hears."""
-        eventually(lambda: any(map(heard, self.agents[rank].received())) or self.check(), what, PATIENCE_S)
+        eventually(
+            lambda: any(map(heard, self.agents[rank].received())) or self.check(), what, PATIENCE_S
+        )
 
     def check(self) -> bool:
         assert all(map(alive, self.workers)), self.logs()
@@ -60,15 +79,23 @@ class Ranks:
         """Fails when one lives longer."""
         deadline = time.monotonic() + within_s
         while any(map(alive, self.workers)):
-            assert time.monotonic() < deadline, f"They do not end within {within_s} s.\n{self.logs()}"
+            assert time.monotonic() < deadline, (
+                f"They do not end within {within_s} s.\n{self.logs()}"
+            )
             time.sleep(0.01)
 
     def logs(self) -> str:
-        return "\n".join(f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}" for rank in range(2))
+        return "\n".join(
+            f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}"
+            for rank in range(2)
+        )
 
     def steps(self) -> list[list[int]]:
         """By rank: the steps done, one after the other."""
-        return [[int(line) for line in (self.folder / f"steps-{rank}").read_text().split()] for rank in range(2)]
+        return [
+            [int(line) for line in (self.folder / f"steps-{rank}").read_text().split()]
+            for rank in range(2)
+        ]
 
     def close(self) -> None:
         for pid in filter(alive, self.workers):
@@ -81,14 +108,25 @@ class Ranks:
 def server(library, tmp_path):
     """Forks ranks that have the library imported."""
     pytest.importorskip(library, reason="pip install malletrain[integrations]")
-    command = [sys.executable, "-m", "tests.malletrain.integrations.ranks", library, str(tmp_path), str(STEPS)]
-    with subprocess.Popen(command, cwd=HOME, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.malletrain.integrations.ranks",
+        library,
+        str(tmp_path),
+        str(STEPS),
+    ]
+    with subprocess.Popen(
+        command, cwd=HOME, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         process.kill()
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
-def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_step(server, tmp_path, library):
+def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_step(
+    server, tmp_path, library
+):
     first = Ranks(server, tmp_path, 1)
     try:
         first.until(1, "some steps", lambda m: isinstance(m, Progress) and m.steps >= 3)
@@ -99,7 +137,9 @@ def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_st
         assert len(done[0]) < STEPS
         if library == "transformers":
             (checkpoint,) = tmp_path.glob("checkpoint-*")
-            assert len(list(checkpoint.glob("rng_state_*"))) == 2, "both ranks' parts are on disk before that is said"
+            assert len(list(checkpoint.glob("rng_state_*"))) == 2, (
+                "both ranks' parts are on disk before that is said"
+            )
         for pid in first.workers:
             os.kill(pid, signal.SIGTERM)
         first.ended(RoundSettings.stop_s)
@@ -107,7 +147,9 @@ def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_st
     finally:
         first.close()
 
-    second = Ranks(server, tmp_path, 2, ("", str(tmp_path / "nowhere")))  # the flags cannot be read on one of them
+    second = Ranks(
+        server, tmp_path, 2, ("", str(tmp_path / "nowhere"))
+    )  # the flags cannot be read on one of them
     try:
         second.ended(PATIENCE_S)
         assert second.steps() == [list(range(1, STEPS + 1))] * 2, second.logs()

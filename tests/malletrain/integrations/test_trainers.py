@@ -1,4 +1,6 @@
-"""The callbacks in the real trainers of the real libraries: what MalleTrain hears, and that a checkpoint asked for can be resumed from."""
+"""The callbacks in the real trainers of the real libraries: what MalleTrain hears, and that a
+checkpoint asked for can be resumed from.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from malletrain import progress
-from malletrain.local_channel import Capable, Drained, Progress
+from malletrain.protocol.worker_channel import Capable, Drained, Progress
+from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, Net, Numbers
-from tests.malletrain.worker_side import as_plain_script, as_worker
+from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
 pytestmark = pytest.mark.timeout(240)
 
 
 class Launcher:
-    """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's would, once it was answered."""
+    """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's
+    would, once it was answered.
+    """
 
     def __init__(self, agent, at_step):
         self.heard, self.answered = [], threading.Event()
@@ -55,13 +59,13 @@ class Launcher:
 
 @contextlib.contextmanager
 def launched(monkeypatch, at_step=3):
-    monkeypatch.setattr("malletrain.progress.SEND_INTERVAL_S", 0.0)
+    monkeypatch.setattr("malletrain.training.report.SEND_INTERVAL_S", 0.0)
     with as_worker(monkeypatch) as agent:
         launcher = Launcher(agent, at_step)
         try:
             yield launcher
         finally:
-            progress.flush()
+            report.flush()
             launcher.stop()
 
 
@@ -106,7 +110,9 @@ def test_hugging_face_trainer(tmp_path, monkeypatch):
     with as_plain_script(monkeypatch):
         resumed, step, _ = hugging_face(tmp_path / "a", 12)
     assert step == 12
-    assert torch.allclose(resumed.layer.weight, net.layer.weight, rtol=1e-5), "from the checkpoint on it is the same run"
+    assert torch.allclose(resumed.layer.weight, net.layer.weight, rtol=1e-5), (
+        "from the checkpoint on it is the same run"
+    )
 
 
 def test_lightning(tmp_path, monkeypatch):
@@ -130,8 +136,20 @@ def test_lightning(tmp_path, monkeypatch):
 
     def fit(steps):
         callback = MalleTrainCallback(tmp_path)
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        trainer = pl.Trainer(max_steps=steps, accelerator="cpu", devices=1, callbacks=[callback], default_root_dir=tmp_path, **quiet)
+        quiet = {
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+        }
+        trainer = pl.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[callback],
+            default_root_dir=tmp_path,
+            **quiet,
+        )
         module = Module()
         trainer.fit(module, DataLoader(Numbers(), batch_size=BATCH), ckpt_path=callback.latest())
         return module, trainer.global_step
@@ -190,5 +208,8 @@ def test_accelerate(tmp_path, monkeypatch):
 
 
 def test_the_training_side_library_imports_none_of_them():
-    code = "import malletrain, sys; assert not {'transformers', 'accelerate', 'lightning', 'torch'} & set(sys.modules)"
+    code = (
+        "import malletrain, sys; assert not {'transformers', 'accelerate', 'lightning', "
+        "'torch'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,8 +21,28 @@ def filled(**changes):
     screen = Screen("A title")
     screen.update(
         changes.get("status", status_view()),
-        changes.get("jobs", [job_view(), job_view(id="j2", name="wide", state="suspended", nodes=(), rate=0.0, reason="needs 2 nodes")]),
-        changes.get("nodes", [node_view("n1"), node_view("n2", "leaving", leaving_in_s=3.2), node_view("n3", "free", "")]),
+        changes.get(
+            "jobs",
+            [
+                job_view(),
+                job_view(
+                    id="j2",
+                    name="wide",
+                    state="suspended",
+                    nodes=(),
+                    rate=0.0,
+                    reason="needs 2 nodes",
+                ),
+            ],
+        ),
+        changes.get(
+            "nodes",
+            [
+                node_view("n1"),
+                node_view("n2", "leaving", leaving_in_s=3.2),
+                node_view("n3", "free", ""),
+            ],
+        ),
         changes.get("events", [event_view(k) for k in range(100)]),
     )
     return screen
@@ -30,7 +50,17 @@ def filled(**changes):
 
 def test_everything_is_there():
     text = shown(filled())
-    for words in ("A title", "n1", "train", "leaving 3 s", "free", "●●○○", "needs 2 nodes", "Event number 99.", "2 preemptions"):
+    for words in (
+        "A title",
+        "n1",
+        "train",
+        "leaving 3 s",
+        "free",
+        "●●○○",
+        "needs 2 nodes",
+        "Event number 99.",
+        "2 preemptions",
+    ):
         assert words in text
 
 
@@ -51,7 +81,9 @@ def test_empty():
 
 
 def test_large_machine_has_a_sign_per_node():
-    nodes = [node_view(f"n{k}", "job" if k % 2 else "idle", "j1" if k % 2 else "") for k in range(200)]
+    nodes = [
+        node_view(f"n{k}", "job" if k % 2 else "idle", "j1" if k % 2 else "") for k in range(200)
+    ]
     text = shown(filled(nodes=nodes, jobs=[]))
     assert text.count("█") == 100 + 1  # one in the legend
     assert "n150" not in text

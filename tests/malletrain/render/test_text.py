@@ -6,13 +6,24 @@ from malletrain.render.text import bar, count, plain, rate, shorten_nodes, since
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (999, "999"), (12345, "12,345"), (9_999_999, "9,999,999"), (12_345_678, "12.3 M"), (3e11, "300.0 G")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (12345, "12,345"),
+        (9_999_999, "9,999,999"),
+        (12_345_678, "12.3 M"),
+        (3e11, "300.0 G"),
+    ],
 )
 def test_count(value, text):
     assert count(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "–"), (-1, "–"), (0.526, "0.53/s"), (42.13, "42.1/s"), (1234.4, "1,234/s")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "–"), (-1, "–"), (0.526, "0.53/s"), (42.13, "42.1/s"), (1234.4, "1,234/s")],
+)
 def test_rate(value, text):
     assert rate(value) == text
 

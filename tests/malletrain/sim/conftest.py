@@ -8,7 +8,7 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.sim.workloads import SimJob
-from scavenger.trace import Trace
+from scavenger.trace.trace import Trace
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -24,7 +24,9 @@ def trace_of(gaps, duration, nodes=None):
     """A trace from {node: [(idle from, to), ...]}."""
     names = sorted(gaps) if nodes is None else nodes
     rows = [(names.index(name), a, b) for name, spans in gaps.items() for a, b in spans]
-    return Trace.from_gaps([r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], names, duration)
+    return Trace.from_gaps(
+        [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], names, duration
+    )
 
 
 def linear(largest=8, rate=10.0):
@@ -33,4 +35,12 @@ def linear(largest=8, rate=10.0):
 
 def job(name="job", samples=1e9, most=8, rate=10.0, **more):
     curve = linear(most, rate)
-    return SimJob(name, more.pop("min_nodes", 1), more.pop("max_nodes", most), samples, curve, told=curve, **more)
+    return SimJob(
+        name,
+        more.pop("min_nodes", 1),
+        more.pop("max_nodes", most),
+        samples,
+        curve,
+        told=curve,
+        **more,
+    )

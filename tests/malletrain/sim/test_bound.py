@@ -16,7 +16,10 @@ from tests.malletrain.sim.conftest import job
 def brute(jobs, idle):
     best = 0.0
     for sizes in product(*(range(j.max_nodes + 1) for j in jobs)):
-        fits = all(k == 0 or (k >= j.min_nodes and (j.sizes is None or k in j.sizes)) for j, k in zip(jobs, sizes, strict=True))
+        fits = all(
+            k == 0 or (k >= j.min_nodes and (j.sizes is None or k in j.sizes))
+            for j, k in zip(jobs, sizes, strict=True)
+        )
         if sum(sizes) <= idle and fits:
             best = max(best, sum(j.curve.at(k) for j, k in zip(jobs, sizes, strict=True)))
     return best

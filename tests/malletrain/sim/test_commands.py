@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.cli import main
-from scavenger import synth, trace
+from scavenger.trace import synthesis, trace
 from tests.malletrain.sim.conftest import shared, trace_of
 
 KEYS = {
@@ -29,14 +29,16 @@ KEYS = {
 }
 
 SWF = "; MaxNodes: 8\n" + "\n".join(
-    f"{k} {600 * k} 0 {900 + 100 * (k % 5)} {1 + k % 4} -1 -1 {1 + k % 4} -1 -1 1 1 1 -1 -1 -1 -1 -1" for k in range(60)
+    f"{k} {600 * k} 0 {900 + 100 * (k % 5)} {1 + k % 4} -1 -1 {1 + k % 4} -1 -1 1 1 1 -1 -1 -1 "
+    "-1 -1"
+    for k in range(60)
 )
 
 
 @pytest.fixture
 def week(tmp_path):
     path = tmp_path / "week.csv.gz"
-    trace.write(synth.synthesise(synth.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0), path)
+    trace.write(synthesis.synthesise(synthesis.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0), path)
     return path
 
 
@@ -46,7 +48,9 @@ def run(*args):
 
 @pytest.mark.parametrize("workload", ["hpo", "nas"])
 def test_json_has_what_is_promised(week, workload):
-    done = run("simulate", "--trace", week, "--workload", workload, "--jobs", 30, "--max-jobs", 4, "--json")
+    done = run(
+        "simulate", "--trace", week, "--workload", workload, "--jobs", 30, "--max-jobs", 4, "--json"
+    )
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert set(data) >= KEYS
@@ -64,8 +68,25 @@ def test_json_has_what_is_promised(week, workload):
         ("equal", 10, "real", False),
     ],
 )
-def test_a_forward_looking_time_below_the_start_cost_is_warned_of(week, policy, t_fwd, costs, warned):
-    done = run("simulate", "--trace", week, "--jobs", 3, "--hours", 0.2, "--policy", policy, "--t-fwd", t_fwd, "--costs", costs, "--json")
+def test_a_forward_looking_time_below_the_start_cost_is_warned_of(
+    week, policy, t_fwd, costs, warned
+):
+    done = run(
+        "simulate",
+        "--trace",
+        week,
+        "--jobs",
+        3,
+        "--hours",
+        0.2,
+        "--policy",
+        policy,
+        "--t-fwd",
+        t_fwd,
+        "--costs",
+        costs,
+        "--json",
+    )
     assert done.exit_code == 0, done.output
     assert ("no start pays for itself" in done.stderr) is warned
     assert json.loads(done.stdout)["policy"] == policy
@@ -73,13 +94,29 @@ def test_a_forward_looking_time_below_the_start_cost_is_warned_of(week, policy, 
 
 def test_the_same_seed_gives_the_same_and_another_another(week):
     def samples(seed):
-        return json.loads(run("simulate", "--trace", week, "--nodes", 20, "--jobs", 30, "--seed", seed, "--json").stdout)["samples"]
+        return json.loads(
+            run(
+                "simulate", "--trace", week, "--nodes", 20, "--jobs", 30, "--seed", seed, "--json"
+            ).stdout
+        )["samples"]
 
     assert samples(1) == samples(1) != samples(2)
 
 
 def test_a_table_for_people(week):
-    done = run("simulate", "--trace", week, "--jobs", 5, "--policy", "equal", "--costs", "freetrain", "--hours", 2)
+    done = run(
+        "simulate",
+        "--trace",
+        week,
+        "--jobs",
+        5,
+        "--policy",
+        "equal",
+        "--costs",
+        "freetrain",
+        "--hours",
+        2,
+    )
     assert done.exit_code == 0, done.output
     assert "the upper bound" in done.stdout
     assert "2.0 h" in done.stdout
@@ -88,7 +125,9 @@ def test_a_table_for_people(week):
 def test_a_real_log_gives_the_jobs(week, tmp_path):
     log = tmp_path / "log.swf"
     log.write_text(SWF)
-    data = json.loads(run("simulate", "--trace", week, "--jobs", log, "--hours", 4, "--json").stdout)
+    data = json.loads(
+        run("simulate", "--trace", week, "--jobs", log, "--hours", 4, "--json").stdout
+    )
     assert data["jobs"] == sum(600 * k < 4 * 3600 for k in range(60))
 
 
@@ -140,9 +179,13 @@ class TestAssess:
         rows = ["JobID|Submit|Start|End|State|NNodes|NodeList"]
         for k in range(20):
             hour = f"2024-01-01T{k:02d}"
-            rows.append(f"{k}|{hour}:00:00|{hour}:10:00|{hour}:50:00|COMPLETED|2|n[{1 + k % 3}-{2 + k % 3}]")
+            rows.append(
+                f"{k}|{hour}:00:00|{hour}:10:00|{hour}:50:00|COMPLETED|2|n[{1 + k % 3}-{2 + k % 3}]"
+            )
         log.write_text("\n".join(rows) + "\n")
-        done = run("assess", "--sacct", log, "--nodes", 6, "--jobs", 20, "--output", report, "--json")
+        done = run(
+            "assess", "--sacct", log, "--nodes", 6, "--jobs", 20, "--output", report, "--json"
+        )
         assert done.exit_code == 0, done.output
         data = json.loads(done.stdout)
         assert data["gaps"]["nodes"] == 6
@@ -168,7 +211,20 @@ class TestAssess:
     def test_a_public_log(self, tmp_path):
         report = tmp_path / "kth.html"
         path = shared("hpc_jobs/KTH-SP2-1996.swf.gz")
-        done = run("assess", "--swf", path, "--max-jobs", 3, "--hours", 24, "--jobs", 50, "--output", report, "--json")
+        done = run(
+            "assess",
+            "--swf",
+            path,
+            "--max-jobs",
+            3,
+            "--hours",
+            24,
+            "--jobs",
+            50,
+            "--output",
+            report,
+            "--json",
+        )
         assert done.exit_code == 0, done.output
         data = json.loads(done.stdout)
         assert data["gaps"]["nodes"] == 100

@@ -40,7 +40,12 @@ class TestReal:
         run.accrue(130.0)
         assert run.done == 10.0 * 40
         assert run.lost[Cause.START] == START * 40
-        assert run.node_s == {None: 40.0, Cause.START: 80.0, Cause.RESCALE: 0.0, Cause.PREEMPTION: 0.0}
+        assert run.node_s == {
+            None: 40.0,
+            Cause.START: 80.0,
+            Cause.RESCALE: 0.0,
+            Cause.PREEMPTION: 0.0,
+        }
 
     @pytest.mark.parametrize(("to", "pause"), [(6, UP), (2, DOWN)])
     def test_a_wanted_rescale_loses_only_its_pause(self, to, pause):
@@ -88,7 +93,9 @@ class TestReal:
         run.resumed(run.resumes_at)
         assert run.lost[Cause.PREEMPTION] == DOWN * 40
         assert run.preemptions == 1
-        assert run.node_s[None] == 150 * 4 + 1 * 2, "nodes that the main scheduler wants back are not harvested"
+        assert run.node_s[None] == 150 * 4 + 1 * 2, (
+            "nodes that the main scheduler wants back are not harvested"
+        )
 
     def test_workers_lost_before_they_were_up_start_again(self):
         run = run_of()
@@ -145,7 +152,9 @@ class TestFreeTrain:
         assert run.training
         assert run.done == 100 * 80 - DOWN * 50
         run.rescale(nodes(5), 100.0)
-        assert run.done == 100 * 80 - DOWN * 50, "staying at the size that the loss left costs nothing more"
+        assert run.done == 100 * 80 - DOWN * 50, (
+            "staying at the size that the loss left costs nothing more"
+        )
         assert (run.preemptions, run.rescales) == (1, 0)
 
     def test_losing_all_nodes_stops_it(self):
@@ -155,7 +164,10 @@ class TestFreeTrain:
         assert run.done == 2000.0
 
 
-@pytest.mark.parametrize("wrong", [{"up_s": -1.0}, {"down_s": math.nan}, {"notice_s": math.inf}, {"snapshot_every_s": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"up_s": -1.0}, {"down_s": math.nan}, {"notice_s": math.inf}, {"snapshot_every_s": -1.0}],
+)
 def test_costs_that_make_no_sense_are_refused(wrong):
     with pytest.raises(WorkloadError, match="seconds, 0 or more"):
         CostModel(**wrong)

@@ -14,15 +14,17 @@ from malletrain.sim.engine import Simulation, simulate
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError, hpo, read_curves
-from scavenger import synth
-from scavenger.trace import Trace, read, read_names
+from scavenger.trace import synthesis
+from scavenger.trace.trace import Trace, read, read_names
 from tests.malletrain.sim.conftest import job, shared, trace_of
 
 FOUR = {f"n{k}": [(0.0, 1000.0)] for k in range(4)}
 
 
 def play(gaps, jobs, duration=1000.0, policy="malletrain", semantics="real", **more):
-    costs = CostModel(semantics, **{k: more.pop(k) for k in list(more) if k in CostModel.__dataclass_fields__})
+    costs = CostModel(
+        semantics, **{k: more.pop(k) for k in list(more) if k in CostModel.__dataclass_fields__}
+    )
     return simulate(trace_of(gaps, duration), jobs, SimSettings(POLICIES[policy], costs, **more))
 
 
@@ -33,7 +35,9 @@ def honest(name, points, most=4):
 
 class TestScenes:
     def test_one_job_on_four_nodes_that_stay(self):
-        """Nodes are there at 0, the plan is made one settle time later, and the job trains when it has started."""
+        """Nodes are there at 0, the plan is made one settle time later, and the job trains when it
+        has started.
+        """
         r = play(FOUR, [job()], start_s=20.0)
         assert r.samples == pytest.approx((1000 - 1 - 20) * 40)
         assert r.start_loss == pytest.approx(20 * 40)
@@ -46,7 +50,9 @@ class TestScenes:
         assert play(FOUR, [job()], semantics="freetrain").samples == pytest.approx(40000, abs=1)
 
     def test_a_node_lost_without_notice(self):
-        """At 500 one of four nodes is taken: work since the snapshot at 481 (20 + 1 + 60k) is lost, and the pause is 12 + 1 s."""
+        """At 500 one of four nodes is taken: work since the snapshot at 481 (20 + 1 + 60k) is lost,
+        and the pause is 12 + 1 s.
+        """
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, snapshot_every_s=60.0, down_s=12.0)
         trained = (500 - 21) - (500 - 21) % 60
@@ -59,7 +65,9 @@ class TestScenes:
         r = play(gaps, [job()], start_s=20.0, notice_s=30.0, down_s=12.0)
         assert r.samples == pytest.approx((501 - 21) * 40 + (500 - 13) * 30)
         assert r.preemption_loss == pytest.approx(12 * 40)
-        assert r.harvested_fraction * r.equivalent_nodes * 1000 == pytest.approx((500 - 21) * 4 + 1 * 3 + (500 - 13) * 3)
+        assert r.harvested_fraction * r.equivalent_nodes * 1000 == pytest.approx(
+            (500 - 21) * 4 + 1 * 3 + (500 - 13) * 3
+        )
 
     def test_live_mode_loses_a_step(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
@@ -67,7 +75,9 @@ class TestScenes:
         assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - 3) * 30)
 
     def test_a_node_that_comes_back_before_it_has_left(self):
-        """Taken at 500 with 30 s of notice and idle again at 510: it is a gap again when it has left, at 530."""
+        """Taken at 500 with 30 s of notice and idle again at 510: it is a gap again when it has
+        left, at 530.
+        """
         gaps = {"n0": [(0.0, 500.0), (510.0, 1000.0)]}
         r = play(gaps, [job()], start_s=0.0, notice_s=30.0)
         assert r.preemptions == 1
@@ -92,7 +102,9 @@ class TestScenes:
 
     def test_no_more_jobs_at_a_time_than_allowed(self):
         jobs = [job(k, samples=4000.0, most=1) for k in "abcd"]
-        assert play(FOUR, jobs, start_s=0.0, max_running=2).hours * 3600 == pytest.approx(2 * (400 + 1))
+        assert play(FOUR, jobs, start_s=0.0, max_running=2).hours * 3600 == pytest.approx(
+            2 * (400 + 1)
+        )
 
     def test_equal_shares_ignore_curves(self):
         flat, steep = honest("flat", {1: 10.0, 4: 10.0}), honest("steep", {1: 10.0, 4: 40.0})
@@ -102,10 +114,21 @@ class TestScenes:
         assert [fair, best, first] == pytest.approx([30000, 40000, 10000], abs=1)
 
     def test_freetrain_believes_what_owners_say(self):
-        lied = SimJob("lied", 1, 4, 1e9, ScalingCurve.of({1: 10.0, 4: 10.0}), told=ScalingCurve.of({1: 10.0, 4: 400.0}))
-        deceived = play(FOUR, [lied, job("honest", most=4)], policy="freetrain", semantics="freetrain")
+        lied = SimJob(
+            "lied",
+            1,
+            4,
+            1e9,
+            ScalingCurve.of({1: 10.0, 4: 10.0}),
+            told=ScalingCurve.of({1: 10.0, 4: 400.0}),
+        )
+        deceived = play(
+            FOUR, [lied, job("honest", most=4)], policy="freetrain", semantics="freetrain"
+        )
         assert deceived.samples == pytest.approx(10000, abs=1)
-        measured = play(FOUR, [lied, job("honest", most=4)], policy="profiled", semantics="freetrain")
+        measured = play(
+            FOUR, [lied, job("honest", most=4)], policy="profiled", semantics="freetrain"
+        )
         assert measured.samples > 30000
         assert (deceived.profiles, measured.profiles) == (0, 2)
 
@@ -143,7 +166,14 @@ def test_nothing_to_simulate_is_said(change, says):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_running": 0}, {"t_fwd_s": 0.0}, {"t_fwd_s": math.nan}, {"lease_delay_s": -1.0}, {"hours": 0.0}, {"starvation_s": 0.0}],
+    [
+        {"max_running": 0},
+        {"t_fwd_s": 0.0},
+        {"t_fwd_s": math.nan},
+        {"lease_delay_s": -1.0},
+        {"hours": 0.0},
+        {"starvation_s": 0.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(WorkloadError):
@@ -161,7 +191,9 @@ class Checked(Simulation):
         assert all(number == 1 for number in held.values()), "a node runs two jobs"
         assert set(held) == set(self._holder)
         assert set(held) <= self._leased
-        assert all(name in self._idle_since or name in self._leaving for name in held), "a node that is not idle trains"
+        assert all(name in self._idle_since or name in self._leaving for name in held), (
+            "a node that is not idle trains"
+        )
         assert not (set(self._gaps) & self._leased)
         for name, run in self.unfinished.items():
             record = self.controller.jobs[name]
@@ -186,28 +218,62 @@ WORLDS = [
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda w: " ".join(map(str, w.values())))
 def test_what_must_hold_in_any_world(world):
-    model = synth.Model(0.4, synth.lognormal(200.0, 500.0), batch_median=2.0, batch_mean=5.0, block_mean=3.0, swing=1.0)
+    model = synthesis.Model(
+        0.4,
+        synthesis.lognormal(200.0, 500.0),
+        batch_median=2.0,
+        batch_mean=5.0,
+        block_mean=3.0,
+        swing=1.0,
+    )
     for seed in range(2):
         rng = np.random.default_rng(seed)
-        trace = synth.synthesise(model, 24, 5000.0, seed=seed)
+        trace = synthesis.synthesise(model, 24, 5000.0, seed=seed)
         jobs = []
         for k in range(10):
-            curve = ScalingCurve.of({1: float(rng.uniform(1, 20)), 4: float(rng.uniform(1, 80)), 12: float(rng.uniform(1, 200))})
+            curve = ScalingCurve.of(
+                {
+                    1: float(rng.uniform(1, 20)),
+                    4: float(rng.uniform(1, 80)),
+                    12: float(rng.uniform(1, 200)),
+                }
+            )
             low = int(rng.integers(1, 4))
             sizes = (2, 4, 8) if rng.random() < 0.3 else None
             work = float(rng.uniform(1e3, 2e5))
-            jobs.append(SimJob(f"j{k}", low, 12, work, curve, told=curve, submit_s=float(rng.uniform(0, 2500)), sizes=sizes))
-        costs = CostModel(world.get("semantics", "real"), notice_s=world.get("notice", 0.0), mode=world.get("mode", "restart"))
+            jobs.append(
+                SimJob(
+                    f"j{k}",
+                    low,
+                    12,
+                    work,
+                    curve,
+                    told=curve,
+                    submit_s=float(rng.uniform(0, 2500)),
+                    sizes=sizes,
+                )
+            )
+        costs = CostModel(
+            world.get("semantics", "real"),
+            notice_s=world.get("notice", 0.0),
+            mode=world.get("mode", "restart"),
+        )
         policy = POLICIES[world["policy"]]
         settings = SimSettings(
-            policy, costs, max_running=5, lease_delay_s=world.get("lease_delay", 0.0), horizons=world.get("horizons", False)
+            policy,
+            costs,
+            max_running=5,
+            lease_delay_s=world.get("lease_delay", 0.0),
+            horizons=world.get("horizons", False),
         )
         sim = Checked(trace, jobs, settings)
         r = sim.run()
         books = r.harvested_fraction + r.start_fraction + r.rescale_fraction + r.preemption_fraction
         assert 0 < books <= 1 + 1e-9
         # With notice a job goes on for a moment on nodes that are not idle any more.
-        assert r.samples <= r.ideal_samples * (1 + 1e-9) + (r.preemptions * 200 if world.get("notice") else 0)
+        assert r.samples <= r.ideal_samples * (1 + 1e-9) + (
+            r.preemptions * 200 if world.get("notice") else 0
+        )
         assert r.jobs_completed == sum(run.ended_at is not None for run in sim.runs.values())
         assert all(run.done <= run.job.samples * (1 + 1e-9) for run in sim.runs.values())
         again = simulate(trace, jobs, settings).to_dict()
@@ -220,11 +286,14 @@ def test_what_must_hold_in_any_world(world):
 
 @pytest.mark.parametrize(("policy", "published"), [("freetrain", 0.979), ("equal", 0.879)])
 def test_agreement_with_an_independent_replay(policy, published):
-    """Three days of a real machine, 1,024 of its nodes, ten jobs at a time of one measured curve, FreeTrain's costs.
+    """Three days of a real machine, 1,024 of its nodes, ten jobs at a time of one measured curve,
+    FreeTrain's costs.
 
     Published for the week (see the data's README); the whole week is :mod:`benchmarks.simulation`.
     """
-    trace = read(shared("summit_idle_week1.csv.gz"), names=read_names(shared("summit_nodes.txt"))).sample(1024, 1)
+    trace = read(
+        shared("summit_idle_week1.csv.gz"), names=read_names(shared("summit_nodes.txt"))
+    ).sample(1024, 1)
     curves = read_curves(shared("dnn_scaling_summit.csv"))
     costs = CostModel("freetrain", up_s=18.0, down_s=12.0)
     settings = SimSettings(POLICIES[policy], costs, max_running=10, hours=72)

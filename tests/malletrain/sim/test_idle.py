@@ -16,12 +16,26 @@ def log(*jobs, nodes=None):
 
 def spans(trace):
     gaps = trace.gaps()
-    return sorted((trace.names[n], a, b) for n, a, b in zip(gaps.node, gaps.start, gaps.end, strict=True))
+    return sorted(
+        (trace.names[n], a, b) for n, a, b in zip(gaps.node, gaps.start, gaps.end, strict=True)
+    )
 
 
 def test_named_nodes_are_idle_where_no_job_is():
-    found = idle_nodes(log(LogJob(0, 100, 50, 1, ("a",)), LogJob(0, 120, 100, 2, ("b", "c")), LogJob(0, 300, None, 1, ("a",))))
-    assert spans(found.trace) == [("a", 50.0, 200.0), ("b", 0.0, 20.0), ("b", 120.0, 200.0), ("c", 0.0, 20.0), ("c", 120.0, 200.0)]
+    found = idle_nodes(
+        log(
+            LogJob(0, 100, 50, 1, ("a",)),
+            LogJob(0, 120, 100, 2, ("b", "c")),
+            LogJob(0, 300, None, 1, ("a",)),
+        )
+    )
+    assert spans(found.trace) == [
+        ("a", 50.0, 200.0),
+        ("b", 0.0, 20.0),
+        ("b", 120.0, 200.0),
+        ("c", 0.0, 20.0),
+        ("c", 120.0, 200.0),
+    ]
     assert any("not counted" in sentence for sentence in found.assumptions)
 
 
@@ -33,17 +47,29 @@ def test_nodes_never_used_count_where_the_size_is_given():
 
 
 def test_overlapping_jobs_on_one_node_are_one_busy_time():
-    found = idle_nodes(log(LogJob(0, 0, 80, 1, ("a",)), LogJob(0, 10, 20, 1, ("a",)), LogJob(0, 100, 1, 1, ("a",))))
+    found = idle_nodes(
+        log(LogJob(0, 0, 80, 1, ("a",)), LogJob(0, 10, 20, 1, ("a",)), LogJob(0, 100, 1, 1, ("a",)))
+    )
     assert spans(found.trace) == [("a", 80.0, 100.0)]
 
 
 def test_without_names_the_node_idle_longest_is_taken():
-    found = idle_nodes(log(LogJob(0, 0, 10, 1), LogJob(0, 0, 20, 1), LogJob(0, 30, 10, 1), LogJob(0, 100, 1, 2), nodes=2))
+    found = idle_nodes(
+        log(
+            LogJob(0, 0, 10, 1),
+            LogJob(0, 0, 20, 1),
+            LogJob(0, 30, 10, 1),
+            LogJob(0, 100, 1, 2),
+            nodes=2,
+        )
+    )
     assert spans(found.trace) == [("n1", 10.0, 30.0), ("n1", 40.0, 100.0), ("n2", 20.0, 100.0)]
 
 
 def test_a_node_given_back_and_taken_at_once_was_never_idle():
-    found = idle_nodes(log(LogJob(0, 0, 50, 1), LogJob(0, 50, 50, 1), LogJob(0, 110, 1, 1), nodes=1))
+    found = idle_nodes(
+        log(LogJob(0, 0, 50, 1), LogJob(0, 50, 50, 1), LogJob(0, 110, 1, 1), nodes=1)
+    )
     assert spans(found.trace) == [("n1", 100.0, 110.0)]
 
 
@@ -84,7 +110,11 @@ def test_idle_counts_are_exact_whichever_nodes_jobs_used():
 
 
 @pytest.mark.parametrize(
-    ("jobs", "says"), [([LogJob(0, None, 5, 1)], "does not say when jobs started"), ([LogJob(0, 3, 5, 1)] * 2, "start at one time")]
+    ("jobs", "says"),
+    [
+        ([LogJob(0, None, 5, 1)], "does not say when jobs started"),
+        ([LogJob(0, 3, 5, 1)] * 2, "start at one time"),
+    ],
 )
 def test_logs_that_say_nothing_of_idle_nodes(jobs, says):
     with pytest.raises(WorkloadError, match=says):

@@ -6,7 +6,15 @@ from datetime import datetime
 
 import pytest
 
-from malletrain.sim.joblogs import LogJob, expand_hostlist, read_gpu_csv, read_log, read_pbs, read_sacct, read_swf
+from malletrain.sim.joblogs import (
+    LogJob,
+    expand_hostlist,
+    read_gpu_csv,
+    read_log,
+    read_pbs,
+    read_sacct,
+    read_swf,
+)
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import shared
 
@@ -41,7 +49,10 @@ def test_swf(tmp_path):
         ("1 2 3", "line 1: A job in this format .SWF. is 18 numbers"),
         ("; x\n1 100 10 60 4 -1 -1 four -1 -1 1 1 1 -1 -1 -1 -1 -1", "line 2"),
         ("; only a comment\n", "no job that ran"),
-        ("1 100 10 -1 4 -1 -1 4 -1 -1 1 1 1 -1 -1 -1 -1 -1", "all 1 entries are of jobs that never ran"),
+        (
+            "1 100 10 -1 4 -1 -1 4 -1 -1 1 1 1 -1 -1 -1 -1 -1",
+            "all 1 entries are of jobs that never ran",
+        ),
     ],
 )
 def test_bad_swf(tmp_path, text, says):
@@ -58,7 +69,10 @@ SACCT = """JobID|Submit|Start|End|State|NNodes|NodeList
 
 def test_sacct(tmp_path):
     log = read_log(write(tmp_path, SACCT))
-    assert log.jobs == (LogJob(0.0, 60.0, 3540.0, 3, ("n01", "n02", "m1")), LogJob(1200.0, 1800.0, None, 1, ("n03",)))
+    assert log.jobs == (
+        LogJob(0.0, 60.0, 3540.0, 3, ("n01", "n02", "m1")),
+        LogJob(1200.0, 1800.0, None, 1, ("n03",)),
+    )
     assert (log.nodes, log.skipped) == (None, 1)
 
 
@@ -114,11 +128,20 @@ def test_pbs(tmp_path):
             ("11:30:00", "L", "license", "floating license hour:0"),
             ("12:00:00", "R", "2.s", "user=u"),
             ("13:00:00", "E", "9.s", "user=u session=0 Exit_status=-1"),
-            ("23:00:00", "S", "3.s", f"ctime={first + 10:.0f} start={first + 46800:.0f} exec_host=n3/0"),
+            (
+                "23:00:00",
+                "S",
+                "3.s",
+                f"ctime={first + 10:.0f} start={first + 46800:.0f} exec_host=n3/0",
+            ),
         ],
     )
     write(tmp_path, text, "20240301")
-    write(tmp_path, pbs("03/02/2024", [("01:00:00", "E", "1.s", f"{one} end={second:.0f} Exit_status=0")]), "20240302")
+    write(
+        tmp_path,
+        pbs("03/02/2024", [("01:00:00", "E", "1.s", f"{one} end={second:.0f} Exit_status=0")]),
+        "20240302",
+    )
     write(tmp_path, "not a log", "notes.txt")
     log = read_log(tmp_path)
     assert log.jobs == (
@@ -133,7 +156,9 @@ def test_bad_pbs(tmp_path):
     with pytest.raises(WorkloadError, match="named by day"):
         read_pbs(tmp_path)
     write(tmp_path, "hello\n", "20240301")
-    with pytest.raises(WorkloadError, match="20240301, line 1: This is no PBS accounting record: 'hello'"):
+    with pytest.raises(
+        WorkloadError, match="20240301, line 1: This is no PBS accounting record: 'hello'"
+    ):
         read_pbs(tmp_path)
 
 

@@ -20,7 +20,9 @@ def conv(k, a, b):
 
 
 def test_parameters_by_hand():
-    """One 3x3 convolution between input and output: stem, nine cells of a projection and a convolution, dense layer."""
+    """One 3x3 convolution between input and output: stem, nine cells of a projection and a
+    convolution, dense layer.
+    """
     cell = Cell(((0, 1), (1, 2)), (C3,))
     cells = 0
     before = 128
@@ -33,7 +35,9 @@ def test_parameters_by_hand():
 
 def test_a_cell_that_only_passes_on_is_a_projection():
     cell = Cell(((0, 1),), ())
-    expected = conv(3, 3, 128) + sum(conv(1, a, b) for a, b in ((128, 128),) * 3 + ((128, 256), (256, 256), (256, 256)))
+    expected = conv(3, 3, 128) + sum(
+        conv(1, a, b) for a, b in ((128, 128),) * 3 + ((128, 256), (256, 256), (256, 256))
+    )
     expected += conv(1, 256, 512) + 2 * conv(1, 512, 512) + 512 * 10 + 10
     assert network(cell, size=32, classes=10).parameters == expected
 
@@ -84,7 +88,10 @@ def test_a_search_is_made_of_jobs_nobody_measured():
     assert len({j.curve for j in jobs}) > 10
 
 
-@pytest.mark.parametrize(("n", "bits", "ops"), [(3, "010001", "0"), (3, "010001000", "00"), (3, "010001000", "5"), (3, "01000100x", "0")])
+@pytest.mark.parametrize(
+    ("n", "bits", "ops"),
+    [(3, "010001", "0"), (3, "010001000", "00"), (3, "010001000", "5"), (3, "01000100x", "0")],
+)
 def test_damaged_cells_are_refused(n, bits, ops):
     with pytest.raises(WorkloadError, match="needs"):
         parse_cell(n, bits, ops)

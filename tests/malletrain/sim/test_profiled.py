@@ -1,4 +1,6 @@
-"""The policy that is told no curve: the same controller profiles model jobs, and the simulation pays for it."""
+"""The policy that is told no curve: the same controller profiles model jobs, and the simulation
+pays for it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 
 from allocator import ScalingCurve
 from jpa import MeasuredCurve
-from malletrain.events import Announce, KeepLearned
-from malletrain.learned import Learned
+from malletrain.core.events import Announce, KeepScalingModel
+from malletrain.core.scaling_model import ScalingModel
 from malletrain.sim.costs import CostModel, Run
 from malletrain.sim.engine import Simulation
 from malletrain.sim.nas import nas
@@ -64,7 +66,9 @@ def test_several_jobs_are_profiled_one_after_the_other_and_all_is_repeatable():
     one, _ = simulated("profiled", jobs=2)
     two, _ = simulated("profiled", jobs=2)
     assert [(a.job, a.kind) for a in one.said] == [(a.job, a.kind) for a in two.said]
-    assert {name: run.ended_at for name, run in one.runs.items()} == {name: run.ended_at for name, run in two.runs.items()}
+    assert {name: run.ended_at for name, run in one.runs.items()} == {
+        name: run.ended_at for name, run in two.runs.items()
+    }
     assert {a.job for a in one.said if a.kind == "profile-finished"} == {"j0", "j1"}
 
 
@@ -96,9 +100,13 @@ def test_an_undisturbed_job_reports_once_a_size():
 
 
 def test_a_job_inherits_from_one_of_its_kind():
-    """The second job of a model knows the curve of the first: it is not measured at all those sizes again."""
+    """The second job of a model knows the curve of the first: it is not measured at all those sizes
+    again.
+    """
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
-    jobs = [SimJob(f"j{i}", 1, 6, 200_000.0, CURVE, model="m", submit_s=1000.0 * i) for i in range(2)]
+    jobs = [
+        SimJob(f"j{i}", 1, 6, 200_000.0, CURVE, model="m", submit_s=1000.0 * i) for i in range(2)
+    ]
     world = Listening(trace, jobs, SimSettings(policy=POLICIES["malletrain"], max_running=1))
     r = world.run()
     points = [a.job for a in world.said if a.kind == "profile-point"]
@@ -114,9 +122,11 @@ def test_a_job_believes_models_of_similar_size():
     curve = MeasuredCurve()
     for k in (1, 2, 4, 6):
         curve = curve.with_measurement(k, jobs[0].curve.at(k), 1.0, 0.0)
-    reports.keep(jobs[0], KeepLearned(jobs[0].name, Learned(curve=curve, profiled=True)))
+    reports.keep(jobs[0], KeepScalingModel(jobs[0].name, ScalingModel(curve=curve, profiled=True)))
     believed = reports.described(jobs[1])
     assert believed.learned.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
     assert reports.described(jobs[1]) is None, "said once"
     assert reports.of_its_kind(jobs[1]) is None
-    assert reports.of_its_kind(jobs[0]).curve.estimate(4)[0] == pytest.approx(jobs[0].curve.at(4), rel=0.01)
+    assert reports.of_its_kind(jobs[0]).curve.estimate(4)[0] == pytest.approx(
+        jobs[0].curve.at(4), rel=0.01
+    )

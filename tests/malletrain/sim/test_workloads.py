@@ -10,7 +10,15 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.sim.throughput import NODE, Cluster, amdahl, built_in
-from malletrain.sim.workloads import SimJob, WorkloadError, arriving, given, hpo, read_curves, read_workload
+from malletrain.sim.workloads import (
+    SimJob,
+    WorkloadError,
+    arriving,
+    given,
+    hpo,
+    read_curves,
+    read_workload,
+)
 from tests.malletrain.sim.conftest import job, linear
 
 CURVES = {"a": linear(4), "b": linear(16)}
@@ -34,7 +42,9 @@ def test_a_real_log_gives_arrivals_sizes_and_work():
     jobs = [job("a", most=8), job("b", most=8), job("c", most=8)]
     first, second = arriving(jobs, [(5.0, 4, 100.0), (9.0, 16, 10.0)])
     assert (first.submit_s, first.max_nodes, first.samples) == (5.0, 4, 4000.0)
-    assert (second.max_nodes, second.samples) == (8, 80.0 * 20), "as many node-seconds, on the nodes its curve knows"
+    assert (second.max_nodes, second.samples) == (8, 80.0 * 20), (
+        "as many node-seconds, on the nodes its curve knows"
+    )
 
 
 def test_what_owners_state_and_the_truth_stays():
@@ -45,7 +55,10 @@ def test_what_owners_state_and_the_truth_stays():
         assert given(jobs, how, seed=1) == stated
     assert given(jobs, "exact") == jobs
     assert all(j.told is None for j in given(jobs, "none"))
-    assert all(j.told.at(j.max_nodes) == pytest.approx(j.max_nodes * j.curve.at(1)) for j in given(jobs, "linear"))
+    assert all(
+        j.told.at(j.max_nodes) == pytest.approx(j.max_nodes * j.curve.at(1))
+        for j in given(jobs, "linear")
+    )
     other = given(jobs, "other")
     assert all(j.told != j.curve for j in other)
     assert {j.told for j in other} == {j.curve for j in jobs}
@@ -57,7 +70,10 @@ def test_what_owners_state_and_the_truth_stays():
 def test_curves_from_a_file(tmp_path):
     path = tmp_path / "curves.csv.gz"
     path.write_bytes(gzip.compress(b"model,nodes,samples_per_s\nx,1,10\nx,4,30\ny,2,5\ny,1,3\n"))
-    assert read_curves(path) == {"x": ScalingCurve.of({1: 10, 4: 30}), "y": ScalingCurve.of({1: 3, 2: 5})}
+    assert read_curves(path) == {
+        "x": ScalingCurve.of({1: 10, 4: 30}),
+        "y": ScalingCurve.of({1: 3, 2: 5}),
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,9 +114,19 @@ def test_a_file_that_is_no_file_of_curves(tmp_path):
 
 def test_jobs_from_csv_and_json_are_the_same(tmp_path):
     table = tmp_path / "jobs.csv"
-    table.write_text("name,samples,model,curve,told,max_nodes,sizes\none,1e6,a,,,,\ntwo,2e6,,1:10 8:60,none,6,1 2 4\n")
+    table.write_text(
+        "name,samples,model,curve,told,max_nodes,sizes\none,1e6,a,,,,\ntwo,2e6,,1:10 "
+        "8:60,none,6,1 2 4\n"
+    )
     entries = tmp_path / "jobs.json"
-    second = {"name": "two", "samples": 2e6, "curve": {"1": 10, "8": 60}, "told": "none", "max_nodes": 6, "sizes": [1, 2, 4]}
+    second = {
+        "name": "two",
+        "samples": 2e6,
+        "curve": {"1": 10, "8": 60},
+        "told": "none",
+        "max_nodes": 6,
+        "sizes": [1, 2, 4],
+    }
     entries.write_text(json.dumps([{"name": "one", "samples": 1e6, "model": "a"}, second]))
     found = read_workload(table, CURVES)
     assert found == read_workload(entries, CURVES)
@@ -115,12 +141,24 @@ def test_jobs_from_csv_and_json_are_the_same(tmp_path):
         ({"name": "x"}, "entry 1: The job has no samples"),
         ({"name": "x", "samples": 1, "model": "z"}, "its model 'z' is not known; known are a, b"),
         ({"name": "x", "samples": 0, "model": "a"}, "entry 1: Job x has 0.0 samples"),
-        ({"name": "x", "samples": 1, "model": "a", "max_nodes": 5}, "its curve ends at 4; the simulator does not extrapolate"),
-        ({"name": "x", "samples": 1, "model": "a", "min_nodes": 3, "max_nodes": 2}, "1 <= min <= max"),
+        (
+            {"name": "x", "samples": 1, "model": "a", "max_nodes": 5},
+            "its curve ends at 4; the simulator does not extrapolate",
+        ),
+        (
+            {"name": "x", "samples": 1, "model": "a", "min_nodes": 3, "max_nodes": 2},
+            "1 <= min <= max",
+        ),
         ({"name": "x", "samples": 1, "model": "a", "nodes": 3}, "has no field nodes"),
-        ({"name": "x", "samples": 1, "model": "a", "goal": "fame"}, "known are throughput, efficiency"),
+        (
+            {"name": "x", "samples": 1, "model": "a", "goal": "fame"},
+            "known are throughput, efficiency",
+        ),
         ({"name": "x", "samples": 1, "model": "a", "sizes": [8]}, "accepts no size within 1:4"),
-        ({"name": "x", "samples": 1, "model": "a", "submit_s": -1}, "submit_s must be a finite number"),
+        (
+            {"name": "x", "samples": 1, "model": "a", "submit_s": -1},
+            "submit_s must be a finite number",
+        ),
         ({"name": "x", "samples": 1, "curve": "1-2"}, "A curve is written as"),
         ({"name": "x", "samples": 1, "curve": {"1": 5}}, "single point"),
         ({"name": "x", "samples": 1, "curve": 5}, "A curve is an object"),
@@ -134,7 +172,13 @@ def test_bad_jobs_are_refused_with_their_entry(tmp_path, entry, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("[", "not JSON"), ("[1]", "list of objects"), ("[]", "has no job"), ("name,samples\n", "has no job")]
+    ("text", "says"),
+    [
+        ("[", "not JSON"),
+        ("[1]", "list of objects"),
+        ("[]", "has no job"),
+        ("name,samples\n", "has no job"),
+    ],
 )
 def test_files_without_jobs(tmp_path, text, says):
     path = tmp_path / "jobs"
@@ -156,7 +200,9 @@ def test_no_jobs_are_no_workload(count):
         hpo(CURVES, count)
     with pytest.raises(WorkloadError, match="no scaling curve"):
         hpo({}, 1)
-    with pytest.raises(WorkloadError, match="no scaling curve goes beyond 16; the simulator does not extrapolate"):
+    with pytest.raises(
+        WorkloadError, match="no scaling curve goes beyond 16; the simulator does not extrapolate"
+    ):
         hpo(CURVES, 1, max_nodes=17)
 
 
@@ -174,8 +220,10 @@ def test_the_laws_by_hand():
     plain = Cluster(flops=1e12, alpha_s=1e-3, beta=1e9, overlap=0.0, batch=100, jitter=0.0)
     assert plain.rate(1e9, 1e6, 1) == pytest.approx(1000.0)
     assert plain.rate(1e9, 1e6, 2) == pytest.approx(200 / (0.1 + 2e-3 + 4e6 / 1e9))
-    assert Cluster(flops=1e12, jitter=0.1, batch=100, alpha_s=0, overlap=1).rate(1e9, 0, 8) == pytest.approx(
-        800 / (0.1 * (1 + 0.1 * math.sqrt(2 * math.log(8))))
-    )
+    assert Cluster(flops=1e12, jitter=0.1, batch=100, alpha_s=0, overlap=1).rate(
+        1e9, 0, 8
+    ) == pytest.approx(800 / (0.1 * (1 + 0.1 * math.sqrt(2 * math.log(8)))))
     assert amdahl(10.0, 0.1, 11) == pytest.approx(55.0)
-    assert NODE.curve(1e12, 1e6, [1, 8], serial=0.5).at(8) == pytest.approx(amdahl(NODE.rate(1e12, 1e6, 1), 0.5, 8))
+    assert NODE.curve(1e12, 1e6, [1, 8], serial=0.5).at(8) == pytest.approx(
+        amdahl(NODE.rate(1e12, 1e6, 1), 0.5, 8)
+    )

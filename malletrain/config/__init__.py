@@ -1,0 +1,4 @@
+"""The site's configuration: keys, units, what is accepted, its reference.
+
+Runs in the daemon and the command line. Imports ``protocol`` at most.
+"""

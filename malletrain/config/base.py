@@ -1,0 +1,113 @@
+"""What the sections of a configuration are made of: the kinds of keys, and how text with a unit or
+a path becomes a value.
+
+Knows no key by name; those stand in :mod:`malletrain.config` and
+:mod:`malletrain.config.schedulers`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from malletrain.config.units import (
+    DURATION_HELP,
+    SIZE_HELP,
+    UnitError,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+from malletrain.config.validation import Quantity
+
+
+def _duration(value: object) -> float:
+    try:
+        return parse_duration(value)
+    except UnitError as error:
+        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
+
+
+def _maybe_duration(value: object) -> float | None:
+    return None if value is None else _duration(value)
+
+
+def _show_duration(value: float | None) -> str | None:
+    return None if value is None else format_duration(value)
+
+
+def _size(value: object) -> int:
+    try:
+        return parse_size(value)
+    except UnitError as error:
+        raise PydanticCustomError("unit", "{sentence}", {"sentence": str(error)}) from None
+
+
+def _location(value: object, info: ValidationInfo) -> object:
+    """A path with ``~`` expanded, relative to the file that names it."""
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
+    base = (info.context or {}).get("directory")
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise PydanticCustomError(
+            "path",
+            '"{value}" begins with a home directory that is not known',
+            {"value": str(value)},
+        ) from None
+    return path if base is None else Path(base, path)
+
+
+def _maybe_location(value: object, info: ValidationInfo) -> object:
+    return None if value is None else _location(value, info)
+
+
+_DURATION = Quantity("duration", DURATION_HELP)
+_PATH = Quantity("path", 'a path; "~" is the home directory')
+Duration = Annotated[
+    float, BeforeValidator(_duration), PlainSerializer(format_duration, when_used="json"), _DURATION
+]
+# The validators of the keys that may be left out stand outside the union, so that a wrong value is
+# one problem and not one for each member of it.
+MaybeDuration = Annotated[
+    float | None,
+    BeforeValidator(_maybe_duration),
+    PlainSerializer(_show_duration, when_used="json"),
+    _DURATION,
+]
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    PlainSerializer(format_size, when_used="json"),
+    Quantity("size", SIZE_HELP),
+]
+Location = Annotated[Path, BeforeValidator(_location), _PATH]
+MaybeLocation = Annotated[Path | None, BeforeValidator(_maybe_location), _PATH]
+Words = list[str]
+"""A list of texts."""
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys refused, unchangeable, defaults checked like given
+    values.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+
+
+def key(default: Any = ..., *, description: str, **limits: Any) -> Any:
+    """A key of a section.
+
+    Defaults are written as in the file ("5 s") and go through the same checks as given values.
+    """
+    return Field(default, description=description, **limits)
+
+
+def section(kind: type[Section]) -> Any:
+    """A section that may be left out of the file."""
+    return Field(default_factory=kind)

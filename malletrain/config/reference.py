@@ -1,0 +1,159 @@
+"""The configuration's reference and example file, made from the descriptions of its keys so that
+they cannot diverge from the code.
+
+Decides form only; every word comes from :mod:`malletrain.config`. ``python -m
+malletrain.config.reference`` prints what ``docs/configuration.md`` holds, ``python -m
+malletrain.config.reference --example`` a file with every key at its default.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from malletrain.config.model import Config, scheduler_kinds
+from malletrain.config.units import format_duration, format_size
+from malletrain.config.validation import Quantity, either, table_of
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Made by `python -m malletrain.config.reference`; edit the keys' descriptions instead. -->
+
+The daemon reads one [TOML](https://toml.io) file: `malletrain daemon --config FILE`.
+`malletrain check --config FILE` says what is wrong with a file, all at once and with line
+numbers, and whether the site can work with it, before anything is started.
+
+Quantities are text with a unit: durations `"30 s"`, `"5 min"`, `"1.5 h"` (ms, s, min, h, d),
+sizes `"2 GiB"`, `"500 MB"`. A plain number is refused where a unit is needed. Relative paths are
+relative to the file, `~` is the home directory. A key that is left out has its default. Only
+`scheduler.kind` is required.
+"""
+
+
+def sections(
+    model: type[BaseModel] = Config, name: str = ""
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(full name, model) of every section, each before those inside it."""
+    if name:
+        yield name, model
+    for field, info in model.model_fields.items():
+        inner = table_of(info.annotation)
+        if inner is not None:
+            yield from sections(inner, f"{name}.{field}" if name else field)
+
+
+def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """(name, field) of every key of a section, without the sections inside it."""
+    return (
+        (name, info)
+        for name, info in model.model_fields.items()
+        if table_of(info.annotation) is None
+    )
+
+
+def reference_markdown() -> str:
+    """Every key with its default, what is accepted and what it is for, as Markdown."""
+    parts = [_INTRODUCTION]
+    for name, model in sections():
+        rows = [
+            f"| `{key}` | {_default(info, markdown=True)} | {_accepted(f'{name}.{key}', info)} "
+            f"| {info.description} |"
+            for key, info in keys(model)
+        ]
+        head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
+        parts.append("\n".join([f"## [{name}]", "", _summary(model), "", *head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def example_toml() -> str:
+    """A configuration file with every key commented out at its default, and what it is for above
+    it.
+    """
+    lines = ["# Every key of the configuration at its default. Take away the # of what you change."]
+    for name, model in sections():
+        lines += [
+            "",
+            *textwrap.wrap(_summary(model), 100, initial_indent="# ", subsequent_indent="# "),
+            f"[{name}]",
+        ]
+        for key, info in keys(model):
+            note = f"{info.description} Accepted: {_accepted(f'{name}.{key}', info)}."
+            lines += textwrap.wrap(
+                note.replace("`", ""), 100, initial_indent="# ", subsequent_indent="# "
+            )
+            value = either(scheduler_kinds()[:1]) if info.is_required() else _default(info)
+            lines.append(f"{'' if info.is_required() else '# '}{key} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+def _default(info: FieldInfo, markdown: bool = False) -> str:
+    """The default as it is written in a file."""
+    if info.is_required():
+        return "required"
+    value = info.default
+    if value is None:
+        duration = any(
+            isinstance(mark, Quantity) and mark.kind == "duration" for mark in info.metadata
+        )
+        return "not given" if markdown else '"30 s"' if duration else '"..."'
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else json.dumps(value)
+        if isinstance(value, (str, list))
+        else f"{value}"
+    )
+    return f"`{text}`" if markdown else text
+
+
+def _accepted(name: str, info: FieldInfo) -> str:
+    """What is accepted, with its bounds."""
+    if name == "scheduler.kind":
+        return f"`{either(scheduler_kinds())}`"
+    quantity = next((mark for mark in info.metadata if isinstance(mark, Quantity)), None)
+    if quantity is not None and quantity.kind == "path":
+        return "a path"
+    if typing.get_origin(info.annotation) is typing.Literal:
+        return " or ".join(f'`"{value}"`' for value in typing.get_args(info.annotation))
+    words: dict[Any, str] = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "`true` or `false`",
+        list[str]: "a list of texts",
+    }
+    what = f"a {quantity.kind}" if quantity else words[info.annotation]
+    return what + "".join(_bound(mark, quantity) for mark in info.metadata)
+
+
+def _bound(mark: Any, quantity: Quantity | None) -> str:
+    show = (
+        {"duration": format_duration, "size": format_size}[quantity.kind]
+        if quantity
+        else "{:g}".format
+    )
+    for kind, word, value in (
+        (Gt, "more than", "gt"),
+        (Ge, "at least", "ge"),
+        (Le, "at most", "le"),
+    ):
+        if isinstance(mark, kind):
+            return f", {word} {show(getattr(mark, value))}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(example_toml() if "--example" in sys.argv[1:] else reference_markdown())

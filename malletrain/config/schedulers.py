@@ -1,0 +1,390 @@
+"""The configuration of the main scheduler: one table for each kind, and the rules for gaps that all
+batch schedulers share.
+
+Decides which keys exist and what a valid value is, as :mod:`malletrain.config` does for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
+
+from malletrain.config.base import (
+    Duration,
+    MaybeDuration,
+    MaybeLocation,
+    Section,
+    Words,
+    key,
+    section,
+)
+from malletrain.config.validation import either, table_of
+from scavenger.batch.hours import HoursError, parse_hours
+from scavenger.slurm.hostlist import HostlistError, expand
+
+
+class SchedulerTable(Section):
+    """Base of the tables of one kind of main scheduler."""
+
+
+class LocalScheduler(SchedulerTable):
+    """The embedded cluster: virtual nodes on this machine, and a trace that says which of them are
+    idle.
+    """
+
+    nodes: int = key(6, ge=1, le=4096, description="Number of virtual nodes.")
+    directory: MaybeLocation = key(
+        None,
+        description="Where the virtual nodes keep their files; not given: the folder cluster in "
+        "state_dir.",
+    )
+    trace: MaybeLocation = key(
+        None,
+        description="Trace (CSV, also .gz) of which nodes are idle when; not given: all nodes "
+        "are always idle.",
+    )
+    speedup: float = key(
+        1.0,
+        gt=0,
+        le=100_000,
+        allow_inf_nan=False,
+        description="How many seconds of the trace pass in one second.",
+    )
+    grace: Duration = key(
+        "5 s",
+        description="Time between the notice of a preemption (SIGTERM) and its end (SIGKILL).",
+    )
+    notice_fraction: float = key(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of preemptions that are announced; the others kill the node at once.",
+    )
+    seed: int = key(
+        0,
+        ge=0,
+        description="Chooses the nodes of the trace that are used and the preemptions without "
+        "notice.",
+    )
+    autostart: bool = key(
+        True,
+        description="Start the embedded cluster together with the daemon when it does not run.",
+    )
+
+
+class BatchScheduler(SchedulerTable):
+    """Base of the tables of batch schedulers: how leases are asked for, whichever it is."""
+
+    mode: Literal["preemptable", "backfill"] = key(
+        "preemptable",
+        description="Leases that the main scheduler preempts for other jobs; or, where it does "
+        "not, leases that end before their node is "
+        "wanted.",
+    )
+    time_limit: Duration = key(
+        "12 h", gt=0, description="Longest time limit of a lease; in Slurm whole minutes count."
+    )
+    time_min: Duration = key(
+        "5 min",
+        description="Shortest lease that is of use, for which the main scheduler may find a "
+        "hole before another job (sbatch --time-min, "
+        "qsub -l min_walltime=…).",
+    )
+    spare: Duration = key(
+        "30 s",
+        description="A lease ends this long before its node is wanted by a reservation or a "
+        "planned job.",
+    )
+    grace: MaybeDuration = key(
+        None,
+        description="Time between the signal of a preemption and SIGKILL; not given: what the "
+        "main scheduler says (GraceTime, else "
+        "KillWait of Slurm's configuration; kill_delay of PBS's queue, by default 10 s).",
+    )
+    start_within: Duration = key(
+        "60 s",
+        gt=0,
+        description="A lease that has not started this long after it was asked for is withdrawn.",
+    )
+    submit_rate: float = key(
+        10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most."
+    )
+    max_leases: int = key(
+        0,
+        ge=0,
+        description="Leases at the same time at most; 0: no limit but the main scheduler's own.",
+    )
+    script: MaybeLocation = key(
+        None,
+        description="Batch script of the leases, a copy of lease.sh in jobscripts/slurm or "
+        "jobscripts/pbs with what the site's nodes need; "
+        "not given: that one.",
+    )
+    submit_as: Words = key(
+        [],
+        description="Command put before sbatch and scancel, or qsub and qdel, to run them as a "
+        "lease's owner, such as "
+        '["sudo", "-n", "-u", "{owner}", "--"]; empty: all leases are this user\'s.',
+    )
+    keep_output: bool = key(
+        True, description="Keep what the newest leases print, in the folder leases in state_dir."
+    )
+    command_timeout: Duration = key(
+        "20 s",
+        gt=0,
+        description="A command of the main scheduler that takes longer is stopped and counts as "
+        "failed.",
+    )
+    command_tries: int = key(
+        2,
+        ge=1,
+        le=10,
+        description="How often a command that changes nothing is tried before the poll fails.",
+    )
+
+    @field_validator("submit_as")
+    @classmethod
+    def _submit_as(cls, value: Words) -> Words:
+        if value and not any("{owner}" in word for word in value):
+            sentence = (
+                'one of the words must hold {owner}, such as ["sudo", "-n", "-u", "{owner}", "--"]'
+            )
+            raise PydanticCustomError("owner", sentence, {"owner": "{owner}"})
+        return value
+
+
+class SlurmLease(Section):
+    """What a lease asks of Slurm."""
+
+    partition: str = key(
+        "",
+        description="Partition of the leases; empty: Slurm's default one (then qos should be set).",
+    )
+    qos: str = key("", description="QOS of the leases; empty: the account's default.")
+    account: str = key(
+        "", description="Account that the leases are charged to; empty: the user's default."
+    )
+    constraint: str = key(
+        "",
+        description="Features that Slurm must find on the node of a lease (sbatch "
+        "--constraint); empty: none.",
+    )
+    exclusive: bool = key(
+        True,
+        description="Take whole nodes with all their memory. If false, say in gres and options "
+        "what a lease needs.",
+    )
+    gres: str = key(
+        "",
+        description='Generic resources of a lease (sbatch --gres), such as "gpu:4"; empty: '
+        "those that come with the node.",
+    )
+    options: Words = key(
+        [],
+        description="Further options of sbatch for the leases, each one text, such as "
+        '"--licenses=scratch".',
+    )
+    nice: int = key(
+        0,
+        ge=-10_000,
+        le=2_147_483_645,
+        description="Put leases behind other jobs (sbatch --nice); 0: not asked for.",
+    )
+    launch: Literal["auto", "batch", "step"] = key(
+        "auto",
+        description="Start the agent as the batch script or as a job step (srun); auto: as a "
+        "step where Slurm's configuration lacks "
+        "preempt_send_user_signal, because a batch script then hears of its preemption too late.",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, value: Words) -> Words:
+        for option in value:
+            if not option.startswith("-"):
+                raise PydanticCustomError(
+                    "option",
+                    '"{value}" is no option; write each one as one text, such as '
+                    '"--licenses=scratch"',
+                    {"value": option},
+                )
+        return value
+
+
+class SlurmScheduler(BatchScheduler, SlurmLease):
+    """Slurm, 20.11 or later. Leases are one-node jobs; `malletrain check` tests these keys against
+    the running Slurm.
+    """
+
+    submit_rate: float = key(
+        20.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most."
+    )
+    api: Literal["auto", "commands", "pyslurm"] = key(
+        "auto",
+        description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it "
+        "can be imported and is of Slurm's version.",
+    )
+
+
+class PbsLease(Section):
+    """What a lease asks of PBS."""
+
+    queue: str = key(
+        "",
+        description="Queue of the leases, below those of the main jobs; empty: the server's "
+        "default one.",
+    )
+    account: str = key(
+        "",
+        description="Account that the leases are charged to (qsub -A); empty: the user's default.",
+    )
+    project: str = key("", description="Project of the leases (qsub -P); empty: PBS's default.")
+    resources: Words = key(
+        ["ncpus", "ngpus", "mem"],
+        description="Resources that a lease asks for in full, as much as its node has of them; "
+        "what a node does not have is left out.",
+    )
+    select: str = key(
+        "",
+        description="Further resources of a lease's chunk (qsub -l select=1:…), such as "
+        '"system=polaris"; empty: none.',
+    )
+    place: str = key(
+        "pack:exclhost",
+        description="How a lease has its node (qsub -l place=…); whole hosts unless there is a "
+        "reason.",
+    )
+    options: Words = key(
+        [],
+        description="Further words of qsub for the leases, options and their values one text "
+        'each, such as ["-l", "filesystems=home"].',
+    )
+    rerunnable: Literal["auto", "yes", "no"] = key(
+        "auto",
+        description="Whether leases are rerunnable (qsub -r); auto: only where PBS preempts in "
+        "no other way than requeuing, which it "
+        "cannot do to a job that is not.",
+    )
+
+
+class PbsScheduler(BatchScheduler, PbsLease):
+    """OpenPBS or PBS Professional, 18.1 or later. Leases are one-host jobs; `malletrain check`
+    tests these keys against the running PBS.
+    """
+
+    api: Literal["auto", "commands", "bindings"] = key(
+        "auto",
+        description="Ask PBS through its commands or through its Python bindings (pbs_ifl); "
+        "auto: the bindings where they can be imported.",
+    )
+
+
+class GapsSection(Section):
+    """Which idle nodes of a batch scheduler are gaps, that is, may be leased. `malletrain nodes
+    --explain` shows every rule's verdict.
+    """
+
+    partitions: Words = key(
+        [],
+        description="A node must be in one of these partitions or queues; empty: in that of the "
+        "leases.",
+    )
+    features: Words = key([], description="A node must have all of these features or resources.")
+    nodes: Words = key([], description='Only these nodes, such as "n[001-128]"; empty: all.')
+    exclude: Words = key([], description='Never these nodes, such as "login[1-2]".')
+    classes: Words = key(
+        [],
+        description="Features that tell node classes apart, such as a GPU's name; a job's nodes "
+        "are of one class.",
+    )
+    reserve: int = key(0, ge=0, description="Idle nodes that are left to the main scheduler.")
+    hours: Words = key(
+        [],
+        description='When leases may run, local time, such as "mon-fri 19:00-07:00" or '
+        '"sat-sun"; empty: always.',
+    )
+    idle_for: MaybeDuration = key(
+        None,
+        description="How long a node must be idle, so that the main scheduler has had its turn; "
+        "not given: one of its backfill cycles.",
+    )
+    hold: MaybeDuration = key(
+        None,
+        description="How long no lease is asked for after the main scheduler preempted one for "
+        "a job that it does not show, because that "
+        "may count on idle nodes too; not given: one of its backfill cycles, 3 s at least and "
+        "15 s at most.",
+    )
+    use_planned: bool = key(
+        False,
+        description="Take nodes that are held for a waiting job too, with leases that end "
+        "before its expected start.",
+    )
+    max_at_once: int = key(200, ge=1, description="Gaps that are taken at one poll at most.")
+    expected_length: Duration = key(
+        "20 min",
+        gt=0,
+        description="How long a gap is expected to last until the site's own were seen.",
+    )
+
+    @field_validator("hours")
+    @classmethod
+    def _hours(cls, value: Words) -> Words:
+        try:
+            parse_hours(value)
+        except HoursError as error:
+            raise PydanticCustomError(
+                "hours", "{sentence}", {"sentence": str(error).rstrip(".")}
+            ) from None
+        return value
+
+    @field_validator("nodes", "exclude")
+    @classmethod
+    def _nodes(cls, value: Words) -> Words:
+        try:
+            for text in value:
+                expand(text)
+        except HostlistError as error:
+            raise PydanticCustomError(
+                "nodes", "{sentence}", {"sentence": str(error).rstrip(".")}
+            ) from None
+        return value
+
+
+class SchedulerSection(Section):
+    """The main scheduler of the machine. The table named like `kind` holds what that kind needs."""
+
+    kind: str = key(description="Kind of the main scheduler.")
+    poll_interval: Duration = key(
+        "5 s",
+        gt=0,
+        description="How often the main scheduler is asked for idle nodes and for leases; less "
+        "often where its backfill cycle is long.",
+    )
+    local: LocalScheduler = section(LocalScheduler)
+    slurm: SlurmScheduler = section(SlurmScheduler)
+    pbs: PbsScheduler = section(PbsScheduler)
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, value: str) -> str:
+        if value not in scheduler_kinds():
+            raise PydanticCustomError(
+                "kind",
+                'this version knows no scheduler "{value}"; accepted is {kinds}',
+                {"value": value, "kinds": either(scheduler_kinds())},
+            )
+        return value
+
+
+def scheduler_kinds() -> tuple[str, ...]:
+    """The kinds of scheduler this version supports: the fields of SchedulerSection that hold a
+    SchedulerTable.
+    """
+    return tuple(
+        name
+        for name, field in SchedulerSection.model_fields.items()
+        if table_of(field.annotation) is not None
+    )

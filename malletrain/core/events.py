@@ -1,0 +1,334 @@
+"""What goes into the controller and what comes out: events and commands, nothing else.
+
+Both shells (daemon and simulator) speak this vocabulary. Times are seconds on the shell's clock;
+nodes and jobs are named by text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from allocator.curves import ScalingCurve
+from allocator.objectives import Goal, RescaleCost
+from malletrain.core.scaling_model import ScalingModel
+
+
+class JobState(str, Enum):
+    """``queued → profiling → running ⇄ suspended → completed | failed | cancelled``."""
+
+    QUEUED = "queued"
+    PROFILING = "profiling"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+# --- events ---
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    """A leased node is ready for work. ``job``: what it already runs (adoption after a restart of
+    the daemon).
+    """
+
+    node: str
+    node_class: str = "default"
+    horizon_s: float | None = None
+    group: str | None = None
+    job: str | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class NodeLeaving:
+    """The main scheduler wants the node back within ``in_s`` seconds."""
+
+    node: str
+    in_s: float
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """The node is gone, with or without notice before."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeRejected:
+    """The node is alive, but a job's launcher does not come up on it: give it back and leave it
+    alone for a while.
+    """
+
+    node: str
+
+
+@dataclass(frozen=True)
+class GapsSeen:
+    """All gaps of the latest poll: node → (horizon in seconds or None, node class). Replaces the
+    poll before.
+    """
+
+    gaps: Mapping[str, tuple[float | None, str]]
+
+
+@dataclass(frozen=True)
+class LeaseNotTaken:
+    """A lease asked for on ``node`` as ``owner`` did not come about."""
+
+    node: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class JobSubmitted:
+    """A new malleable job, or after a restart one that the store knows (``state`` says where it
+    stood).
+
+    ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and
+    ``last_broke``: how often its workers broke, and when they last did. ``profile``: measure how it
+    scales, at ``profile_sizes`` where the user names them. ``learned``: what is known of its
+    scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
+    that what the profile of one finds the others need not measure; empty: it is the only one.
+    ``owner``: on whose nodes alone it may run; empty where there is one user only.
+    """
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+    weight: float = 1.0
+    goal: Goal = Goal.THROUGHPUT
+    curve: ScalingCurve | None = None
+    sizes: tuple[int, ...] | None = None
+    state: JobState = JobState.QUEUED
+    tries: int = 0
+    last_broke: float | None = None
+    profile: bool = False
+    profile_sizes: tuple[int, ...] | None = None
+    learned: ScalingModel | None = None
+    kind: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class JobCompleted:
+    """Every worker of the job ended well."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class WorkersFailed:
+    """The job's workers failed by themselves (no node was lost): one try is used up."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundInterrupted:
+    """The job's workers are not one whole round any more and it is not the job's fault: form a new
+    one.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True)
+class JobCancelled:
+    """Its owner does not want it any more."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class CurveLearned:
+    """What is now believed of the job's scaling and rescale cost."""
+
+    job: str
+    curve: ScalingCurve
+    cost: RescaleCost | None = None
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """Samples were processed on ``nodes`` nodes: ``samples`` since the round began, up to ``time``
+    (the workers' own time of the last of them, on the clock of ``now``), in steps of ``batch`` over
+    all ranks.
+    """
+
+    job: str
+    nodes: int
+    time: float
+    samples: float
+    batch: float = 0.0
+
+
+@dataclass(frozen=True)
+class RescaleCosted:
+    """A rescale of ``kind`` (``up``, ``down`` or ``start``) cost the job ``seconds`` without a
+    sample.
+    """
+
+    job: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundFormed:
+    """All workers of the job's newest round have been started; whether they process samples is not
+    known yet.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True)
+class PriorSuggested:
+    """What other jobs suggest of this job's scaling, found out late; it does not take the place of
+    anything measured.
+    """
+
+    job: str
+    learned: ScalingModel
+
+
+@dataclass(frozen=True)
+class RescaleFinished:
+    """The job processes samples at its new scale (or its start-up time limit passed)."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    NodeJoined
+    | NodeLeaving
+    | NodeLost
+    | NodeRejected
+    | GapsSeen
+    | LeaseNotTaken
+    | JobSubmitted
+    | JobCompleted
+    | WorkersFailed
+    | RoundInterrupted
+    | JobCancelled
+    | CurveLearned
+    | Progressed
+    | RescaleCosted
+    | RoundFormed
+    | PriorSuggested
+    | RescaleFinished
+    | Tick
+)
+
+# --- commands ---
+
+
+@dataclass(frozen=True)
+class TakeLeases:
+    """Ask the main scheduler for a lease on each of these nodes, as ``owner``."""
+
+    nodes: tuple[str, ...]
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class ReleaseLeases:
+    """End the leases of these nodes; nothing runs on them."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReclaimNodes:
+    """Another owner's jobs have more use for these nodes: end their leases once their jobs have
+    moved off, in ``within_s`` seconds.
+    """
+
+    nodes: tuple[str, ...]
+    within_s: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run the job, which has no nodes, on these."""
+
+    job: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Move the running job to exactly these nodes (the same ones again: restart its workers)."""
+
+    job: str
+    nodes: tuple[str, ...]
+    within_s: float | None = None
+    """A node of the old set is gone after this many seconds; None: take the time it needs."""
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """Take all nodes from the job; it keeps its place."""
+
+    job: str
+    within_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The job has ended in ``state``; free its nodes."""
+
+    job: str
+    state: JobState
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Something for the audit trail: ``kind`` is ``profile-started`` | ``profile-point`` |
+    ``profile-finished`` | ``profile-waiting`` | ``job-interrupted`` | ``curve-changed``;
+    ``sentence`` for people, ``data`` for programs.
+    """
+
+    job: str
+    kind: str
+    sentence: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KeepScalingModel:
+    """Store what is now known of the job's scaling."""
+
+    job: str
+    learned: ScalingModel
+
+
+Command = (
+    TakeLeases
+    | ReleaseLeases
+    | ReclaimNodes
+    | Start
+    | Rescale
+    | Suspend
+    | Stop
+    | Announce
+    | KeepScalingModel
+)

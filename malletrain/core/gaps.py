@@ -1,0 +1,182 @@
+"""Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
+
+Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately),
+which of them come first, whose they become where several users want them, and that a user whose
+leases come to nothing is held off. How many are of use is the controller's decision.
+
+What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up
+nowhere, costs the others nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from allocator import NodeInfo
+from malletrain.core.pools import class_of, owner_of
+
+
+@dataclass
+class Gaps:
+    """The latest poll, and what was asked for since; times in seconds (see the controller's
+    settings).
+    """
+
+    min_horizon_s: float = 0.0
+    lease_wait_s: float = 120.0
+    unfit_s: float = 300.0
+    _seen: dict[str, NodeInfo] = field(default_factory=dict)
+    _asked: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _unfit_until: dict[tuple[str, str], float] = field(default_factory=dict)
+    _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _by_class: Counter[str] | None = None
+
+    def seen(self, gaps: Mapping[str, tuple[float | None, str]], now: float) -> None:
+        """A new poll replaces the one before; leases asked for too long ago are forgotten."""
+        self._seen = {
+            name: NodeInfo(node_class, horizon)
+            for name, (horizon, node_class) in gaps.items()
+            if horizon is None or horizon >= self.min_horizon_s
+        }
+        self._asked = {
+            name: asked for name, asked in self._asked.items() if now < asked[0] + self.lease_wait_s
+        }
+        # A node that was recalled is the main scheduler's now. As soon as it is a gap it is asked
+        # for like any other.
+        self._promised = {
+            name: p for name, p in self._promised.items() if name not in self._seen and now < p[0]
+        }
+        self._unfit_until = {key: until for key, until in self._unfit_until.items() if now < until}
+        self._by_class = None
+
+    def over(self, node: str) -> None:
+        """``node`` is leased, or cannot be: until the next poll it is no gap."""
+        self._seen.pop(node, None)
+        self._asked.pop(node, None)
+        self._by_class = None
+
+    def joined(self, node: str, owner: str) -> None:
+        """The lease on ``node`` is up."""
+        self.over(node)
+        self._refusals.pop((node, owner), None)
+        self._failing.pop(owner, None)
+        self._promised.pop(node, None)
+
+    def refused(self, node: str, owner: str, now: float) -> None:
+        """A lease asked for came to nothing: ask more and more rarely."""
+        if node in self._asked and self._asked[node][2] != owner:
+            return
+        if node in self._asked:
+            self._refusals[node, owner] = times = self._refusals.get((node, owner), 0) + 1
+            if times > 1:
+                self._unfit_until[node, owner] = now + min(self.unfit_s, 2.0 ** min(times, 20))
+            rounds, until = self._failing.get(owner, (0, now))
+            if owner and now >= until:  # many at once are one failure
+                self._failing[owner] = (
+                    rounds + 1,
+                    now + (min(self.unfit_s, 10.0 * 2.0**rounds) if rounds else 1.0),
+                )
+        self.over(node)
+
+    def held_off(self, owner: str, now: float) -> bool:
+        """Whether the owner's leases came to nothing again and again, so that nothing is asked for
+        as that owner for a while.
+        """
+        rounds, until = self._failing.get(owner, (0, now))
+        return rounds > 1 and now < until
+
+    def unfit(self, node: str, owner: str, now: float) -> None:
+        """Leave ``node`` alone for a while."""
+        self.over(node)
+        self._unfit_until[node, owner] = now + self.unfit_s
+
+    def open(
+        self, held: Collection[str], owners: Collection[str], now: float
+    ) -> dict[str, NodeInfo]:
+        """The gaps that may be asked for now as one of the owners; ``held`` are leased already."""
+        found = {
+            name: info
+            for name, info in self._seen.items()
+            if name not in held and name not in self._asked
+        }
+        if self._unfit_until:
+            found = {
+                name: info
+                for name, info in found.items()
+                if any(self._fit(name, owner, now) for owner in owners)
+            }
+        return found
+
+    def _fit(self, node: str, owner: str, now: float) -> bool:
+        return now >= self._unfit_until.get((node, owner), now)
+
+    def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
+        """``node`` is recalled for a job of ``owner``: count on it for a while, although another
+        holds it still.
+        """
+        self._promised[node] = (until, info, owner)
+        self._by_class = None
+
+    def coming(self, held: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
+        """The nodes on their way, each with the user it will be of: leases asked for that are not
+        up yet (a poll need not show them: the node is being given to us), and nodes recalled.
+        """
+        asked = {
+            name: (info, owner)
+            for name, (_, info, owner) in self._asked.items()
+            if name not in held
+        }
+        return {
+            **{name: (info, owner) for name, (_, info, owner) in self._promised.items()},
+            **asked,
+        }
+
+    def by_class(self) -> Counter[str]:
+        """How many nodes of each class are open or coming, at most."""
+        if self._by_class is None:
+            nodes = {
+                **self._seen,
+                **{
+                    name: info
+                    for name, (_, info, _) in (*self._promised.items(), *self._asked.items())
+                },
+            }
+            self._by_class = Counter(info.node_class for info in nodes.values())
+        return self._by_class
+
+    def ask(
+        self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float
+    ) -> dict[str, tuple[str, ...]]:
+        """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and
+        remember that they were asked for.
+
+        Returns owner → nodes. Where several owners want nodes of one class, each takes one when its
+        turn comes.
+        """
+        left: dict[str, dict[str, int]] = {}
+        for name, count in sorted(wanted.items()):
+            left.setdefault(class_of(name), {})[owner_of(name)] = count
+        chosen: dict[str, list[str]] = {}
+        for name, info in sorted(
+            offers.items(),
+            key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
+        ):
+            wishes = left.get(info.node_class, {})
+            owner = next(
+                (
+                    each
+                    for each, count in wishes.items()
+                    if count > 0 and self._fit(name, each, now)
+                ),
+                None,
+            )
+            if owner is None:
+                continue
+            wishes[owner] = wishes.pop(owner) - 1  # to the end of the line
+            chosen.setdefault(owner, []).append(name)
+            self._asked[name] = (now, info, owner)
+        return {owner: tuple(names) for owner, names in chosen.items()}

@@ -1,0 +1,57 @@
+"""Which phase of its training a job is in, from the global batch size its reports show. Pure.
+
+A phase ends when the batch size changes for good while the number of nodes stays: the last, shorter
+step of an epoch is none, and neither is another batch at another scale (a job may keep its batch
+per node). A phase is named after its batch size relative to the first phase (``batch x2``), so that
+the name says the same at every scale.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from jpa.curve import DEFAULT_PHASE
+
+WINDOW = 15
+"""Reports whose median is the batch size."""
+_TOLERANCE = 0.02
+
+
+class PhaseTracker:
+    """The phase of one job. ``phase``: where it stood when this tracker was made (after a restart
+    of the daemon).
+    """
+
+    def __init__(self, phase: str = DEFAULT_PHASE) -> None:
+        self.phase = phase
+        self._ratio = _ratio_of(phase)
+        self._nodes = 0
+        self._reference: dict[int, float] = {}
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    def feed(self, nodes: int, batch: float) -> str:
+        """One report at a scale of ``nodes``; the phase the job is in."""
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._recent.clear()
+        if batch > 0:
+            self._recent.append(batch)
+        if len(self._recent) == WINDOW:
+            self._decide(nodes, median(self._recent))
+        return self.phase
+
+    def _decide(self, nodes: int, batch: float) -> None:
+        # What the batch of the first phase is at this scale is only known from having been there.
+        ratio = batch / self._reference.setdefault(nodes, batch / self._ratio)
+        if abs(ratio / self._ratio - 1) > _TOLERANCE:
+            self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
+            self.phase = DEFAULT_PHASE if self._ratio == 1.0 else f"batch x{self._ratio:.3g}"
+            self._recent.clear()
+
+
+def _ratio_of(phase: str) -> float:
+    try:
+        return float(phase.removeprefix("batch x")) if phase.startswith("batch x") else 1.0
+    except ValueError:
+        return 1.0

@@ -1,0 +1,266 @@
+"""From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes.
+Pure.
+
+Decides for which of the jobs whose turn it is there is room, and what a job with an unknown curve
+is worth. Which jobs may bid and whose turn it is, is the controller's decision; how many nodes each
+gets the allocator's, which nodes its placement's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+from allocator import (
+    Allocation,
+    Bid,
+    Goal,
+    NodeInfo,
+    RescaleCost,
+    ScalingCurve,
+    make_bid,
+    place,
+    solve,
+)
+from malletrain.core.pools import owner_of
+
+
+@dataclass(frozen=True)
+class PlanningSettings:
+    """How plans are made; times in seconds. ``prior_exponent``: an unmeasured job is taken to speed
+    up as nodes**exponent.
+    """
+
+    t_fwd_s: float = 120.0
+    cost: RescaleCost = field(
+        default_factory=lambda: RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)
+    )
+    max_running: int = 20
+    time_limit_s: float = 2.0
+    prior_exponent: float = 0.9
+
+    def caution(self, starvation_s: float) -> str | None:
+        """A sentence when a start is taken to cost more than it can bring within the
+        forward-looking time; else None.
+        """
+        if self.t_fwd_s > self.cost.start_s:
+            return None
+        return (
+            f"A start is taken to cost {self.cost.start_s:g} s and plans look {self.t_fwd_s:g} "
+            "s ahead, so no start pays for itself: "
+            f"a job gets nodes only once it has waited for {starvation_s:g} s. Look further "
+            f"ahead than {self.cost.start_s:g} s."
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One job as the plan sees it.
+
+    ``fixed``: leave it at its size (a rescale is under way, or was a moment ago). ``must_run``: its
+    turn has come. ``broken``: its workers have to be restarted at whatever size. ``owner``: it may
+    only have nodes of pools of this owner; None: of all.
+    """
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+    nodes: tuple[str, ...]
+    weight: float = 1.0
+    goal: Goal = Goal.THROUGHPUT
+    curve: ScalingCurve | None = None
+    sizes: tuple[int, ...] | None = None
+    cost: RescaleCost | None = None
+    fixed: bool = False
+    must_run: bool = False
+    broken: bool = False
+    owner: str | None = None
+
+    def may_use(self, pool: str) -> bool:
+        """Whether it may run on nodes of this pool."""
+        return self.owner is None or owner_of(pool) == self.owner
+
+    @property
+    def smallest(self) -> int | None:
+        """The smallest size it accepts, ``None`` when its sizes and limits leave none."""
+        return smallest_size(self.min_nodes, self.max_nodes, self.sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs-to-nodes map with the proof of its quality (``gap`` relative, ``solve_s``
+    seconds).
+    """
+
+    nodes: Mapping[str, tuple[str, ...]]
+    objective: float
+    gap: float
+    solve_s: float
+
+
+class Solver(Protocol):
+    """Who decides the sizes: bids and nodes of each class in, a size for each job out."""
+
+    def __call__(
+        self, bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings, /
+    ) -> Allocation:
+        """The allocation."""
+        ...
+
+
+class Planner(Protocol):
+    """Who makes plans, see :func:`make_plan`."""
+
+    def __call__(
+        self,
+        candidates: Sequence[Candidate],
+        nodes: Mapping[str, NodeInfo],
+        settings: PlanningSettings,
+        favoured: Collection[str] = (),
+        /,
+    ) -> Plan:
+        """The plan."""
+        ...
+
+
+def exact(
+    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
+) -> Allocation:
+    """The product's solver."""
+    return solve(bids, capacity, time_limit_s=settings.time_limit_s)
+
+
+def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -> int | None:
+    """The smallest allowed size within the limits, ``None`` when there is none."""
+    if sizes is None:
+        return min_nodes
+    return min((k for k in sizes if min_nodes <= k <= max_nodes), default=None)
+
+
+def turns(
+    holders: Iterable[Candidate],
+    queue: Iterable[Candidate],
+    free: Mapping[str, int],
+    nodes: Mapping[str, NodeInfo],
+) -> set[str]:
+    """Which of the jobs that have a turn now (``holders``) and of those that wait for one
+    (``queue``, the first first) get to run.
+
+    ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it
+    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, turn
+    by turn, would keep a large one out for ever.
+    """
+    left = dict(free)
+    found = set()
+
+    def granted(c: Candidate) -> bool:
+        need = c.smallest
+        mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+        best = max(
+            filter(c.may_use, left),
+            key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]),
+            default=None,
+        )
+        if need is None or best is None or left[best] < need:
+            return False
+        left[best] -= need
+        found.add(c.job)
+        return True
+
+    for c in holders:
+        granted(c)
+    for c in queue:
+        if not granted(c):
+            break
+    return found
+
+
+def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurve:
+    """The prior of a job nobody has measured: ``rate_one * nodes**exponent`` at 1, 2, 4, … and
+    ``largest``.
+    """
+    sizes = {1, largest}
+    k = 2
+    while k < largest:
+        sizes.add(k)
+        k *= 2
+    return ScalingCurve.of((k, rate_one * k**exponent) for k in sizes)
+
+
+def make_plan(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, NodeInfo],
+    settings: PlanningSettings,
+    favoured: Collection[str] = (),
+    *,
+    solver: Solver = exact,
+) -> Plan:
+    """Give each candidate its nodes.
+
+    ``nodes``: every usable node, its pool as its class; the candidates' own nodes that are not in
+    it count as lost. Jobs that are ``fixed`` keep theirs and take no part. Every candidate is a key
+    of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie. ``solver``:
+    who decides the sizes.
+    """
+    kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
+    settled = {c.job: kept[c.job] for c in candidates if c.fixed}
+    taken = {n for held in settled.values() for n in held}
+    open_nodes = (
+        {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
+    )
+    capacity = dict(Counter(info.node_class for info in open_nodes.values()))
+    nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
+    bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
+    if not bidders:
+        return Plan({**nothing, **settled}, 0.0, 0.0, 0.0)
+    known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
+    rate_one = median(known) if known else 1.0
+    bids = []
+    for c in bidders:
+        curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
+        current = kept[c.job]
+        bids.append(
+            make_bid(
+                c.job,
+                {
+                    name: _better(curve) if name in favoured and len(capacity) > 1 else curve
+                    for name in capacity
+                    if c.may_use(name)
+                },
+                current=len(current),
+                current_class=open_nodes[current[0]].node_class if current else "default",
+                min_nodes=c.min_nodes,
+                max_nodes=c.max_nodes,
+                allowed=c.sizes,
+                weight=c.weight,
+                goal=c.goal,
+                t_fwd_s=settings.t_fwd_s,
+                cost=c.cost or settings.cost,
+                must_run=c.must_run,
+                restarting=c.broken,
+            )
+        )
+    allocation = solver(bids, capacity, settings)
+    placed = place(
+        allocation.sizes,
+        {job: held for job, held in kept.items() if job not in settled},
+        open_nodes,
+    )
+    result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
+    return Plan(
+        {**nothing, **result, **settled}, allocation.objective, allocation.gap, allocation.solve_s
+    )
+
+
+def _better(curve: ScalingCurve) -> ScalingCurve:
+    """The curve, a little better: enough to win a tie."""
+    return ScalingCurve(tuple((nodes, rate * (1 + 1e-4)) for nodes, rate in curve.points))
+
+
+def _fits(candidate: Candidate, capacity: Mapping[str, int]) -> bool:
+    """Whether some size that the job accepts is there at all."""
+    largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
+    return candidate.smallest is not None and candidate.smallest <= largest

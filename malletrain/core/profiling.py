@@ -1,0 +1,448 @@
+"""Between the controller and the job profiling advisor: who wants a profile, what the advisor is
+told, what is learnt ever after. Pure.
+
+Decides when a job is put forward for a profile and how its ordinary progress corrects its curve.
+Sizes, order and donors are the advisor's decision (:mod:`jpa.advisor`); moving nodes is the
+controller's, which carries out what the advisor answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from allocator import NodeInfo, RescaleCost
+from jpa import (
+    Advisor,
+    AdvisorConfig,
+    Answer,
+    Change,
+    Crashed,
+    Donor,
+    JobGone,
+    MeasuredCurve,
+    Monitor,
+    NodesChanged,
+    PlanConfig,
+    Prior,
+    ProfileWanted,
+    Progress,
+    RescaleCosts,
+    Result,
+    Scaled,
+    Suggested,
+    Tick,
+    inherited,
+)
+from malletrain.core.events import JobSubmitted, Progressed
+from malletrain.core.phases import PhaseTracker
+from malletrain.core.pools import owner_of, pool
+from malletrain.core.scaling_model import ScalingModel
+
+KINDS_KEPT = 1000
+"""Kinds of jobs whose curve is remembered for jobs that are submitted already; the daemon's store
+has all.
+"""
+
+
+@dataclass(frozen=True)
+class ProfilingSettings:
+    """How jobs are profiled; times in seconds.
+
+    ``kappa``: by how many standard deviations the bids of a profiled job are lowered.
+    ``every_size_up_to``: a job with so few sizes is measured at each of them. ``window_s``: length
+    of the windows in which a running job is observed. ``lease_patience_s``: how long a profile
+    waits for nodes before it begins on fewer than the job can use. ``silence_s``: workers that have
+    been started and report nothing for so long are measured all the same. ``again_s``: a profile
+    that could not have all sizes is repeated after so long at the earliest, once they are there.
+    """
+
+    advisor: AdvisorConfig = field(default_factory=AdvisorConfig)
+    kappa: float = 0.5
+    every_size_up_to: int = 8
+    window_s: float = 30.0
+    lease_patience_s: float = 5.0
+    silence_s: float = 60.0
+    again_s: float = 600.0
+
+
+class Job(Protocol):
+    """What the profiler reads of the controller's record of a job."""
+
+    submitted: JobSubmitted
+    nodes: tuple[str, ...]
+    rescaling: bool
+    broken: bool
+    rescaled_at: float
+    turn_until: float
+    starving: bool
+    interrupted_at: float | None
+    learned: ScalingModel
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Sizes it can use, None for all within its limits."""
+
+    @property
+    def smallest(self) -> float:
+        """The fewest nodes it can run on."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The nodes as they are now. ``usable``: every one that can be planned with; ``idle``: those
+    without a job; ``coming``: more are on their way. ``rest_s``: a job is left alone for so long
+    after a rescale.
+    """
+
+    usable: Mapping[str, NodeInfo]
+    idle: Iterable[str]
+    coming: bool = False
+    rest_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The ordinary progress of a running job corrected its curve. ``surprise``: by so much,
+    relative, at the size it was seen at.
+    """
+
+    job: str
+    learned: ScalingModel
+    change: Change | None
+    surprise: float
+
+
+@dataclass
+class _Watch:
+    """What is remembered of one job's progress."""
+
+    monitor: Monitor
+    phases: PhaseTracker
+
+
+class Profiler:
+    """The advisor, and what the controller has told it."""
+
+    def __init__(self, settings: ProfilingSettings, cost: RescaleCost) -> None:
+        self.settings = settings
+        self.advisor = Advisor(settings.advisor)
+        self._costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
+        self._told: dict[str, str] = {}
+        self._since: dict[str, float] = {}
+        self._formed: dict[str, float] = {}
+        self._watches: dict[str, _Watch] = {}
+        self._kinds: dict[str, MeasuredCurve] = {}
+        self._shared: dict[str, MeasuredCurve] = {}
+        self.tick_at: float | None = None
+        """When :meth:`review` is due although nothing happens."""
+
+    @property
+    def profiling(self) -> str | None:
+        """The job being profiled."""
+        return self.advisor.profiling
+
+    def begin(self, learned: ScalingModel | None) -> ScalingModel:
+        """What a new job starts with."""
+        return learned or ScalingModel(costs=self._costs)
+
+    def wants(self, job: Job) -> bool:
+        """Whether the job is to be profiled (again)."""
+        spec = job.submitted
+        if (
+            not spec.profile
+            or spec.curve is not None
+            or spec.min_nodes == spec.max_nodes
+            or (job.sizes and len(job.sizes) == 1)
+        ):
+            return False
+        return not job.learned.profiled or self._incomplete(job)
+
+    # --- what happened ---
+
+    def review(self, jobs: Sequence[Job], machine: Machine, now: float) -> list[Answer]:
+        """Tell the advisor of the nodes and of the jobs that want a profile; ``jobs``: those that
+        may run.
+        """
+        wishing = {job.submitted.job: job for job in jobs if self.wants(job)}
+        self._since = {
+            name: self._since.get(name, now)
+            for name, job in wishing.items()
+            if not job.learned.profiled
+        }
+        answers: list[Answer] = []
+        free = Counter(machine.usable[n].node_class for n in machine.idle)
+        for name, node_class in list(self._told.items()):
+            job = wishing.get(name)
+            if name != self.profiling and (
+                job is None or self._class_of(job, machine, free) != node_class
+            ):
+                answers += self._withdraw(name, now)
+        if self.profiling is None and not wishing:
+            self.tick_at = None
+            return answers
+        answers += self.advisor.handle(self._nodes(jobs, machine, free, now), now)
+        for name, job in wishing.items():
+            if name not in self._told and self._ready(job, machine, free, now):
+                answers += self._ask(job, self._class_of(job, machine, free), now)
+        active = self.profiling
+        if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
+            del self._formed[active]  # said once
+            answers += self.advisor.handle(Scaled(active, self.advisor.target or 0), now)
+        answers += self.advisor.handle(Tick(), now)
+        self.tick_at = self._next_tick(now)
+        return answers
+
+    def progressed(self, job: Job, event: Progressed, now: float) -> list[Answer | Observed]:
+        """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
+        watch = self._watches.get(event.job)
+        if watch is None:
+            watch = _Watch(Monitor(self.settings.window_s), PhaseTracker(job.learned.curve.phase))
+            self._watches[event.job] = watch
+        phase = watch.phases.feed(event.nodes, event.batch)
+        if event.job == self.profiling:
+            return list(
+                self.advisor.handle(Progress(event.job, event.time, event.samples, phase), now)
+            )
+        if job.submitted.curve is not None:
+            return []
+        curve, change = job.learned.curve.with_phase(phase, self.settings.advisor.curve)
+        seen = watch.monitor.feed(event.time, event.samples, event.nodes, phase)
+        surprise = 0.0
+        if seen is not None:
+            before = curve.estimate(event.nodes)[0] if curve.known else 0.0
+            curve, drift = curve.observe(
+                event.nodes, seen.rate, seen.half_width, now, self.settings.advisor.curve
+            )
+            change = drift or change
+            surprise = abs(curve.estimate(event.nodes)[0] / before - 1) if before > 0 else 1.0
+        if curve is job.learned.curve:
+            return []
+        learned = replace(job.learned, curve=curve)
+        if change is not None and learned.profiled:
+            learned = replace(learned, profiled=False, reason=change.sentence)
+        return [Observed(event.job, learned, change, surprise)]
+
+    def scaled(self, job: str, nodes: int, now: float) -> list[Answer]:
+        """The job processes samples at this scale."""
+        self._formed.pop(job, None)
+        return self.advisor.handle(Scaled(job, nodes), now) if job == self.profiling else []
+
+    def formed(self, job: str, now: float) -> None:
+        """All workers of the job's newest round have been started."""
+        if job == self.profiling:
+            self._formed[job] = now
+
+    def crashed(self, job: str, nodes: int, now: float) -> list[Answer]:
+        """The script failed by itself at this scale."""
+        self._formed.pop(job, None)
+        return self.advisor.handle(Crashed(job, nodes), now)
+
+    def moved(self, job: str) -> None:
+        """A rescale of the job began: nothing of before counts."""
+        self._formed.pop(job, None)
+
+    def gone(self, job: str, now: float) -> list[Answer]:
+        """The job has ended."""
+        for forgotten in (self._told, self._since, self._formed, self._watches, self._shared):
+            forgotten.pop(job, None)
+        return self.advisor.handle(JobGone(job), now)
+
+    def forget_wish(self, job: str) -> None:
+        """The job's profile is over, or it waits anew: it may be put forward again."""
+        self._told.pop(job, None)
+        self._since.pop(job, None)
+
+    def remember(self, job: Job, curve: MeasuredCurve) -> None:
+        """A profile of the job is over: what others of its kind need not measure."""
+        kind = job.submitted.kind
+        if kind and curve.known:
+            before = self._kinds.pop(kind, MeasuredCurve())
+            self._kinds[kind] = inherited(curve).with_points_of(before)
+            if len(self._kinds) > KINDS_KEPT:
+                del self._kinds[next(iter(self._kinds))]
+
+    def of_its_kind(self, job: Job) -> MeasuredCurve:
+        """What is known of the job's scaling with what others of its kind have measured since it
+        was last asked for.
+        """
+        name, curve = job.submitted.job, self._kinds.get(job.submitted.kind)
+        if curve is None or not job.submitted.profile or self._shared.get(name) is curve:
+            return job.learned.curve
+        self._shared[name] = curve
+        return job.learned.curve.with_points_of(curve)
+
+    def lacks(self, job: str, held: int, now: float) -> list[Answer]:
+        """The nodes asked for are not there any more: the job holds only ``held``."""
+        return self.advisor.handle(NodesChanged({}, (), {job: held}), now)
+
+    def class_of(self, job: str) -> str:
+        """The class of nodes that the job was put forward for."""
+        return self._told.get(job, "default")
+
+    def believed(self, job: Job, prior: Prior, now: float) -> list[Answer]:
+        """What other jobs suggest has become known: a profile that waits begins from there, one
+        under way goes on from there.
+        """
+        return self.advisor.handle(
+            Suggested(job.submitted.job, prior, job.submitted.profile_sizes), now
+        )
+
+    # --- inside ---
+
+    def _withdraw(self, name: str, now: float) -> list[Answer]:
+        del self._told[name]
+        return self.advisor.handle(JobGone(name), now)
+
+    def _ready(self, job: Job, machine: Machine, free: Mapping[str, int], now: float) -> bool:
+        """Whether the job is put forward now: all its nodes can be had at once, or it has waited
+        for more.
+        """
+        most = max(job.sizes or (job.submitted.max_nodes,))
+        enough = self._held(job, machine) + free.get(self._class_of(job, machine, free), 0) >= most
+        if self._incomplete(job):
+            return enough and now - (job.learned.ended or 0.0) >= self.settings.again_s
+        if enough:
+            return True
+        patience = self.settings.lease_patience_s * (3 if machine.coming else 1)
+        return now >= self._since[job.submitted.job] + patience
+
+    @staticmethod
+    def _incomplete(job: Job) -> bool:
+        """Whether its profile lacks the largest sizes because their nodes could not be had."""
+        if not job.learned.profiled or job.learned.result != Result.PARTIAL.value:
+            return False
+        largest = max(job.sizes or (job.submitted.max_nodes,))
+        return max(job.learned.curve.measured_sizes, default=0) < largest
+
+    def _ask(self, job: Job, node_class: str, now: float) -> list[Answer]:
+        spec = job.submitted
+        self._told[spec.job] = node_class
+        sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
+        chosen = spec.profile_sizes
+        fresh = not job.learned.profiled and job.learned.curve.current.prior is None
+        if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
+            chosen = tuple(sizes)
+        wish = ProfileWanted(
+            spec.job,
+            spec.min_nodes,
+            spec.max_nodes,
+            len(job.nodes),
+            job.sizes,
+            chosen,
+            job.learned.curve,
+            node_class,
+            spec.kind,
+        )
+        return self.advisor.handle(wish, now)
+
+    def _nodes(
+        self, jobs: Sequence[Job], machine: Machine, free: Counter[str], now: float
+    ) -> NodesChanged:
+        """Who has what. A profile takes no node that a job before it in the queue, or a starving
+        one, needs to run at all; and while one starves nobody is interrupted.
+        """
+        left = Counter(free)
+        ahead = True
+        for job in jobs:
+            ahead = ahead and not self.wants(job)
+            if not job.nodes and (ahead or job.starving) and not self.wants(job):
+                node_class = self._class_of(job, machine, free)
+                left[node_class] = max(0, left[node_class] - int(job.smallest))
+        starving = any(job.starving and not job.nodes for job in jobs)
+        held = {job.submitted.job: self._held(job, machine) for job in jobs}
+        if self.profiling is not None:
+            held.setdefault(self.profiling, 0)
+        donors = (
+            ()
+            if starving
+            else tuple(
+                self._donor(job, machine) for job in jobs if self._may_give(job, machine, now)
+            )
+        )
+        return NodesChanged(dict(left), donors, held)
+
+    def _may_give(self, job: Job, machine: Machine, now: float) -> bool:
+        return (
+            bool(job.nodes)
+            and not (job.rescaling or job.broken or job.turn_until)
+            and job.submitted.job != self.profiling
+            and now >= job.rescaled_at + machine.rest_s
+            and all(n in machine.usable for n in job.nodes)
+        )
+
+    @staticmethod
+    def _donor(job: Job, machine: Machine) -> Donor:
+        node_class = machine.usable[job.nodes[0]].node_class
+        return Donor(
+            job.submitted.job,
+            len(job.nodes),
+            int(job.smallest),
+            job.interrupted_at,
+            job.sizes,
+            node_class,
+        )
+
+    @staticmethod
+    def _held(job: Job, machine: Machine) -> int:
+        return sum(n in machine.usable for n in job.nodes)
+
+    def _class_of(self, job: Job, machine: Machine, free: Mapping[str, int]) -> str:
+        """The pool the job is, or would be, profiled in: its own, the one it waits for, or that of
+        which most nodes are free.
+        """
+        held = next((machine.usable[n].node_class for n in job.nodes if n in machine.usable), None)
+        owner = job.submitted.owner
+        mine = (name for name in free if owner_of(name) == owner)
+        return (
+            held
+            or self._told.get(job.submitted.job)
+            or max(mine, key=lambda c: (free[c], c), default=pool("default", owner))
+        )
+
+    def _next_tick(self, now: float) -> float | None:
+        if self.profiling is not None:
+            return now + 1.0
+        if self._told:
+            return now + 10.0
+        waits = [
+            since + self.settings.lease_patience_s * n
+            for since in self._since.values()
+            for n in (1, 3)
+        ]
+        return min((t for t in waits if t > now), default=now + 10.0 if self._since else None)
+
+
+def advisor_config(
+    *,
+    precision: float = 0.05,
+    min_time_s: float = 5.0,
+    max_time_s: float = 60.0,
+    max_profile_s: float = 600.0,
+    rescale_timeout_s: float = 120.0,
+    donor_quiet_s: float = 60.0,
+    patience_s: float = 60.0,
+    max_steps: int = 8,
+) -> AdvisorConfig:
+    """The advisor's limits in the words of the site's configuration."""
+    base = AdvisorConfig()
+    measure = replace(
+        base.measure,
+        tolerance=precision,
+        min_seconds=min_time_s,
+        max_seconds=max_time_s,
+        warmup_s=min(base.measure.warmup_s, min_time_s / 4),
+    )
+    return replace(
+        base,
+        plan=PlanConfig(
+            max_steps=max_steps, refine_steps=min(base.plan.refine_steps, max_steps - 1)
+        ),
+        measure=measure,
+        max_profile_s=max_profile_s,
+        rescale_timeout_s=rescale_timeout_s,
+        donor_quiet_s=donor_quiet_s,
+        patience_s=patience_s,
+    )

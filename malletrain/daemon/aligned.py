@@ -1,0 +1,73 @@
+"""The counts of a job's ranks as one count: how many samples all of them had processed at one
+common moment. Pure.
+
+Each rank reports at moments of its own, so the plain sum of the newest counts jumps up and down by
+what some ranks have not said yet, and measures nothing finer than that. Here the counts are read,
+by linear interpolation between two reports of a rank, at the newest moment up to which every rank
+has reported. The sum never falls within a round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from itertools import islice
+
+from malletrain.protocol import messages
+
+KEPT = 64
+"""Reports remembered of each rank."""
+_SILENT_S = 2.0
+_FIRST_PATIENCE_S = 120.0
+
+
+class AlignedCounts:
+    """Counts of the newest round seen."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.time = 0.0
+        self.samples = 0.0
+        self._tracks: dict[tuple[int, int], deque[tuple[float, float]]] = {}
+
+    def feed(self, record: messages.Progress) -> None:
+        """Take one rank's report; late and repeated ones are left out."""
+        if record.generation > self.generation:
+            self.generation, self.time, self.samples = record.generation, 0.0, 0.0
+            self._tracks.clear()
+        if record.generation == self.generation:
+            track = self._tracks.setdefault((record.rank, record.pid), deque(maxlen=KEPT))
+            if not track or (record.last > track[-1][0] and record.samples >= track[-1][1]):
+                track.append((record.last, record.samples))
+
+    def advance(self) -> bool:
+        """Read the counts anew; whether the common moment moved on. ``time`` and ``samples`` (since
+        the round began) tell where to.
+        """
+        tracks = self._tracks.values()
+        newest = max((t[-1][0] for t in tracks), default=0.0)
+        moment = min((t[-1][0] for t in tracks if newest - t[-1][0] <= _patience(t)), default=0.0)
+        if moment <= self.time:
+            return False
+        if self.time:
+            self.samples += sum(_at(t, moment) - _at(t, self.time) for t in tracks)
+        self.time = moment
+        return True
+
+
+def _patience(track: deque[tuple[float, float]]) -> float:
+    """Seconds for which a rank may say nothing before the others are counted without it."""
+    if len(track) < 2:
+        return _FIRST_PATIENCE_S
+    return max(_SILENT_S, 4 * (track[-1][0] - track[-2][0]))
+
+
+def _at(track: deque[tuple[float, float]], moment: float) -> float:
+    """The rank's count at ``moment``; before its first and after its last report, theirs."""
+    after = bisect_right(track, moment, key=lambda report: report[0])
+    if after == 0:
+        return track[0][1]
+    if after == len(track):
+        return track[-1][1]
+    (t0, s0), (t1, s1) = islice(track, after - 1, after + 1)
+    return s0 + (s1 - s0) * (moment - t0) / (t1 - t0)

@@ -1,0 +1,74 @@
+"""The audit trail: every decision and every change as one event, stored, logged, and handed to
+whoever waits for news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from malletrain.daemon.clock import Clock
+from malletrain.protocol.views import EventView
+from malletrain.store.schema import EventRow
+from malletrain.store.store import Store
+
+log = structlog.get_logger(__name__)
+
+
+class AuditLog:
+    """Writes events and wakes the clients that follow them."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._news = asyncio.Event()
+
+    def record(
+        self,
+        kind: str,
+        sentence: str,
+        *,
+        job: str = "",
+        node: str = "",
+        lease: str = "",
+        generation: int | None = None,
+        **data: Any,
+    ) -> None:
+        """Append one event. ``sentence`` is for people, ``data`` for programs."""
+        row = EventRow(
+            self._clock.now(), kind, job, node, lease, generation, {"sentence": sentence, **data}
+        )
+        self._store.add_event(row)
+        bound = {
+            k: v
+            for k, v in (("job", job), ("node", node), ("lease", lease), ("generation", generation))
+            if v
+        }
+        log.info(f"{kind}: {sentence}", **bound)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def since(self, seq: int, limit: int, job: str | None) -> list[EventView]:
+        """Events after number ``seq``; a negative ``seq`` means the last ``-seq`` ones."""
+        if seq < 0:
+            return [_view(row) for row in self._store.last_events(min(limit, -seq), job=job)]
+        return [_view(row) for row in self._store.events_since(seq, limit, job=job)]
+
+    async def news(self, wait_s: float) -> None:
+        """Return at the next event, or after ``wait_s``."""
+        try:
+            await asyncio.wait_for(self._news.wait(), wait_s)
+        except TimeoutError:
+            pass
+        except asyncio.TimeoutError:
+            pass
+
+
+def _view(row: EventRow) -> EventView:
+    data = dict(row.data)
+    sentence = str(data.pop("sentence", ""))
+    if row.generation is not None:
+        data["generation"] = row.generation
+    return EventView(row.seq, row.time, row.kind, row.job, row.node, row.lease, sentence, data)

@@ -1,0 +1,114 @@
+"""What is written down of a job: its row, how far it has come, what was measured of it, what its
+rescales cost.
+
+Decides nothing. Everything here belongs into a step of the core, so that it is saved together with
+what it followed from.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from malletrain.daemon.aligned import AlignedCounts
+from malletrain.daemon.audit_log import AuditLog
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.monitor import JobMonitor, RescaleRecord
+from malletrain.protocol import messages
+from malletrain.rounds.restart import JobRounds
+from malletrain.store.schema import JobRow, ObservationRow, RescaleRow
+from malletrain.store.store import Store
+
+KEPT_NOTICES = 20
+
+
+@dataclass
+class JobRun:
+    """An unfinished job in the daemon's hands."""
+
+    row: JobRow
+    spec: messages.JobSpec
+    rounds: JobRounds
+    monitor: JobMonitor
+    starting_until: float | None = None
+    """Until when the first sample of the newest round is waited for."""
+    saved_at: float = 0.0
+    launcher_tail: str = ""
+    """The last words of a launcher that ended."""
+    counts: AlignedCounts = field(default_factory=AlignedCounts)
+    told_at: float = 0.0
+    """When the controller last heard of its progress."""
+
+
+class JobRepository:
+    """The jobs' rows in the store, with the trail and the metrics that go with them."""
+
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics, trail: AuditLog) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._trail = trail
+
+    def save(self, run: JobRun, **changes: Any) -> None:
+        """Write fields of the job, and with them how far it has come."""
+        run.saved_at = self._clock.now()
+        run.row = self._store.update_job(run.row.id, samples=run.monitor.total, **changes)
+
+    def checkpoint(self, run: JobRun, now: float) -> None:
+        """Write how far the job has come and what was measured of it since the last time."""
+        self.save(run, last_progress=run.monitor.last_sample)
+        self._metrics.job(
+            run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total
+        )
+        if (seen := run.monitor.observation()) is not None:
+            row = ObservationRow(
+                run.row.id,
+                seen.nodes,
+                seen.batch,
+                seen.rate,
+                seen.spread,
+                seen.seconds,
+                seen.samples,
+                now,
+            )
+            self._store.put_observation(row)
+
+    def rescale(self, run: JobRun, r: RescaleRecord) -> None:
+        """Write a rescale that is over, with what it cost."""
+        self._store.put_rescale(
+            RescaleRow(
+                run.row.id,
+                r.generation,
+                r.kind,
+                r.from_nodes,
+                r.to_nodes,
+                r.began,
+                r.ended,
+                r.cost_s,
+                r.phases,
+            )
+        )
+        self._metrics.rescale(r.kind, r.cost_s)
+        self._trail.record(
+            "rescale-finished",
+            f"{r.from_nodes} → {r.to_nodes} nodes ({r.kind}) cost {r.cost_s:.2f} s.",
+            job=run.row.id,
+            generation=r.generation,
+            cost_s=r.cost_s,
+            phases=r.phases,
+        )
+
+    def notice(self, run: JobRun, sentence: str) -> None:
+        """A sentence for the job's owner; saying it again does nothing."""
+        if sentence not in run.row.notices:
+            self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
+            self._trail.record("job-notice", sentence, job=run.row.id)
+
+
+def decode_spec(text: str) -> messages.JobSpec:
+    """The job as it was submitted, from the store."""
+    return msgspec.convert(json.loads(text), messages.JobSpec)

@@ -1,0 +1,71 @@
+"""The door: what a client may do whose key nobody knows yet. It may say who it is, and is told how.
+
+Decides nothing but whom to believe; the keys of the users who came in are the key ring's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from malletrain.config.model import Config
+from malletrain.identity.keys import KeyRing
+from malletrain.identity.users import Munge, UsersError, login_payload
+from malletrain.protocol import messages
+
+log = structlog.get_logger(__name__)
+
+STRANGER = "stranger"
+"""The code of answers to those who have to say who they are first."""
+MOST_WAITING = 20
+"""Logins that wait while one is checked; strangers can send as many as they like."""
+
+
+class Login:
+    """Answers strangers. Credentials are checked one at a time, and a few may wait for that."""
+
+    def __init__(self, config: Config, keys: KeyRing) -> None:
+        self._keys = keys
+        self._munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
+        self._one = asyncio.Lock()
+        self._waiting = 0
+
+    async def answer(self, key: str, request: messages.Request) -> messages.Reply:
+        """The reply to one request of the client with this key. Whatever goes wrong with what a
+        stranger sent is said in it.
+        """
+        if request.op != "login" or self._munge is None:
+            data = {"munge": self._munge is not None}
+            return messages.Reply(
+                request.id, False, data, "The daemon does not know your key.", STRANGER
+            )
+        if self._waiting > MOST_WAITING:
+            return messages.Reply(
+                request.id,
+                False,
+                error="Too many users are just logging in; try again in a moment.",
+            )
+        self._waiting += 1
+        try:
+            credential = str(request.params.get("credential", ""))
+            async with self._one:
+                user = await asyncio.to_thread(
+                    self._munge.user, credential, login_payload(self._keys.server.public, key)
+                )
+        except UsersError as error:
+            log.warning("login refused", reason=str(error))
+            return messages.Reply(request.id, False, error=str(error))
+        except Exception as error:
+            log.error("login failed", reason=f"{type(error).__name__}: {error}")
+            return messages.Reply(
+                request.id,
+                False,
+                error="The daemon could not check your credential; its log says why.",
+                code="internal",
+            )
+        finally:
+            self._waiting -= 1
+        self._keys.accept_client(key, user)
+        log.info("login", user=user)
+        return messages.Reply(request.id, True, {"user": user})

@@ -1,0 +1,95 @@
+"""The daemon's own log: what is written, and how a line looks.
+
+Decides form and level only. Lines go to standard error, for people (``text``) or for a log
+collector (``json``, one object a line). Give a logger the thing it talks about once,
+``get_logger(job="j3", node="n07")``, and every line of it carries that.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+_FIRST = ("job", "node", "lease")
+
+
+def configure(level: str = "info", fmt: str = "text") -> None:
+    """Set up logging of this process; ``level`` is one of LEVELS, ``fmt`` one of FORMATS.
+    Libraries' logs take the same way.
+    """
+    if level not in LEVELS or fmt not in FORMATS:
+        raise ValueError(
+            f"Log level is one of {', '.join(LEVELS)} and format one of {', '.join(FORMATS)}; "
+            f"given {level}, {fmt}."
+        )
+    number = logging.getLevelName(level.upper())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=fmt == "json"),
+    ]
+    if fmt == "json":
+        # Not dict_tracebacks: it shows local variables, and the secrets among them.
+        last: list[Any] = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    else:
+        last = [structlog.processors.format_exc_info, _as_text]
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    # They tell every step of a start at level info.
+    for library in ("alembic", "asyncio", "sqlalchemy"):
+        logging.getLogger(library).setLevel(max(number, logging.WARNING))
+
+
+def get_logger(**bound: Any) -> Any:
+    """A logger whose lines all carry ``bound``: ``log.info("job started", nodes=4)``,
+    ``log.bind(job="j3")``.
+    """
+    return structlog.get_logger(**bound)
+
+
+def _as_text(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> str:
+    """``2026-02-10T08:52:01.123 warning  node lost  job=j3 node=n07 notice=false``"""
+    time, level, message = (
+        entry.pop("timestamp", ""),
+        entry.pop("level", ""),
+        entry.pop("event", ""),
+    )
+    trace = entry.pop("exception", None)
+    names = [name for name in _FIRST if name in entry] + sorted(entry.keys() - set(_FIRST))
+    pairs = " ".join(f"{name}={_show(entry[name])}" for name in names)
+    line = f"{time[:23]} {level:<7} {message}" + (f"  {pairs}" if pairs else "")
+    return f"{line}\n{trace}" if trace else line
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    plain = text.isprintable() and " " not in text and "=" not in text and text
+    return text if plain else repr(text)

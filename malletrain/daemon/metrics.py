@@ -1,0 +1,198 @@
+"""What the daemon tells Prometheus.
+
+Decides names, labels and buckets, and serves them over HTTP. It measures nothing: the daemon calls
+one plain method where a thing happens. Labels have few values (jobs that have ended are removed),
+names follow the Prometheus conventions (base units, ``_total``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
+_PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
+_LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+NODE_USES = ("training", "free", "leaving")
+JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
+
+
+class MetricsError(RuntimeError):
+    """The metrics cannot be served; the message is a sentence for the operator."""
+
+
+class Metrics:
+    """All metrics of one daemon, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"malletrain_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"malletrain_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"malletrain_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._idle = gauge(
+            "idle_nodes", "Nodes that the main scheduler leaves idle, as of the last poll."
+        )
+        self._leased = gauge("leased_nodes", "Nodes held now, by use.", "use")
+        self._jobs = gauge("jobs", "Jobs by state.", "state")
+        self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
+        self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._samples = counter("samples_total", "Samples processed by all jobs.")
+        self._job_samples = gauge(
+            "job_samples", "Samples a job has processed so far, over all its restarts.", "job"
+        )
+        self._rescales = counter("rescales_total", "Rescales finished, by kind.", "kind")
+        self._rescale_seconds = histogram(
+            "rescale_seconds",
+            "Cost of a rescale: last sample before to first sample after.",
+            _RESCALE_BUCKETS,
+            "kind",
+        )
+        self._preemptions = counter(
+            "preemptions_total",
+            "Nodes the main scheduler took back, with or without notice.",
+            "notice",
+        )
+        self._leases_requested = counter("leases_requested_total", "Leases asked for.")
+        self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
+        self._plans = histogram("plan_seconds", "Time to find a plan.", _PLAN_BUCKETS)
+        self._gap = gauge(
+            "plan_gap",
+            "Proven distance of the last plan from the best one, relative (0: it is the best).",
+        )
+        self._invalid = counter(
+            "invalid_messages_total",
+            "Messages refused because they did not fit the protocol, by sender.",
+            "sender",
+        )
+        self._poll_failures = counter(
+            "poll_failures_total", "Polls of the main scheduler that failed."
+        )
+        self._polled = gauge(
+            "last_poll_timestamp_seconds",
+            "Time of the last poll that succeeded, seconds since the epoch.",
+        )
+        self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
+        self._lag = histogram(
+            "event_loop_lag_seconds",
+            "How much later than planned the daemon's loop woke up.",
+            _LAG_BUCKETS,
+        )
+        self._up = gauge("info", "Version of the running daemon; always 1.", "version")
+        self.jobs({})
+        self.nodes(0, 0, 0)
+        for notice in ("yes", "no"):
+            self._preemptions.labels(notice)
+
+    # --- what the daemon calls ---
+
+    def started(self, version: str) -> None:
+        """The daemon of this version runs."""
+        self._up.labels(version).set(1)
+
+    def nodes(self, training: int, free: int, leaving: int) -> None:
+        """Nodes held now: with a job, without one, and about to be taken back."""
+        for use, count in zip(NODE_USES, (training, free, leaving), strict=True):
+            self._leased.labels(use).set(count)
+
+    def jobs(self, by_state: Mapping[str, int]) -> None:
+        """Number of jobs in each state; states not named have none."""
+        for state in JOB_STATES:
+            self._jobs.labels(state).set(by_state.get(state, 0))
+
+    def job(self, job: str, rate: float, nodes: int, samples: float) -> None:
+        """How a job does now: samples/s, nodes, samples so far."""
+        self._rate.labels(job).set(rate)
+        self._job_nodes.labels(job).set(nodes)
+        self._job_samples.labels(job).set(samples)
+
+    def job_ended(self, job: str) -> None:
+        """Remove what is shown of this job."""
+        for metric in (self._rate, self._job_nodes, self._job_samples):
+            if (job,) in metric._metrics:
+                metric.remove(job)
+
+    def samples(self, count: float) -> None:
+        """``count`` more samples were processed."""
+        if count > 0:
+            self._samples.inc(count)
+
+    def node_seconds(self, use: str, seconds: float) -> None:
+        """Nodes were held for this long more; ``use`` is one of NODE_USES."""
+        if seconds > 0:
+            self._node_seconds.labels(use).inc(seconds)
+
+    def rescale(self, kind: str, cost_s: float | None) -> None:
+        """A rescale is over; ``cost_s`` is None when no sample came after it."""
+        self._rescales.labels(kind).inc()
+        if cost_s is not None:
+            self._rescale_seconds.labels(kind).observe(cost_s)
+
+    def preemption(self, notice: bool) -> None:
+        """The main scheduler took a node back."""
+        self._preemptions.labels("yes" if notice else "no").inc()
+
+    def lease_requested(self, count: int = 1) -> None:
+        """Leases were asked for."""
+        self._leases_requested.inc(count)
+
+    def lease_ended(self, reason: str) -> None:
+        """A lease ended; ``reason`` is one of a few words, not a sentence."""
+        self._leases_ended.labels(reason).inc()
+
+    def plan(self, seconds: float, gap: float) -> None:
+        """A plan was made in ``seconds``; ``gap`` is relative."""
+        self._plans.observe(seconds)
+        self._gap.set(gap)
+
+    def invalid_message(self, sender: str) -> None:
+        """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""
+        self._invalid.labels(sender).inc()
+
+    def polled(self, time: float, idle_nodes: int) -> None:
+        """The main scheduler answered at ``time`` (seconds since the epoch)."""
+        self._polled.set(time)
+        self._idle.set(idle_nodes)
+
+    def poll_failed(self) -> None:
+        """The main scheduler could not be asked."""
+        self._poll_failures.inc()
+
+    def loop_lag(self, seconds: float) -> None:
+        """The daemon's loop woke up this much later than planned."""
+        self._lag.observe(max(0.0, seconds))
+
+    # --- serving ---
+
+    def serve(self, listen: str) -> int:
+        """Serve the metrics at ``HOST:PORT`` from a thread; returns the port (of use when 0 was
+        given). Raises MetricsError.
+        """
+        host, _, port = listen.rpartition(":")
+        try:
+            self._server = start_http_server(int(port), host.strip("[]"), self.registry)
+        except OSError as error:
+            raise MetricsError(
+                f"The metrics cannot be served at {listen}: {error.strerror}. Choose another "
+                '[daemon] metrics_listen, or "" for none.'
+            ) from None
+        return int(self._server[0].server_port)
+
+    def stop(self) -> None:
+        """Stop serving. Does nothing when nothing is served."""
+        if self._server is not None:
+            server, thread = self._server
+            self._server = None
+            server.shutdown()
+            server.server_close()
+            thread.join()

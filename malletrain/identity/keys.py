@@ -1,0 +1,215 @@
+"""CURVE keys: who is at the other end of a connection.
+
+Decides where keys lie, that nobody else can read them, and which identity a public key stands for:
+``lease:<id>`` (the agent of one lease, for as long as the lease lasts), ``client:<user>``, or
+``stranger:<key>`` where a client may still prove who it is (:mod:`malletrain.identity.users`). What
+an identity may do is decided where messages are handled.
+
+Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600):
+``server.key``, ``client.key`` (the user who runs the daemon). The secret half of a lease's key is
+kept nowhere here: it goes with the lease, readable by the user whose lease it is, and the store
+remembers the public half. Keys are z85 text, 40 characters.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from malletrain.identity.state_directory import (
+    KEY_FORM,
+    StateDirError,
+    expanded,
+    make_private_dir,
+    write_atomically,
+)
+
+SERVER = "server.key"
+CLIENT = "client.key"
+LEASE_KEY = "MALLETRAIN_LEASE_KEY"
+"""The environment variable in which an agent finds its lease's secret key."""
+
+
+class KeyFileError(StateDirError):
+    """A key file that cannot be used; the message is a sentence that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair as z85 text. The secret half is not shown when printed."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+def new_pair() -> KeyPair:
+    """A fresh key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` has the form of a key."""
+    return KEY_FORM.fullmatch(text) is not None
+
+
+def write_key(path: Path, pair: KeyPair) -> None:
+    """Write a key pair readable by its owner only. Raises KeyFileError."""
+    try:
+        write_atomically(
+            path, json.dumps({"public": pair.public, "secret": pair.secret}) + "\n", mode=0o600
+        )
+    except OSError as error:
+        raise KeyFileError(f"The key file {path} cannot be written: {error.strerror}.") from None
+
+
+def read_key(path: Path) -> KeyPair:
+    """Read a key pair. Raises KeyFileError when the file is not there, damaged, somebody else's, or
+    readable by others.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(4096)
+    except OSError as error:
+        raise KeyFileError(f"The key file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise KeyFileError(
+            f"The key file {path} is damaged; delete it and restart the daemon, which makes a "
+            "new one."
+        ) from None
+    if status.st_uid != os.geteuid():
+        raise KeyFileError(
+            f"The key file {path} belongs to another user and is not used; check who wrote it, "
+            "then delete it."
+        )
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(
+            f"The key file {path} can be read by others (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}), so its key is no secret. Delete it "
+            "and restart the daemon, which makes a new one with mode 0600."
+        )
+    try:
+        fields = json.loads(text)
+        pair = KeyPair(fields["public"], fields["secret"])
+        if zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") != pair.public:
+            raise ValueError("the halves do not belong together")
+    except (ValueError, TypeError, KeyError, AttributeError, zmq.ZMQError):
+        raise KeyFileError(
+            f"The key file {path} is damaged; delete it and restart the daemon, which makes a "
+            "new one."
+        ) from None
+    return pair
+
+
+def own_key() -> KeyPair:
+    """The key pair with which this user goes to a daemon of the site, made at the first call:
+    ``client.key`` in ``~/.config/malletrain``.
+
+    Raises StateDirError, KeyFileError.
+    """
+    base = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "XDG_CONFIG_HOME")
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KeyFileError(
+            f"The directory {base}, where your key is kept, cannot be made: {error.strerror}."
+        ) from None
+    path = make_private_dir(base / "malletrain") / CLIENT
+    if not path.exists():
+        write_key(path, new_pair())
+    return read_key(path)
+
+
+class KeyRing:
+    """The keys of one state directory, and whom each public key stands for.
+
+    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``: the
+    user of a key that is not known here; ``strangers``: let those in that nobody knows, so that
+    they can be told what to do. Raises KeyFileError when the directory or a key in it cannot be
+    trusted.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        user: str | None = None,
+        *,
+        lookup: Callable[[str], str | None] = lambda key: None,
+        strangers: bool = False,
+    ) -> None:
+        self._lookup, self._strangers = lookup, strangers
+        self.directory = make_private_dir(state_dir / "keys")
+        mode = stat.S_IMODE(self.directory.stat().st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise KeyFileError(
+                f"The key directory {self.directory} is open to others (mode {mode:04o}). If "
+                "nobody else may have read it: chmod 700 "
+                f"{self.directory}; else delete the keys in it first."
+            )
+        self.server = self._read_or_make(SERVER)
+        self.client = self._read_or_make(CLIENT)
+        self._identities = {self.client.public: f"client:{user or user_name()}"}
+
+    def _read_or_make(self, name: str) -> KeyPair:
+        path = self.directory / name
+        if not path.exists():
+            write_key(path, new_pair())
+        return read_key(path)
+
+    def make_lease_key(self, lease: str) -> KeyPair:
+        """Make the key pair of a new lease and accept it from now on."""
+        pair = new_pair()
+        self.accept_lease(lease, pair.public)
+        return pair
+
+    def accept_lease(self, lease: str, public: str) -> None:
+        """Accept ``public`` as the key of ``lease`` (after a restart: from the store)."""
+        self._identities[public] = f"lease:{lease}"
+
+    def accept_client(self, public: str, user: str) -> None:
+        """Accept ``public`` as a key of ``user`` until the daemon stops."""
+        self._identities.setdefault(public, f"client:{user}")
+
+    def drop_lease(self, lease: str) -> None:
+        """The lease has ended: its key is good for nothing any more."""
+        self._identities = {
+            key: name for key, name in self._identities.items() if name != f"lease:{lease}"
+        }
+
+    def job_key(self, job: str) -> str:
+        """The secret of a service's processes (64 hexadecimal digits): derived, so that it is the
+        same after a restart of the daemon.
+        """
+        return hmac.new(
+            self.server.secret.encode("ascii"), f"service of job {job}".encode(), "sha256"
+        ).hexdigest()
+
+    def identity(self, public: str | bytes) -> str | None:
+        """Whom this public key (z85) stands for; ``None`` for one that may not connect."""
+        key = public.decode("ascii", "replace") if isinstance(public, bytes) else public
+        if known := self._identities.get(key):
+            return known
+        if user := self._lookup(key):
+            return f"client:{user}"
+        return f"stranger:{key}" if self._strangers and is_key(key) else None
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """pyzmq's authenticator asks here whether a connection with this public key may be made."""
+        return self.identity(key) is not None
+
+
+def user_name() -> str:
+    """The login name of the user this process runs as."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container without an entry for its user
+        return str(os.geteuid())

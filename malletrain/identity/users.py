@@ -1,0 +1,188 @@
+"""Who the users of a daemon are besides the one who runs it: a list of their keys, and what MUNGE
+says.
+
+Decides whom a client's key belongs to. What a user may do is decided where requests are handled.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from malletrain.identity.keys import is_key
+
+LOOK_EVERY_S = 1.0
+TIMEOUT_S = 10.0
+_REFUSALS = {
+    15: "the credential is too old; do the clocks of this machine and the daemon's agree?",
+    16: "the credential is of the future; do the clocks of this machine and the daemon's agree?",
+    17: "the credential was used before",
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
+
+
+class UsersError(RuntimeError):
+    """The list of users, or a credential, cannot be used; the message is a sentence that says why
+    and what to do.
+    """
+
+
+def parse_users(text: str, where: str = "list of users") -> dict[str, str]:
+    """Key → user. ``NAME KEY`` a line, ``#`` begins a comment; a user may have several keys. Raises
+    UsersError at the first wrong line.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if (
+            len(words) < 2
+            or not _NAME.fullmatch(words[0])
+            or not is_key(words[1])
+            or (len(words) > 2 and not words[2].startswith("#"))
+        ):
+            raise UsersError(
+                f"{where}, line {number}: it must be a user name and a key, as 'malletrain key' "
+                "prints them."
+            )
+        if found.setdefault(words[1], words[0]) != words[0]:
+            raise UsersError(
+                f"{where}, line {number}: the key of {words[0]} is that of {found[words[1]]} "
+                "already."
+            )
+    return found
+
+
+def read_users(path: Path) -> dict[str, str]:
+    """The list in the file. Raises UsersError, also when others than the daemon's user and root
+    could have written it.
+    """
+    try:
+        status = path.stat()
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsersError(f"The list of users {path} cannot be read: {why}.") from None
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsersError(
+            f"The list of users {path} can be written by others, who could make themselves "
+            "anybody; chown and chmod 644 it."
+        )
+    return parse_users(text, str(path))
+
+
+class Users:
+    """The list of a file, read again when it changes. A list that cannot be used leaves the one
+    before in force.
+
+    Used by several threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = ""
+        self._users: dict[str, str] = {}
+        self._version: tuple[int, int, int] | None = None
+        self._looked = -LOOK_EVERY_S
+        self._lock = threading.Lock()
+
+    def user_of(self, key: str) -> str | None:
+        """Whose key this is; ``None``: nobody's."""
+        if time.monotonic() - self._looked >= LOOK_EVERY_S:
+            self._look()
+        return self._users.get(key)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._looked = time.monotonic()
+            try:
+                status = self.path.stat()
+                version = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if version == self._version:
+                    return
+                self._users, self.problem, self._version = read_users(self.path), "", version
+            except FileNotFoundError:  # taken away: it says that there are none
+                self._users, self.problem, self._version = (
+                    {},
+                    f"The list of users {self.path} is not there.",
+                    None,
+                )
+            except (OSError, UsersError) as error:
+                self.problem = str(error)
+
+
+class Munge:
+    """MUNGE by its commands. ``socket``: that of the service; empty: the default."""
+
+    def __init__(self, socket: str = "", environment: Mapping[str, str] | None = None) -> None:
+        self._socket = [f"--socket={socket}"] if socket else []
+        self._environment = environment
+
+    @staticmethod
+    def there() -> bool:
+        """Whether this machine has the commands."""
+        return shutil.which("munge") is not None and shutil.which("unmunge") is not None
+
+    def credential(self, payload: str) -> str:
+        """A credential of this process's user around ``payload``. Raises UsersError."""
+        return self._run(["munge", *self._socket, f"--string={payload}"], "").strip()
+
+    def user(self, credential: str, payload: str) -> str:
+        """The name of the user who made ``credential`` around ``payload``. Raises UsersError when
+        nobody is vouched for.
+        """
+        if (
+            not credential.startswith("MUNGE:")
+            or not credential.isascii()
+            or len(credential) > 8192
+        ):
+            raise UsersError("What was given is no credential of MUNGE.")
+        said = self._run(["unmunge", *self._socket, "--numeric", "--keys=STATUS,UID"], credential)
+        head, _, content = said.partition("\n\n")
+        facts = dict(line.split(":", 1) for line in head.splitlines() if ":" in line)
+        if facts.get("STATUS", "").strip() != "0" or content != payload:
+            raise UsersError("The credential was made for another purpose.")
+        try:
+            return pwd.getpwuid(int(facts["UID"])).pw_name
+        except (KeyError, ValueError):
+            raise UsersError(
+                f"The daemon's host knows no user of id {facts.get('UID', '?').strip()}."
+            ) from None
+
+    def _run(self, argv: list[str], given: str) -> str:
+        try:
+            done = subprocess.run(
+                argv,
+                input=given,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=TIMEOUT_S,
+                env=self._environment,
+            )
+        except (OSError, ValueError) as error:
+            raise UsersError(f"{argv[0]} cannot be run: {error}.") from None
+        except subprocess.TimeoutExpired:
+            raise UsersError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s.") from None
+        if done.returncode != 0:
+            words = " ".join(done.stderr.split()) or _REFUSALS.get(
+                done.returncode, f"exit code {done.returncode}"
+            )
+            raise UsersError(f"{argv[0]} refused: {words.rstrip('.')}.")
+        return done.stdout
+
+
+def login_payload(server_key: str, client_key: str) -> str:
+    """What a credential for a login is made around: good at this daemon and for this client's key
+    only.
+    """
+    return f"malletrain login {server_key} {client_key}"

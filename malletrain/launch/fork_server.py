@@ -1,0 +1,288 @@
+"""The template: one warm interpreter per job and node, from which the launcher and all workers are
+forked.
+
+Importing torch takes seconds, at every start of every worker in every round. The template imports
+it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
+output, that runs the script as ``python script`` would. The template stays single-threaded and runs
+nothing itself, so forking is safe; CUDA is not initialised by importing torch. It imports what
+every training script needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's
+environment has it import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
+
+    agent → keeper → template ─┬ launcher (asks, through a stub process a worker, on a Unix socket)
+                               └ workers
+
+Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its stub; the template ends
+with the launcher, with its exit code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from malletrain.launch.supervisor import die_with_parent, set_name
+
+ENV_FORK_SERVER = "MALLETRAIN_TEMPLATE"
+ENV_PRELOAD = "MALLETRAIN_PRELOAD"
+PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+"""Constructing any optimizer imports torch._dynamo."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+"""Signals that are meant for the launcher when the template gets them."""
+
+
+@dataclass
+class _Worker:
+    pid: int
+    connection: socket.socket
+
+
+class Template:
+    """Forks workers on request until the launcher ends."""
+
+    def __init__(self, listener: socket.socket, launcher: int) -> None:
+        self._listener = listener
+        self._launcher = launcher
+        self._workers: dict[int, _Worker] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._woken)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _PASSED_ON:
+            signal.signal(number, lambda number, _: _signal(self._launcher, number))
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self) -> int:
+        """Until the launcher has ended; returns its exit code (128 + signal when it was killed)."""
+        while True:
+            code = self._reap()
+            if code is not None:
+                return code
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._selector.register(connection, selectors.EVENT_READ)
+                elif key.fileobj == self._wake:
+                    _drain(self._wake)
+                else:
+                    self._heard(key.fileobj)  # type: ignore[arg-type]
+
+    def _heard(self, connection: socket.socket) -> None:
+        """A request on a new connection; on that of a worker, the end of its stub."""
+        worker = next((w for w in self._workers.values() if w.connection is connection), None)
+        try:
+            data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+        except OSError:
+            data, fds = b"", []
+        if worker is not None or not data or not fds:
+            self._selector.unregister(connection)
+            connection.close()
+            if worker is not None:
+                _signal(worker.pid, signal.SIGKILL)
+            return
+        pid = self._fork(json.loads(data), fds[0])
+        os.close(fds[0])
+        self._workers[pid] = _Worker(pid, connection)
+        _send(connection, {"pid": pid})
+
+    def _fork(self, request: dict[str, Any], output: int) -> int:
+        template = os.getpid()
+        # A signal for the worker must wait until the worker is itself: the template's handlers
+        # would pass it on to the launcher.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            return pid
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            die_with_parent(template)
+            _dress(request, output)
+            self._selector.close()
+            self._listener.close()
+            for worker in self._workers.values():
+                worker.connection.close()
+            os.close(self._wake)
+            os.close(self._woken)
+            code = _run_script(request["argv"])
+        finally:
+            _leave(code)
+        return 0
+
+    def _reap(self) -> int | None:
+        """Tell stubs how their workers ended; the launcher's exit code once it has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 1
+            if not pid:
+                return None
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._launcher:
+                return code if code >= 0 else 128 - code
+            worker = self._workers.pop(pid, None)
+            if worker is not None and worker.connection.fileno() >= 0:
+                _send(worker.connection, {"exit": code})
+                self._selector.unregister(worker.connection)
+                worker.connection.close()
+
+
+def _send(connection: socket.socket, message: dict[str, int]) -> None:
+    try:
+        connection.send(json.dumps(message).encode())
+    except OSError:
+        pass  # the stub is gone; its end is noticed on the connection
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _dress(request: dict[str, Any], output: int) -> None:
+    """Give this fork the environment, directory, output and name of the worker it is to be."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    set_name(Path(request["argv"][0]).name)
+
+
+def _run_script(argv: Sequence[str]) -> int:
+    """Run ``argv[0]`` as ``__main__`` with the rest as its arguments; returns its exit code."""
+    script = argv[0]
+    # The training-side library reads its environment when it is imported, and this fork has another
+    # one than the template.
+    for name in [
+        name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
+    ]:
+        del sys.modules[name]
+    if "numpy" in sys.modules:
+        sys.modules[
+            "numpy"
+        ].random.seed()  # every fork would draw the same numbers; ``random`` sees to it by itself
+    sys.argv = list(argv)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=builtins, __spec__=None, __cached__=None)
+    sys.modules["__main__"] = main
+    try:
+        source = Path(script).read_bytes()
+        exec(compile(source, script, "exec"), main.__dict__)
+    except SystemExit as end:
+        return _exit_code(end)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == script:
+            print(f"The script cannot be read: {script}: {error.strerror}.", file=sys.stderr)
+            return 2
+        # Without the frames of this file, as if python had been started for it.
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    """What the interpreter makes of sys.exit(x)."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> None:
+    """End this fork as the interpreter would: threads joined, atexit run, buffers flushed; never
+    return into the template's stack.
+    """
+    import atexit
+    import threading
+
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _preload_more(names: str) -> None:
+    """Import what the job asks for. A module that cannot be imported is told and left to the
+    script, which will say more.
+    """
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            print(
+                f"malletrain: {ENV_PRELOAD} names {name!r}, which cannot be imported: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def main() -> int:
+    """Warm up, fork the launcher, serve it (arguments: the launcher's)."""
+    from malletrain.launch import restart
+    from malletrain.protocol.launcher_channel import ENV_AGENT
+
+    if os.environ.get(ENV_PRELOAD) == "0":
+        return restart.main()
+    template, path = (
+        os.getpid(),
+        f"{os.path.dirname(os.environ[ENV_AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
+    )
+    # A path in the agent's private directory: nobody else may have code run here. Packets, so that
+    # a request comes whole.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    listener.bind(path)
+    listener.listen(64)
+    # Before the launcher says that this node is ready: until then the others train on and lose
+    # nothing by the imports here.
+    for name in PRELOADED:
+        importlib.import_module(name)
+    _preload_more(os.environ.get(ENV_PRELOAD, ""))
+    gc.collect()
+    gc.freeze()
+    pid = os.fork()
+    if pid == 0:
+        listener.close()
+        die_with_parent(template)
+        os.environ[ENV_FORK_SERVER] = path
+        os._exit(restart.main())
+    return Template(listener, pid).serve()

@@ -1,0 +1,323 @@
+"""The rendezvous handler: TorchElastic asks it for the next round, and it answers what the daemon
+decided.
+
+The daemon says who is in a round, with which ranks, and whose store it uses; the agent on this node
+passes that on. So there is no last call and no vote: a round has exactly the planned members. Rank
+0 serves a fresh TCPStore per round on a port of the kernel's choice, which removes the stale
+bootstrap store of pytorch issue 135712 and needs no setting of the user's. A newer round makes an
+older one void at any moment, also while its store is being connected to.
+
+Nothing is decided here about membership, tries or how long to wait for a round: the agent ends a
+wait that takes too long (``Error``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from malletrain.protocol.launcher_channel import (
+    ENV_AGENT,
+    ENV_HOST,
+    ENV_LAUNCHER_PID,
+    LauncherEnd,
+    RoundInbox,
+)
+from malletrain.protocol.messages import (
+    Alive,
+    Assignment,
+    Error,
+    Failure,
+    Phase,
+    Release,
+    Round,
+    StoreUp,
+)
+from malletrain.protocol.worker_channel import ENV_GENERATION
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+BACKEND = "malletrain"
+DEFAULT_TIMEOUT_S = 60.0
+_STORE_TIMEOUT_S = 300.0
+
+
+class DaemonRendezvous(RendezvousHandler):
+    """Rounds of one job on this node. ``timeout_s`` bounds the first contact with the agent and the
+    way to a round's store.
+    """
+
+    def __init__(
+        self, job: str, endpoint: str, host: str, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._job = job
+        self._host = host
+        self._timeout_s = timeout_s
+        self._inbox = RoundInbox()
+        self._stores: dict[int, TCPStore] = {}
+        self._failures: tuple[Failure, ...] = ()
+        self._change_seen = False
+        self._answered = False
+        self._closed = ""
+        self._agent = LauncherEnd(endpoint)
+        # All nodes of a job run the same number of workers, so ranks follow from the round and no
+        # store is needed to agree on them. A worker's tether (see supervisor.py) needs the
+        # launcher's pid.
+        os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+        os.environ[ENV_LAUNCHER_PID] = str(os.getpid())
+
+    @classmethod
+    def from_parameters(cls, params: RendezvousParameters) -> DaemonRendezvous:
+        """The handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
+        --rdzv-id=JOB [--rdzv-conf=timeout=SECONDS]``.
+        """
+        endpoint = params.endpoint or os.environ.get(ENV_AGENT, "")
+        if not endpoint:
+            raise ValueError(
+                "The malletrain rendezvous needs the address of the agent on this node: "
+                f"{ENV_AGENT} is not set and --rdzv-endpoint is "
+                "empty. Start the job with `malletrain submit`, which sets it."
+            )
+        host = params.local_addr or os.environ.get(ENV_HOST) or socket.getfqdn()
+        return cls(params.run_id, endpoint, host, float(params.get("timeout", DEFAULT_TIMEOUT_S)))
+
+    # --- what TorchElastic calls ---
+
+    def get_backend(self) -> str:
+        """The name torchrun knows this by."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job."""
+        return self._job
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers are clients of the round's store, which lives in the launcher of rank 0 and so
+        outlives any worker.
+        """
+        return True
+
+    def is_closed(self) -> bool:
+        """Whether there will be no further round here."""
+        return bool(self._closed)
+
+    def set_closed(self) -> None:
+        """Take no further round."""
+        self._closed = self._closed or "The launcher closed the rendezvous."
+
+    def shutdown(self) -> bool:
+        """Close the connection to the agent and every store served from here."""
+        self.set_closed()
+        self._stores.clear()
+        self._agent.close()
+        return True
+
+    def num_nodes_waiting(self) -> int:
+        """1 when the daemon has formed a newer round that this node is in, else 0. Never blocks.
+
+        If this node is to serve the new round's store it does so now, while the workers still run:
+        the others learn of the round only then, and all stop their workers at the same time.
+        """
+        self._listen(0.0)
+        pending = self._inbox.pending()
+        if pending is None:
+            return 0
+        if not pending.store_host:
+            self._serve(pending)
+        self._change_seen = True
+        return 1
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next round of the job and join it; the workers of the last one are stopped
+        by now.
+
+        Raises:
+            RendezvousClosedError: the job has left this node, or the agent is gone.
+            RendezvousTimeoutError: the agent says that the daemon formed no round in time, or the
+                round's store cannot be reached.
+            RendezvousConnectionError: no agent answers.
+        """
+        if not self._inbox.pending():
+            broken = self._inbox.generation > 0 and not self._change_seen
+            self._say("failed" if broken else "ready", self._failures)
+        self._failures, self._change_seen = (), False
+        contact = time.monotonic() + self._timeout_s
+        while True:
+            self._check_open()
+            pending = self._inbox.pending()
+            if pending is not None and (info := self._join(pending)):
+                return info
+            if not self._answered and time.monotonic() > contact:
+                raise RendezvousConnectionError(
+                    f"No agent answers at {self._agent.endpoint} within {self._timeout_s:g} s. "
+                    "Run the job through `malletrain submit`, or "
+                    f"give torchrun the --rdzv-endpoint that the agent puts in {ENV_AGENT}."
+                )
+            if pending is None:
+                self._listen(0.5)
+
+    # --- what MalleTrain's own launcher calls besides ---
+
+    def note_failures(self, failures: tuple[Failure, ...]) -> None:
+        """The workers of the current round failed; told to the agent by the next
+        :meth:`next_rendezvous`.
+        """
+        self._failures = failures
+
+    def succeeded(self) -> bool:
+        """Report that all workers here ended well and wait in the lobby: other nodes may still need
+        the store served from here.
+
+        Returns whether there is a new round to join (else the job has left this node).
+        """
+        self._say("succeeded")
+        while not self._closed and not self.num_nodes_waiting():
+            self._listen(0.5)
+        return not self._closed
+
+    def wait_for_news(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s``, less if the agent says something."""
+        self._listen(timeout_s)
+
+    # --- inside ---
+
+    def _say(self, phase: str, failures: tuple[Failure, ...] = ()) -> None:
+        self._agent.send(Phase(Assignment(self._job, phase, self._inbox.generation, failures)))
+
+    def _listen(self, timeout_s: float) -> None:
+        for message in self._agent.receive(timeout_s):
+            if isinstance(message, Round) and message.job == self._job:
+                self._inbox.add(message)
+            elif isinstance(message, Release):
+                self._closed = "The job was released from this node."
+            elif isinstance(message, Error):
+                raise RendezvousTimeoutError(message.sentence)
+            elif isinstance(message, Alive):
+                self._answered = True
+        if self._agent.agent_gone:
+            self._closed = "The agent on this node is gone."
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RendezvousClosedError(self._closed)
+
+    def _serve(self, pending: Round) -> TCPStore:
+        """The store of ``pending``, served from here; told to the agent the first time."""
+        store = self._stores.get(pending.generation)
+        if store is None:
+            # Listens on all addresses; its own client takes the loopback, so that no name has to
+            # resolve for it.
+            store = TCPStore(
+                "127.0.0.1",
+                0,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=_STORE_TIMEOUT_S),
+            )
+            self._stores[pending.generation] = store
+            self._agent.send(StoreUp(self._job, pending.generation, self._host, store.port))
+        return store
+
+    def _join(self, pending: Round) -> RendezvousInfo | None:
+        """Take part in ``pending``. None when something newer came up on the way."""
+        store: Store | None
+        if pending.store_host:
+            host, port = pending.store_host, pending.store_port
+            store = self._connect(pending)
+        else:
+            store = self._serve(pending)
+            host, port = self._host, store.port
+        if store is None:
+            return None
+        self._inbox.take()
+        for generation in [g for g in self._stores if g < pending.generation]:
+            del self._stores[generation]
+        os.environ[ENV_GENERATION] = str(pending.generation)
+        self._say("running")
+        return RendezvousInfo(
+            store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port)
+        )
+
+    def _connect(self, pending: Round) -> TCPStore | None:
+        """A client of the round's store; None when something newer came up meanwhile."""
+        deadline = time.monotonic() + self._timeout_s
+        host, port = pending.store_host, pending.store_port
+        while True:
+            attempt = _Connecting(host, port)
+            self._agent.also_wake_on(attempt.fileno())
+            try:
+                while not attempt.over and time.monotonic() <= deadline:
+                    self._listen(0.5)
+                    if self._closed or self._inbox.pending() is not pending:
+                        return None
+            finally:
+                self._agent.also_wake_on(attempt.fileno(), wake=False)
+            if attempt.store is not None:
+                return attempt.store
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(
+                    f"The store of round {pending.generation} of job {self._job} at "
+                    f"{host}:{port} cannot be reached from this node "
+                    f"within {self._timeout_s:g} s ({attempt.error}). Check that the agents' "
+                    "--host is an address that the other nodes "
+                    "can reach."
+                )
+            self._listen(0.1)
+            if self._closed or self._inbox.pending() is not pending:
+                return None
+
+
+class _Connecting(threading.Thread):
+    """One attempt to connect to a store, in a thread that can be left behind.
+
+    TCPStore's constructor cannot be interrupted: when the server dies between the connection and
+    its first answer, as that of a node which is taken does, it tries again until its time limit;
+    when the server is silent it waits for ever. A plain connection goes first, so that a server
+    which is not there ends the attempt at once. :meth:`fileno` can be read when the attempt is
+    over.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(daemon=True, name="store-connection")
+        self._address = (host, port)
+        self._mine, self._its = socket.socketpair()
+        self.store: TCPStore | None = None
+        self.error: Exception | None = None
+        self.over = False
+        self.start()
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def run(self) -> None:
+        host, port = self._address
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            self.store = TCPStore(
+                host,
+                port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=_STORE_TIMEOUT_S),
+            )
+        except (OSError, RuntimeError) as error:
+            self.error = error
+        self.over = True
+        self._its.close()

@@ -1,0 +1,234 @@
+"""Tie a process to its parent, so that nobody outlives an agent or a launcher that was killed. Run
+by its path, standard library only:
+
+    python -I -S supervisor.py [--keep] [--parent PID] [--chdir DIR] [--log FILE | --per-rank-log
+    DIR] -- COMMAND [ARGS]...
+
+Without ``--keep`` the process becomes COMMAND (exec) after asking the kernel to be killed when its
+parent dies (PR_SET_PDEATHSIG, prctl(2)); the setting survives exec and is not inherited by
+children. It also fires when only the *thread* that started the process ends, so start tethered
+processes from the main thread. ``--parent`` is the expected parent, or ``env`` for the one in
+MALLETRAIN_LAUNCHER_PID.
+
+With ``--keep`` it stays as COMMAND's keeper (PR_SET_CHILD_SUBREAPER): orphans of the whole tree
+become its children, and when COMMAND ends or the keeper's parent dies it kills every process that
+is left, double-forked ones included. It does the same when its parent has been stopped (SIGSTOP)
+for some seconds: a lease that the main scheduler suspends is to leave the node and its memory to
+others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+_KEEPER_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SUSPENDED_S = 6.0
+"""A parent that has been stopped for this long is suspended. By then the daemon has given its node
+up (agent_timeout).
+"""
+LOOK_EVERY_S = 1.0
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one argument. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def set_name(name: str) -> None:
+    """Name this process for ``ps`` and ``top`` (its first 15 bytes). Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_NAME")
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Get ``signum`` when the parent dies; exit now if it is not ``parent`` any more. Raises
+    OSError.
+    """
+    prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it died before the setting took effect
+        sys.exit(f"Process {parent}, which started this one, is gone; nothing is started.")
+
+
+def process_table() -> dict[int, tuple[int, str]]:
+    """All processes: pid → (parent, state letter), from /proc (proc_pid_stat(5))."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            table[int(name)] = (int(fields[1]), fields[0].decode())
+    return table
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
+def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> list[int]:
+    """Living descendants of ``root`` (zombies are passed through but not listed)."""
+    table = process_table() if table is None else table
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        for pid in children.get(queue.pop(), []):
+            queue.append(pid)
+            if table[pid][1] not in "ZX":
+                found.append(pid)
+    return found
+
+
+def kill_descendants(limit_s: float = 10.0) -> list[int]:
+    """SIGKILL all descendants of this process until none is left or the limit has passed. Returns
+    those that are left (a process in uninterruptible sleep cannot be killed). Needs this process to
+    be a subreaper for double-forked ones. Does not reap.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        left = descendants(os.getpid())
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.005)
+
+
+def _append_to(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def rank_log_name(generation: str | int, rank: str | int) -> str:
+    """File name of one worker's output."""
+    return f"g{generation}-rank{rank}.log"
+
+
+def _exec(command: list[str]) -> None:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(
+            f"The command cannot be run: {command[0]}: {error.strerror}.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _keep(command: list[str], parent: int | None) -> int:
+    """Run ``command`` as a child and leave nothing of it behind (see the module's text)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _KEEPER_SIGNALS)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if parent is not None:
+        die_with_parent(parent, signal.SIGHUP)
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEEPER_SIGNALS)
+        die_with_parent(keeper)
+        _exec(command)
+    status: int | None = None
+    stopped_since: float | None = None
+    while status is None:
+        caught = signal.sigtimedwait(_KEEPER_SIGNALS, LOOK_EVERY_S)
+        stopped_since = (
+            (stopped_since or time.monotonic())
+            if parent is not None and is_stopped(parent)
+            else None
+        )
+        if stopped_since is not None and time.monotonic() - stopped_since >= SUSPENDED_S:
+            break
+        if caught is None:
+            continue
+        signum = caught.si_signo
+        if signum == signal.SIGHUP:
+            break
+        if signum != signal.SIGCHLD:
+            os.kill(child, signum)
+            continue
+        try:
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == child:
+                    status = reaped[1]
+        except ChildProcessError:
+            pass
+    kill_descendants()
+    if status is None:
+        return 128 + signal.SIGKILL
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def main(argv: list[str]) -> int:
+    """Become (or keep) the command; what prevents that is said in a sentence."""
+    try:
+        return _main(argv)
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        print(f"The process cannot be started: {error!s}.", file=sys.stderr, flush=True)
+        return 126
+
+
+def _main(argv: list[str]) -> int:
+    if "--" not in argv or argv[-1] == "--":
+        print(
+            "Usage: supervisor.py [--keep] [--parent PID] [--chdir DIR] [--log FILE | "
+            "--per-rank-log DIR] -- COMMAND...",
+            file=sys.stderr,
+        )
+        return 2
+    cut = argv.index("--")
+    words, command = iter(argv[:cut]), argv[cut + 1 :]
+    parent: int | None = None
+    keep = False
+    for word in words:
+        if word == "--keep":
+            keep = True
+            continue
+        value = next(words)
+        if word == "--parent":
+            parent = int(os.environ["MALLETRAIN_LAUNCHER_PID"] if value == "env" else value)
+        elif word == "--chdir":
+            os.chdir(value)
+        elif word == "--log":
+            _append_to(value)
+        elif word == "--per-rank-log":
+            generation = os.environ.get("MALLETRAIN_GENERATION", "0")
+            _append_to(os.path.join(value, rank_log_name(generation, os.environ.get("RANK", "0"))))
+        else:
+            print(f"Unknown option {word}.", file=sys.stderr)
+            return 2
+    if keep:
+        return _keep(command, parent)
+    if parent is not None:
+        die_with_parent(parent)
+    _exec(command)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

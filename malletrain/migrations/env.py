@@ -1,9 +1,0 @@
-"""Run by Alembic: applies migrations on the connection that :func:`malletrain.migrations.upgrade` passes."""
-
-from __future__ import annotations
-
-from alembic import context
-
-context.configure(connection=context.config.attributes["connection"], render_as_batch=True)
-with context.begin_transaction():
-    context.run_migrations()

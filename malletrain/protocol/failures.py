@@ -1,0 +1,50 @@
+"""Why workers failed: which failure was the first cause, told in one sentence.
+
+Decides which failures are mere consequences. Whether a failure is the job's fault at all (a node
+may have been lost) is decided by :mod:`malletrain.rounds`, which waits for the news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from malletrain.protocol.messages import Failure
+
+PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "DistBackendError",
+    "DistNetworkError",
+    "Connect timeout",
+    "failed to connect",
+    "Connection refused",
+)
+"""What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore
+messages).
+"""
+
+
+def secondary(failure: Failure) -> bool:
+    """Whether the worker was stopped by somebody or died of a peer's death: never the first
+    cause.
+    """
+    return failure.exitcode == -15 or any(words in failure.tail for words in PEER_LOST)
+
+
+def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """The failures, first causes first, then in order of time."""
+    return tuple(sorted(failures, key=lambda f: (secondary(f), f.time, f.rank)))
+
+
+def describe(failures: Iterable[Failure]) -> str:
+    """One sentence on the first cause of a failure."""
+    first = next(iter(failures))
+    how = (
+        f"was killed by signal {-first.exitcode}"
+        if first.exitcode < 0
+        else f"exited with code {first.exitcode}"
+    )
+    last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
+    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")

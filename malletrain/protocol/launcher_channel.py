@@ -1,0 +1,159 @@
+"""How the agent and the launcher of a job on the same node talk: the messages of
+:mod:`malletrain.protocol.messages` over a ZeroMQ socket in the agent's run directory (agent ROUTER,
+launcher DEALER, ``ipc://``, readable by the owner only).
+
+launcher → agent: ``Phase`` (ready or failed: waits for a round; running: has taken one; succeeded:
+waits in the lobby) and ``StoreUp``. agent → launcher: ``Alive`` (heard you), ``Round``, ``Release``
+(it is over) and ``Error`` (waited too long; the text says for what).
+
+Decides addresses, the launcher's end of the socket and which round counts; it does not import
+torch. The agent's death closes the socket, which the launcher's end notices at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from malletrain.protocol.messages import JobSpec, Message, Round, WireError, decode, encode
+
+ENV_AGENT = "MALLETRAIN_AGENT"
+ENV_HOST = "MALLETRAIN_HOST"
+ENV_LAUNCHER_PID = "MALLETRAIN_LAUNCHER_PID"
+
+_MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
+
+
+class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the agent tells the launcher to start: written to a file, so that no shell sees it.
+
+    ``endpoint``: the agent's socket. ``log_dir``: where each worker's output goes.
+    ``join_timeout_s``: how long to try to reach a round's store. ``stop_grace_s``: between SIGTERM
+    and SIGKILL of a worker.
+    """
+
+    job: str
+    spec: JobSpec
+    endpoint: str
+    host: str
+    log_dir: str
+    stop_grace_s: float
+    join_timeout_s: float
+
+
+def write_order(path: Path, order: LaunchOrder) -> None:
+    """Write ``order`` as JSON. Raises OSError."""
+    path.write_bytes(msgspec.json.encode(order))
+
+
+def read_order(path: str) -> LaunchOrder:
+    """The order in the file at ``path``. Raises OSError, or ValueError with what is wrong with the
+    file.
+    """
+    with open(path, "rb") as file:
+        return msgspec.json.decode(file.read(), type=LaunchOrder)
+
+
+def socket_directory(run_dir: Path, longest_name: int = 24) -> Path:
+    """``run_dir`` if sockets in it have addresses short enough for the kernel, else a new private
+    directory for temporary files.
+    """
+    if len(os.fsencode(run_dir)) + 1 + longest_name <= _MAX_SOCKET_PATH:
+        return run_dir
+    return Path(tempfile.mkdtemp(prefix="malletrain-"))
+
+
+class RoundInbox:
+    """The newest round this node was told of, and the one its workers belong to. Older ones are
+    dropped whenever they come.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._newest: Round | None = None
+
+    def add(self, message: Round) -> bool:
+        """Keep ``message`` if it is news. A round comes twice to nobody but its rank 0, so the
+        first of a generation counts.
+        """
+        if message.generation <= max(
+            self.generation, self._newest.generation if self._newest else 0
+        ):
+            return False
+        self._newest = message
+        return True
+
+    def pending(self) -> Round | None:
+        """The round to take next, if any."""
+        return self._newest if self._newest and self._newest.generation > self.generation else None
+
+    def take(self) -> Round:
+        """Make the pending round the current one. Call only when there is one."""
+        pending = self.pending()
+        assert pending is not None
+        self.generation = pending.generation
+        return pending
+
+
+class LauncherEnd:
+    """The launcher's socket. Synchronous and not thread-safe: used by the main thread only."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.agent_gone = False
+        self._socket: Any = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(endpoint)
+
+    def send(self, message: Message) -> None:
+        """Queue ``message`` for the agent; never blocks for long (the queue holds a thousand)."""
+        try:
+            self._socket.send_multipart(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            pass  # the agent reads nothing any more; what it needs to know it will be told again
+
+    def also_wake_on(self, fd: int, wake: bool = True) -> None:
+        """Have :meth:`receive` return early when ``fd`` can be read (``wake`` false: no longer)."""
+        if wake:
+            self._poller.register(fd, zmq.POLLIN)
+        else:
+            self._poller.unregister(fd)
+
+    def receive(self, timeout_s: float = 0.0) -> list[Any]:
+        """Messages from the agent: waits up to ``timeout_s`` for the first. Sets ``agent_gone``
+        when its end was closed.
+        """
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        messages = []
+        if self._socket in ready:
+            while True:
+                try:
+                    frames = self._socket.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    break
+                try:
+                    messages.append(decode(frames))
+                except WireError as error:
+                    print(
+                        f"malletrain launcher: dropped a message from the agent. {error}",
+                        flush=True,
+                    )
+        if self._monitor in ready:
+            self._monitor.recv_multipart()
+            self.agent_gone = True
+        return messages
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()

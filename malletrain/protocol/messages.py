@@ -1,0 +1,475 @@
+"""Every message that crosses a socket between daemon, agents and clients: one module, versioned,
+validated on arrival.
+
+A message on the wire is two frames: the protocol tag ``b"MT1"`` and one msgpack map whose ``type``
+names the message. Decoding checks size, version, type and every field; what does not fit raises
+:class:`WireError`, whose text is sent back to the sender. This module decides the shape of messages
+only; who may send which is decided where they are handled.
+
+Agents and clients may be anybody's processes: what they send has bounds here, so that no number
+overflows and no text fills the store further in. Bounds count on arrival only; who makes a message
+is trusted to make a good one.
+
+Times are seconds since the epoch (``time.time()``) unless a name ends in ``_s`` (a duration in
+seconds).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+PROTOCOL = b"MT1"
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_NODES = 100_000
+"""The most nodes that a job may ask for."""
+
+_FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""What every language's numbers hold."""
+Code = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""Of samples."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Number = Annotated[float, _FINITE]
+Id = Annotated[str, msgspec.Meta(max_length=64)]
+Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+"""Of a node, a class of nodes, a host."""
+Stream = Annotated[str, msgspec.Meta(pattern=r"\A(rank(0|[1-9][0-9]{0,6})|launcher|service)\Z")]
+"""Which log of a job on one node."""
+Sentence = Annotated[str, msgspec.Meta(max_length=8192)]
+Tail = Annotated[str, msgspec.Meta(max_length=64 * 1024)]
+"""The last lines of a log."""
+Fact = (
+    Annotated[str, msgspec.Meta(max_length=8192)]
+    | Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+    | Number
+    | bool
+    | None
+)
+Facts = Annotated[dict[Id, Fact], msgspec.Meta(max_length=64)]
+"""Named facts that JSON can hold."""
+
+
+class WireError(ValueError):
+    """A message that is not of this protocol; the text says why, for the sender."""
+
+
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="type",
+    tag=str.lower,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
+    one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
+    ``live`` | ``service``. ``curve`` maps nodes (as text) to samples/s where the user knows it, for
+    a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
+    ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
+    are taken to scale alike.
+    """
+
+    name: str
+    owner: str
+    script: str
+    workdir: str
+    python: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    setup: str | None = None
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    weight: float = 1.0
+    goal: str = ""
+    curve: dict[str, float] | None = None
+    launcher: str = "builtin"
+    mode: str = "restart"
+    profile: bool = True
+    profile_sizes: tuple[int, ...] | None = None
+    profile_key: str = ""
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One worker process that ended badly. ``exitcode`` is negative for a signal, as in
+    subprocess.
+    """
+
+    rank: Rank
+    exitcode: Code
+    time: Moment
+    tail: Tail = ""
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an agent holds of one job: sent in every Hello so that a restarted daemon learns the
+    truth.
+
+    ``phase``: ``starting`` (launcher comes up) → ``ready`` (waits for a round) → ``running`` →
+    ``succeeded`` | ``failed`` (its workers ended; the launcher waits for the next round) |
+    ``exited`` (the launcher itself is gone). In live mode also ``lost``: the workers hold their
+    state and wait, because the group of the round is broken. ``generation`` is the round its
+    workers belong to, 0 before the first. ``address``: where the process of a service can be
+    reached.
+    """
+
+    job: Id
+    phase: Id
+    generation: Count = 0
+    failures: tuple[Failure, ...] = ()
+    address: Name = ""
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One member of a service as the others hear of it. ``leaving_in_s``: it leaves within so many
+    seconds.
+    """
+
+    node: str
+    host: str
+    address: str = ""
+    leaving_in_s: float | None = None
+
+
+# --- agent -> daemon ---
+
+
+class Hello(Message, frozen=True):
+    """First message of an agent, repeated whenever the daemon's boot id changes or it asks who this
+    is.
+    """
+
+    node: Name
+    lease: Id
+    host: Name
+    pid: Count
+    gpus: Rank = 0
+    node_class: Name = "default"
+    leaving_in_s: Duration | None = None
+    assignment: Assignment | None = None
+
+
+class Heartbeat(Message, frozen=True):
+    """The agent is alive. ``boot`` is the daemon boot id it believes in."""
+
+    boot: Id
+    rss_bytes: Count = 0
+
+
+class Phase(Message, frozen=True):
+    """The state of the agent's assignment changed (see :class:`Assignment`)."""
+
+    assignment: Assignment
+    tail: Tail = ""
+
+
+class StoreUp(Message, frozen=True):
+    """The node of group rank 0 serves the round's TCPStore here."""
+
+    job: Id
+    generation: Count
+    host: Name
+    port: Port
+
+
+class Drained(Message, frozen=True):
+    """The drain asked for is over on this node: the snapshot is on disk, or there is none to
+    take.
+    """
+
+    job: Id
+    generation: Count
+    saved: bool
+    sentence: Sentence = ""
+
+
+class Released(Message, frozen=True):
+    """No process of ``job`` is left on this node."""
+
+    job: Id
+
+
+class Leaving(Message, frozen=True):
+    """The main scheduler wants the node back: the agent is gone in ``in_s`` seconds at the
+    latest.
+    """
+
+    in_s: Duration
+    reason: Sentence = ""
+
+
+class Progress(Message, frozen=True):
+    """Cumulative counts of one worker process: ``samples`` and ``steps`` since it started,
+    ``batch`` of its last step.
+    """
+
+    job: Id
+    generation: Count
+    rank: Rank
+    pid: Count
+    samples: Amount
+    steps: Count
+    batch: Amount
+    first: Moment
+    last: Moment
+
+
+class Mark(Message, frozen=True):
+    """A point in a worker's start-up (``import``, ``restored``, ``first``, …), to split a rescale
+    into its phases.
+    """
+
+    job: Id
+    generation: Count
+    rank: Rank
+    name: Id
+    time: Moment
+
+
+class Metric(Message, frozen=True):
+    """A named number the script reports, e.g. test accuracy."""
+
+    job: Id
+    rank: Rank
+    name: Sentence
+    value: Number
+
+
+class Notice(Message, frozen=True):
+    """A sentence for the job's owner (e.g. why a snapshot failed), or a fact about it."""
+
+    job: Id
+    rank: Rank
+    kind: Id
+    sentence: Sentence
+    data: Facts = {}
+
+
+class LogChunk(Message, frozen=True):
+    """Bytes of a log at ``offset``. Sent again until acknowledged: writing is idempotent."""
+
+    job: Id
+    generation: Count
+    stream: Stream
+    node: Name
+    offset: Count
+    data: bytes
+
+
+# --- daemon -> agent ---
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello: the daemon's boot id and the rhythm of heartbeats."""
+
+    boot: str
+    heartbeat_s: float
+    log_limit_bytes: int = 0
+
+
+class WhoAreYou(Message, frozen=True):
+    """The daemon does not know this agent (it restarted): send Hello."""
+
+    boot: str
+
+
+class Alive(Message, frozen=True):
+    """Answer to Heartbeat."""
+
+    boot: str
+
+
+class Assign(Message, frozen=True):
+    """Start the launcher of this job (idempotent). ``key``: the secret that the members of a
+    service share.
+    """
+
+    job: str
+    spec: JobSpec
+    stop_grace_s: float = 5.0
+    join_timeout_s: float = 60.0
+    key: str = ""
+
+
+class Round(Message, frozen=True):
+    """Membership of the job's next round: this node is ``group_rank`` of ``group_size``.
+
+    The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it
+    once the store is up. For a service a round is news only: ``members`` in rank order, and nobody
+    serves a store.
+    """
+
+    job: str
+    generation: int
+    group_rank: int
+    group_size: int
+    store_host: str = ""
+    store_port: int = 0
+    members: tuple[Peer, ...] = ()
+
+
+class Drain(Message, frozen=True):
+    """Take a snapshot at the next step boundary and stand still; ``number`` grows; 0 takes the
+    request back.
+    """
+
+    job: str
+    generation: int
+    number: int
+    timeout_s: float
+
+
+class Abort(Message, frozen=True):
+    """A member of round ``generation`` is lost: workers in live mode give up the step they are in
+    and wait for the next round.
+    """
+
+    job: str
+    generation: int
+
+
+class Release(Message, frozen=True):
+    """Stop every process of ``job`` here (SIGTERM, then SIGKILL after the grace) and answer
+    Released.
+    """
+
+    job: str
+    grace_s: float
+
+
+class Goodbye(Message, frozen=True):
+    """The lease is given back: stop everything and exit 0."""
+
+    reason: str = ""
+
+
+class LogAck(Message, frozen=True):
+    """Everything of this log below ``offset`` is on the daemon's disk."""
+
+    job: str
+    generation: int
+    stream: str
+    node: str
+    offset: int
+
+
+# --- clients ---
+
+
+class Request(Message, frozen=True):
+    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``."""
+
+    id: Id
+    op: Id
+    params: dict[str, Any] = {}
+
+
+class Reply(Message, frozen=True):
+    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
+    ``usage`` | ``internal`` | ``stranger``: say who you are first; ``data`` then tells whether
+    ``login`` with a credential of MUNGE will do).
+    """
+
+    id: str
+    ok: bool
+    data: Any = None
+    error: str = ""
+    code: str = ""
+
+
+class Error(Message, frozen=True):
+    """Whatever was sent could not be used; nothing was changed."""
+
+    sentence: str
+
+
+AgentMessage = (
+    Hello
+    | Heartbeat
+    | Phase
+    | StoreUp
+    | Drained
+    | Released
+    | Leaving
+    | Progress
+    | Mark
+    | Metric
+    | Notice
+    | LogChunk
+)
+DaemonMessage = (
+    Welcome
+    | WhoAreYou
+    | Alive
+    | Assign
+    | Round
+    | Drain
+    | Abort
+    | Release
+    | Goodbye
+    | LogAck
+    | Reply
+    | Error
+)
+AnyMessage = AgentMessage | DaemonMessage | Request
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> list[bytes]:
+    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES, or
+    holds what msgpack does not.
+    """
+    try:
+        payload = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise WireError(
+            f"A {type(message).__name__} message does not fit into msgpack: {e}."
+        ) from None
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
+            f"{MAX_MESSAGE_BYTES}; send less at once."
+        )
+    return [PROTOCOL, payload]
+
+
+def decode(frames: Sequence[bytes]) -> Any:
+    """The message in ``frames`` (identity frames removed). Raises WireError with a sentence for the
+    sender.
+    """
+    if len(frames) != 2:
+        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {len(frames)}.")
+    tag, payload = frames
+    if tag != PROTOCOL:
+        shown = tag[:16].decode("ascii", "replace")
+        raise WireError(
+            f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version "
+            "that the daemon runs."
+        )
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(f"The message has {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}.")
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError as e:
+        raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"The message body is not valid msgpack: {_short(e)}.") from None
+
+
+def _short(error: Exception) -> str:
+    """What was wrong; it may quote the message, which may be long."""
+    return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

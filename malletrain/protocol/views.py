@@ -1,0 +1,197 @@
+"""What the daemon shows to people: jobs, nodes, events and totals as data.
+
+The daemon builds these, the command line renders them (``--json`` prints them as they are). Times
+are seconds since the epoch, rates samples/s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class View(msgspec.Struct, frozen=True, omit_defaults=False):
+    """Base of all views."""
+
+
+class RateView(View, frozen=True):
+    """Observed throughput at one scale."""
+
+    nodes: int
+    rate: float
+    spread: float
+    samples: float
+    seconds: float
+
+
+class CurvePointView(View, frozen=True):
+    """What is believed of one scale: ``rate`` ± ``spread`` (95 %) samples/s; ``measured`` there, or
+    estimated from other scales.
+
+    ``bid``: what the plan takes it for; 0 at a scale at which the script crashes.
+    """
+
+    nodes: int
+    rate: float
+    spread: float
+    measured: bool
+    bid: float
+
+
+class InterruptionView(View, frozen=True):
+    """The job gave nodes to the profile of the job ``by``."""
+
+    time: float
+    by: str
+    before: int
+    nodes: int
+
+
+class ProfileView(View, frozen=True):
+    """How the job's profile stands. ``state``: off | waiting | profiling | measured | partial |
+    unknown | gone | known (from other jobs, or observed); ``sentence`` says more. ``up_s``,
+    ``down_s``, ``start_s``: what a rescale is taken to cost.
+    """
+
+    state: str
+    sentence: str = ""
+    phase: str = ""
+    up_s: float = 0.0
+    down_s: float = 0.0
+    start_s: float = 0.0
+    points: tuple[CurvePointView, ...] = ()
+    interruptions: tuple[InterruptionView, ...] = ()
+
+
+class RescaleView(View, frozen=True):
+    """One change of a job's nodes. ``cost_s``: last sample before → first sample after; ``phases``:
+    its parts in seconds; ``ended``: the first sample after.
+    """
+
+    generation: int
+    kind: str
+    from_nodes: int
+    to_nodes: int
+    began: float
+    cost_s: float | None
+    phases: dict[str, float] = {}
+    ended: float | None = None
+
+
+class JobView(View, frozen=True):
+    """One line of ``malletrain status``."""
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    rate: float
+    samples: float
+    rescales: int
+    tries: int
+    submitted: float
+    started: float | None
+    ended: float | None
+    metrics: dict[str, float] = {}
+
+
+class MemberView(View, frozen=True):
+    """One member of a service. ``leaving_in_s``: seconds until it is gone, None while nothing is
+    known of an end.
+    """
+
+    node: str
+    host: str
+    address: str
+    leaving_in_s: float | None = None
+
+
+class MembersView(View, frozen=True):
+    """``malletrain members JOB``. ``number`` grows with every change; ``key``: the processes'
+    secret, empty for all but the owner.
+    """
+
+    job: str
+    number: int
+    members: tuple[MemberView, ...]
+    key: str = ""
+
+
+class JobDetail(View, frozen=True):
+    """``malletrain show JOB``."""
+
+    job: JobView
+    spec: dict[str, Any]
+    rates: tuple[RateView, ...] = ()
+    rescales: tuple[RescaleView, ...] = ()
+    notices: tuple[str, ...] = ()
+    failure: str = ""
+    profile: ProfileView | None = None
+
+
+class NodeView(View, frozen=True):
+    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving (idle: a
+    gap without a lease). ``owner``: whose lease it is, where it is not the daemon's own user's.
+    """
+
+    node: str
+    state: str
+    lease: str
+    job: str
+    since: float
+    horizon_s: float | None = None
+    leaving_in_s: float | None = None
+    node_class: str = "default"
+    owner: str = ""
+    rules: tuple[tuple[str, bool, str], ...] = ()
+
+
+class EventView(View, frozen=True):
+    """One line of the audit trail."""
+
+    seq: int
+    time: float
+    kind: str
+    job: str
+    node: str
+    lease: str
+    sentence: str
+    data: dict[str, Any] = {}
+
+
+class StatusView(View, frozen=True):
+    """The daemon and the machine at a glance."""
+
+    version: str
+    pid: int
+    boot: str
+    started: float
+    now: float
+    scheduler: str
+    nodes_idle: int
+    nodes_leased: int
+    nodes_training: int
+    jobs: dict[str, int]
+    samples: float
+    rate: float
+    rescales: int
+    preemptions: int
+    last_poll: float | None
+    poll_error: str
+
+
+class LogView(View, frozen=True):
+    """A piece of a log. ``cursor`` is passed back to go on; ``more`` says that there is more right
+    now.
+    """
+
+    text: str
+    cursor: str
+    more: bool
+    streams: tuple[str, ...]
+    ended: bool

@@ -1,0 +1,432 @@
+"""How a worker process and the agent on its node talk: datagrams up, one mapped file down.
+
+Decides the encoding of both directions and checks what arrives. It does not decide when anything is
+sent (:mod:`malletrain.training.report`, :mod:`malletrain.training.snapshot`) nor what the agent
+does with it. Standard library only, because training scripts import it.
+
+Worker to agent: one Unix datagram socket per agent (path in ``MALLETRAIN_SOCKET``, under 108
+bytes). Every datagram is one JSON object under 4 KiB with ``v`` (version), ``kind``, ``job``,
+``generation`` (the round), ``rank``, ``pid`` and the fields of its kind. Datagrams may be lost when
+the agent is slow or gone, therefore counts are cumulative and every datagram stands for itself.
+
+Agent to worker: a file of 64 bytes per assignment (path in ``MALLETRAIN_FLAGS``), mapped by both:
+eight unsigned 64-bit integers in the machine's byte order (both ends run on one machine). ``[0]``
+is magic and version, ``[1]`` the number of the drain request (0: none).
+
+Times are seconds since the epoch (CLOCK_REALTIME); ``seconds`` is a duration.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+VERSION = 1
+MAX_DATAGRAM_BYTES = 4096
+
+ENV_SOCKET = "MALLETRAIN_SOCKET"
+ENV_FLAGS = "MALLETRAIN_FLAGS"
+ENV_JOB = "MALLETRAIN_JOB"
+ENV_GENERATION = "MALLETRAIN_GENERATION"
+ENV_MAX_WORLD_SIZE = "MALLETRAIN_MAX_WORLD_SIZE"
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The worker process that sent a datagram. ``generation`` is the round it was started for, 0
+    outside any.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Cumulative counts of one process: samples and steps since it started, samples of its last
+    step, and the times of its first and last report. ``unsent`` counts datagrams that did not reach
+    the agent.
+    """
+
+    sender: Sender
+    samples: float
+    steps: int
+    batch: float
+    first: float
+    last: float
+    unsent: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in a worker's start-up, to split the cost of a rescale into phases: ``start``
+    (process created), ``import`` (malletrain imported), ``restoring`` and ``restored``
+    (Snapshot.restore), ``first`` (first report), and whatever a script marks itself.
+    """
+
+    sender: Sender
+    name: str
+    time: float
+
+
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """A snapshot was saved, or could not be (``saved`` false and ``sentence`` says why; sent once
+    per cause).
+
+    ``samples`` and ``steps`` are the sender's cumulative counts at that moment: what it reports
+    beyond them is lost if it dies now.
+    """
+
+    sender: Sender
+    saved: bool
+    path: str
+    bytes: int
+    seconds: float
+    samples: float = 0
+    steps: int = 0
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Capable:
+    """This worker (rank 0) looks at the drain request after every step and can take a snapshot on
+    demand.
+    """
+
+    sender: Sender
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Drain request ``number`` is served: the snapshot is on disk, or (``saved`` false) could not
+    be written. Sent repeatedly.
+    """
+
+    sender: Sender
+    number: int
+    saved: bool
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named number of the script, such as a test accuracy; the last value per name counts."""
+
+    sender: Sender
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Facts about the model: number of parameters, floating point operations per sample (forward
+    and backward). None: unknown.
+    """
+
+    sender: Sender
+    parameters: int | None = None
+    flops_per_sample: float | None = None
+
+
+Datagram = Progress | Mark | SnapshotTaken | Capable | Drained | Metric | Profile
+
+KINDS: dict[str, type[Any]] = {
+    "progress": Progress,
+    "mark": Mark,
+    "snapshot": SnapshotTaken,
+    "capable": Capable,
+    "drained": Drained,
+    "metric": Metric,
+    "profile": Profile,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    )  # neither infinite nor NaN
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+# What a field may hold, by its annotation: (test, what it should have been).
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_is_count, "a whole number from 0"),
+    "float": (_is_number, "a finite number"),
+    "int | None": (
+        lambda value: value is None or _is_count(value),
+        "a whole number from 0, or null",
+    ),
+    "float | None": (lambda value: value is None or _is_number(value), "a finite number, or null"),
+}
+# A metric may be below zero (a log-likelihood); the counts, times and durations of the other kinds
+# may not.
+_MAY_BE_NEGATIVE = {(Metric, "value")}
+
+
+def encode(message: Datagram) -> bytes:
+    """One datagram for the socket. Texts that would make it longer than MAX_DATAGRAM_BYTES are
+    shortened (their ends are kept).
+    """
+    body: dict[str, Any] = {
+        "v": VERSION,
+        "kind": _KIND_OF[type(message)],
+        **message.sender.__dict__,
+    }
+    body.update((name, value) for name, value in message.__dict__.items() if name != "sender")
+    limit = 1024
+    while True:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        if len(data) < MAX_DATAGRAM_BYTES:
+            return data
+        for name, value in body.items():
+            if isinstance(value, str) and len(value) > limit:
+                body[name] = value[: limit // 2] + "…" + value[-limit // 2 :]
+        limit //= 2
+
+
+def progress_encoder(sender: Sender) -> Callable[[float, int, float, float, float, int], bytes]:
+    """The same as :func:`encode` for Progress (samples, steps, batch, first, last, unsent), several
+    times faster: it runs in the loop.
+    """
+    head = (
+        encode(Progress(sender, 0, 0, 0, 0, 0))
+        .decode()
+        .partition('"samples"')[0]
+        .replace("%", "%%")
+    )
+    template = head + '"samples":%r,"steps":%d,"batch":%r,"first":%r,"last":%r,"unsent":%d}'
+
+    def encode_progress(
+        samples: float, steps: int, batch: float, first: float, last: float, unsent: int
+    ) -> bytes:
+        return (template % (samples, steps, batch, first, last, unsent)).encode()
+
+    return encode_progress
+
+
+def decode_datagram(data: bytes) -> Datagram:
+    """Check one datagram and return its dataclass.
+
+    Raises:
+        ValueError: when it is not of this protocol; the message says what was wrong, never with
+            more than a piece of the data.
+    """
+    if len(data) > MAX_DATAGRAM_BYTES:
+        raise ValueError(
+            f"A datagram of {len(data)} bytes; a worker sends at most {MAX_DATAGRAM_BYTES}."
+        )
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"A datagram that is not JSON: {data[:60]!r}.") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"A datagram that is not a JSON object: {data[:60]!r}.")
+    version = body.pop("v", None)
+    if version != VERSION:
+        raise ValueError(
+            f"A datagram of version {str(version)[:20]}, but this agent understands version "
+            f"{VERSION}. "
+            "Install the same release of malletrain for training scripts and agents."
+        )
+    kind = body.pop("kind", None)
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(
+            f"A datagram of unknown kind {str(kind)[:40]!r}; known are {', '.join(KINDS)}."
+        )
+    sender = _checked(
+        Sender,
+        kind,
+        {name: body.pop(name) for name in ("job", "generation", "rank", "pid") if name in body},
+    )
+    message: Datagram = _checked(cls, kind, body, sender)
+    return message
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(str(value)[:40])
+    except ValueError:  # python refuses to print whole numbers of thousands of digits
+        return "a huge number"
+
+
+def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | None = None) -> Any:
+    unknown = sorted(set(body) - {field.name for field in fields(cls) if field.name != "sender"})
+    if unknown:
+        raise ValueError(f"A {kind} datagram with the unknown field {unknown[0][:40]!r}.")
+    for field in fields(cls):
+        if field.name == "sender":
+            continue
+        if field.name not in body:
+            if field.default is field.default_factory:  # both MISSING: the field has no default
+                raise ValueError(f"A {kind} datagram without the field {field.name!r}.")
+            continue
+        value = body[field.name]
+        test, wanted = _CHECKS[str(field.type)]
+        if not test(value):
+            raise ValueError(
+                f"A {kind} datagram whose {field.name} is {_shown(value)}; it must be {wanted}."
+            )
+        if _is_number(value) and value < 0 and (cls, field.name) not in _MAY_BE_NEGATIVE:
+            raise ValueError(
+                f"A {kind} datagram whose {field.name} is {_shown(value)}; it must not be negative."
+            )
+    return cls(**body) if sender is None else cls(sender, **body)
+
+
+class Outbox:
+    """The worker's end of the socket: sends without blocking and never raises.
+
+    A datagram that the agent does not take is dropped, or kept for the next attempt when it will
+    not be repeated by a later one. ``unsent`` counts the failed attempts.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.unsent = 0
+        self._kept: deque[bytes] = deque(maxlen=64)
+        self._socket: socket.socket | None = None
+
+    def send(self, data: bytes, keep: bool = False) -> bool:
+        """Send ``data``, after what was kept. Returns whether the agent's socket took it."""
+        if (not self._kept or self.retry()) and self._put(data):
+            return True
+        self.unsent += 1
+        if keep:
+            self._kept.append(data)
+        return False
+
+    def retry(self) -> bool:
+        """Send what was kept, oldest first. Returns whether nothing is left."""
+        while self._kept and self._put(self._kept[0]):
+            self._kept.popleft()
+        return not self._kept
+
+    def agent_is_slow(self) -> bool:
+        """Whether an attempt now fails only because the agent's queue is full, so that waiting a
+        little may help.
+        """
+        return (
+            bool(self._kept)
+            and not self.retry()
+            and self._last_errno in (errno.EAGAIN, errno.ENOBUFS)
+        )
+
+    _last_errno: int | None = None
+
+    def _put(self, data: bytes) -> bool:
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            self._socket.sendto(data, self.path)
+        # no agent (ENOENT, ECONNREFUSED), a full queue (EAGAIN), a path too long for a socket
+        except OSError as error:
+            self._last_errno = error.errno
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket; a later send opens it again."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+FLAGS_BYTES = 64
+_MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
+_DRAIN = 1
+
+
+class FlagsWriter:
+    """The agent's end of the flags file, created by it for one assignment (``path`` must not be
+    shared between assignments).
+
+    The agent resets the drain request to 0 before every new round: a worker serves whatever number
+    it finds at its first step.
+
+    Raises:
+        OSError: when the file cannot be created.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # A new file under its own name, never truncated or rewritten in place: a reader that has
+        # the old one mapped would die of SIGBUS.
+        temporary = f"{path}.{os.getpid()}.tmp"
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            os.write(fd, b"\0" * FLAGS_BYTES)
+            self._map = mmap.mmap(fd, FLAGS_BYTES)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        self._words[0] = _MAGIC
+        os.replace(temporary, path)
+
+    def request_drain(self, number: int) -> None:
+        """Ask for a snapshot and a stand-still at the next step boundary; ``number`` grows with
+        every request, 0 takes it back.
+        """
+        self._words[_DRAIN] = (
+            number  # one aligned 8-byte store: a reader sees the old number or the new one
+        )
+
+    def close(self) -> None:
+        """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
+        self._words.release()
+        self._map.close()
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass
+
+
+class FlagsReader:
+    """The worker's end of the flags file.
+
+    Raises:
+        OSError: when the file cannot be opened.
+        ValueError: when it is not a flags file of this version.
+    """
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            if os.fstat(fd).st_size != FLAGS_BYTES:
+                raise ValueError(f"The flags file {path} is not {FLAGS_BYTES} bytes long.")
+            self._map = mmap.mmap(fd, FLAGS_BYTES, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        if self._words[0] != _MAGIC:
+            self.close()
+            raise ValueError(
+                f"The flags file {path} is of another version of malletrain than this training "
+                "script's."
+            )
+
+    def drain_request(self) -> int:
+        """Number of the current drain request, 0 when there is none. About 100 ns."""
+        return self._words[_DRAIN]
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._words.release()
+        self._map.close()

@@ -1,0 +1,235 @@
+"""The timeline picture: nodes × time coloured by job, throughput per job below.
+
+:class:`Timeline` is what happened, as data; :func:`draw` makes a PNG of it. Where the data come
+from (the demo, an exported audit trail) is not decided here. Needs matplotlib (``pip install
+'malletrain[demo]'``), imported when drawing; no display is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from malletrain.render.palette import BUSY, IDLE, LEASED, MARK, colours
+
+IDLE_SPAN, LEASED_SPAN, JOB_SPAN, PAUSE_SPAN = "idle", "leased", "job", "pause"
+"""Kinds of span: idle for the main scheduler, leased by MalleTrain, held by a job that processes
+samples, by one that does not.
+"""
+HATCH_UP_TO = 64
+"""With more nodes than this, rows are too thin for hatches and marks."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One node in one state from ``start`` to ``end`` (seconds); ``job`` for the kinds ``job`` and
+    ``pause``.
+    """
+
+    node: str
+    start: float
+    end: float
+    kind: str
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The main scheduler took ``node`` from a lease at ``time``; ``notice``: it said so before."""
+
+    node: str
+    time: float
+    notice: bool = True
+
+
+@dataclass(frozen=True)
+class Series:
+    """Throughput of one job: samples/s at ``times`` (seconds)."""
+
+    job: str
+    times: tuple[float, ...]
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened between ``begin`` and ``end`` (seconds on any one clock; the picture begins at
+    0).
+
+    ``nodes`` are the rows from top to bottom, ``jobs`` the order of the legend. A node is in use by
+    the main scheduler where no span says otherwise. Later kinds are drawn over earlier ones: idle,
+    leased, job, pause. ``outages``: when the daemon was down.
+    """
+
+    nodes: tuple[str, ...]
+    jobs: tuple[str, ...]
+    begin: float
+    end: float
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...] = ()
+    series: tuple[Series, ...] = ()
+    outages: tuple[tuple[float, float], ...] = ()
+    title: str = ""
+
+
+def resample(series: Series, grid: Sequence[float]) -> list[float]:
+    """The rate at each time of ``grid`` (ascending): the last value known then, 0 before the
+    first.
+    """
+    out, k, value = [], 0, 0.0
+    for t in grid:
+        while k < len(series.times) and series.times[k] <= t:
+            value = series.rates[k]
+            k += 1
+        out.append(value)
+    return out
+
+
+def tint(colour: str, share: float) -> str:
+    """``colour`` (#rrggbb) mixed with white; ``share`` of 1 is the colour itself."""
+    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - (255 - p) * share):02X}" for p in parts)
+
+
+def draw(timeline: Timeline, path: str | Path) -> Path:
+    """Write the picture as PNG to ``path`` and return it.
+
+    Raises OSError when it cannot be written and ImportError without matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    colour = colours(timeline.jobs)
+    rows = {name: k for k, name in enumerate(timeline.nodes)}
+    height = min(9.0, max(2.0, 0.42 * len(rows)))
+    figure = Figure(figsize=(12, height + 3.4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 2.2])
+    _nodes(top, timeline, rows, colour)
+    _throughput(below, timeline, colour)
+    for begin, end in timeline.outages:
+        for axes in (top, below):
+            for moment in (begin, end):
+                axes.axvline(
+                    moment - timeline.begin, color=MARK, linestyle=":", linewidth=1.4, zorder=6
+                )
+    top.set_title(timeline.title or "Nodes and who used them", loc="left", fontsize=12)
+    below.set_xlim(0, max(1e-6, timeline.end - timeline.begin))
+    below.set_xlabel("time in seconds")
+    figure.legend(
+        handles=_legend(timeline, colour),
+        loc="outside lower center",
+        ncols=5,
+        fontsize=9,
+        frameon=False,
+    )
+    figure.savefig(path, format="png")
+    return Path(path)
+
+
+def _nodes(axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str, str]) -> None:
+    fine = len(rows) <= HATCH_UP_TO
+    gap = 0.08 if fine else 0.0
+    axes.set_facecolor(BUSY)
+    for kind in (IDLE_SPAN, LEASED_SPAN, JOB_SPAN, PAUSE_SPAN):
+        groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for s in timeline.spans:
+            if s.kind == kind and s.node in rows and s.end > s.start:
+                groups.setdefault((s.job, rows[s.node]), []).append(
+                    (s.start - timeline.begin, s.end - s.start)
+                )
+        for (job, row), pieces in groups.items():
+            style: dict[str, Any] = {"linewidth": 0}
+            if kind == IDLE_SPAN:
+                style["facecolor"] = IDLE
+            elif kind == LEASED_SPAN:
+                style["facecolor"] = LEASED
+            elif kind == JOB_SPAN:
+                style["facecolor"] = colour.get(job, MARK)
+            else:
+                style |= {"facecolor": tint(colour.get(job, MARK), 0.35)}
+                if fine:
+                    style |= {"hatch": "////", "edgecolor": colour.get(job, MARK)}
+            axes.broken_barh(pieces, (row - 0.5 + gap, 1 - 2 * gap), **style)
+    if fine:
+        for m in timeline.marks:
+            if m.node in rows:
+                axes.plot(
+                    m.time - timeline.begin,
+                    rows[m.node],
+                    marker="v" if m.notice else "X",
+                    color=MARK,
+                    markeredgecolor="white",
+                    markersize=9,
+                    zorder=5,
+                    clip_on=False,
+                )
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+    step = max(1, math.ceil(len(rows) / 24))
+    axes.set_yticks(
+        range(0, len(rows), step), [n for k, n in enumerate(timeline.nodes) if k % step == 0]
+    )
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _throughput(axes: Any, timeline: Timeline, colour: dict[str, str]) -> None:
+    length = timeline.end - timeline.begin
+    moments = sorted({t for s in timeline.series for t in s.times} | {timeline.begin, timeline.end})
+    series = {s.job: s for s in timeline.series}
+    names = [j for j in timeline.jobs if j in series]
+    if names and length > 0:
+        axes.stackplot(
+            [t - timeline.begin for t in moments],
+            [resample(series[j], moments) for j in names],
+            colors=[colour[j] for j in names],
+            step="post",
+        )
+    axes.set_ylabel("samples/s\n(stacked)")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(timeline: Timeline, colour: dict[str, str]) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [Patch(facecolor=colour[j], label=j) for j in timeline.jobs]
+    kinds = {s.kind for s in timeline.spans}
+    if PAUSE_SPAN in kinds:
+        handles.append(
+            Patch(
+                facecolor="#DDDDDD",
+                edgecolor="#777777",
+                hatch="////",
+                label="job starts or rescales",
+            )
+        )
+    handles.append(Patch(facecolor=BUSY, label="used by the main scheduler"))
+    handles.append(Patch(facecolor=IDLE, edgecolor="#999999", label="idle"))
+    if LEASED_SPAN in kinds:
+        handles.append(Patch(facecolor=LEASED, label="leased, no job on it"))
+    for notice, marker, label in (
+        (True, "v", "preempted"),
+        (False, "X", "preempted without notice"),
+    ):
+        if any(m.notice is notice for m in timeline.marks):
+            handles.append(
+                Line2D(
+                    [], [], marker=marker, color=MARK, linestyle="none", markersize=8, label=label
+                )
+            )
+    if timeline.outages:
+        handles.append(
+            Line2D(
+                [], [], color=MARK, linestyle=":", linewidth=1.4, label="daemon killed, daemon back"
+            )
+        )
+    return handles

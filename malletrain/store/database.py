@@ -1,0 +1,90 @@
+"""A connection to the database, set up so that a committed transaction survives ``kill -9`` and a
+failed one leaves nothing.
+
+Decides how SQLite is used (write-ahead log, locks taken at the start, file readable by its owner
+only) and how a URL that cannot be used is told. It knows no table.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long a transaction waits for another process that writes."""
+
+
+class StoreError(RuntimeError):
+    """The database cannot be used or refused; the message is a sentence for the operator."""
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for the SQLAlchemy URL ``url``; an SQLite file is created if need be. Raises
+    StoreError.
+    """
+    try:
+        # A server may have been restarted since the last transaction: a connection is tried before
+        # it is used.
+        options = (
+            {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}}
+            if url.startswith("sqlite")
+            else {"pool_pre_ping": True}
+        )
+        engine = create_engine(url, **options)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise StoreError(
+            f'"{url}" is not the URL of a database that SQLAlchemy knows: {error}. Correct '
+            "[daemon] database."
+        ) from None
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f'The driver "{error.name}" for the database is not installed; install it (for '
+            "PostgreSQL: pip install malletrain[postgres])."
+        ) from None
+    if engine.dialect.name == "sqlite":
+        _create_privately(engine.url.database)
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _create_privately(path: str | None) -> None:
+    """Create the database file readable by its owner only: the jobs' environments are in it.
+    SQLite's side files follow its mode.
+    """
+    if not path or path == ":memory:":
+        return
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    # the driver would commit before a CREATE TABLE; transactions are begun by _begin_sqlite
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    (mode,) = cursor.execute("PRAGMA journal_mode=WAL").fetchone()
+    # Without a write-ahead log (some network file systems) NORMAL could corrupt the file when the
+    # machine loses power.
+    cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and writes then could fail half-way when another process wrote
+    # in between; taking the lock at once makes it wait instead.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def schema_version(connection: Connection) -> str | None:
+    """The schema version of the database; None for an empty one."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

@@ -1,0 +1,369 @@
+"""What a training script tells the agent: samples done, points in time, metrics.
+
+Decides when a report becomes a datagram: every 50 ms, and 10 ms after the last while the training
+waits (counts are cumulative, so a lost one loses nothing). It decides nothing about throughput.
+Nothing here raises into the training loop or blocks it, and without ``MALLETRAIN_SOCKET`` in the
+environment everything is a no-op, so that the same script runs under plain python or torchrun.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from malletrain.protocol.worker_channel import (
+    ENV_FLAGS,
+    ENV_GENERATION,
+    ENV_JOB,
+    ENV_SOCKET,
+    Datagram,
+    FlagsReader,
+    Mark,
+    Metric,
+    Outbox,
+    Profile,
+    Sender,
+    decode_datagram,
+    encode,
+    progress_encoder,
+)
+
+SEND_INTERVAL_S = 0.05
+QUIET_S = 0.01
+"""A report after which so long no other follows is sent by itself."""
+_EXIT_PATIENCE_S = 0.2
+_MOST_SAMPLES = 1e15
+
+_told: set[str] = set()
+
+
+def tell(sentence: str, once: str | None = None) -> None:
+    """Say something to the user on stderr; with ``once``, only the first time for that key in this
+    process. Never raises.
+    """
+    if once is not None:
+        if once in _told:
+            return
+        _told.add(once)
+    try:
+        print(f"malletrain: {sentence}", file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):  # stderr is closed or absent
+        pass
+
+
+def _env_int(name: str, default: int = 0) -> int:
+    try:
+        return max(0, int(os.environ.get(name, "")))
+    except ValueError:
+        return default
+
+
+class _Worker:
+    """This process as the agent sees it: who it is, and its counts."""
+
+    def __init__(self, socket_path: str) -> None:
+        self.sender = Sender(
+            os.environ.get(ENV_JOB, ""), _env_int(ENV_GENERATION), _env_int("RANK"), os.getpid()
+        )
+        self.outbox = Outbox(socket_path)
+        self.forgotten = False
+        self._lock = threading.RLock()
+        self._left = threading.Event()
+        self._late = False
+        self._thread: threading.Thread | None = None
+        self.enter(self.sender)
+
+    def enter(self, sender: Sender) -> None:
+        with self._lock:
+            self.sender = sender
+            self.encode = progress_encoder(sender)
+            self.samples: float = 0
+            self.steps = 0
+            self.batch: float = 0
+            self.first = 0.0
+            self.last = 0.0
+            self.due = 0.0
+            self.sent_steps = 0
+
+    def add(self, batch_size: float) -> None:
+        self.samples += batch_size
+        self.steps += 1
+        self.batch = batch_size
+        self.last = time.time()
+        now = time.monotonic()
+        if now >= self.due:
+            if self.steps == 1:
+                self.first = self.last
+                self.put(Mark(self.sender, "first", self.first))
+            self.due = now + SEND_INTERVAL_S
+            self.flush()
+        elif not self._late:
+            self._late = True
+            self._left.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._send_late, name="malletrain-reports", daemon=True
+                )
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # no thread can be had, or the interpreter ends: then without
+                    self._thread.start()
+
+    def flush(self) -> None:
+        with self._lock:  # against the thread below
+            steps = self.steps
+            if self.sent_steps == steps:
+                return
+            data = self.encode(
+                self.samples, steps, self.batch, self.first, self.last, self.outbox.unsent
+            )
+            if self.outbox.send(data):
+                self.sent_steps = steps
+
+    def retry(self) -> None:
+        with self._lock:
+            self.outbox.retry()
+
+    def agent_is_slow(self) -> bool:
+        with self._lock:
+            return self.outbox.agent_is_slow()
+
+    def _send_late(self) -> None:
+        """In a thread: send what no later report took along. A worker may be stopped in the
+        collective after its last report, and then says nothing any more.
+        """
+        while self._left.wait() and not self.forgotten:
+            steps = -1
+            while steps != self.steps:
+                steps = self.steps
+                time.sleep(QUIET_S)
+            self._left.clear()
+            self._late = False
+            self.flush()
+
+    def put(self, message: Datagram) -> None:
+        try:
+            data = encode(message)
+            decode_datagram(data)  # what the agent would refuse is better said to the user, here
+        except (TypeError, ValueError, RecursionError) as error:
+            tell(f"Something reported is ignored: {error}", once=f"put {error}")
+            return
+        with self._lock:
+            self.outbox.send(data, keep=True)
+
+
+_worker: _Worker | None = None
+_connected = False
+
+
+def _connect() -> _Worker | None:
+    """Read the environment once; the worker, or None outside MalleTrain."""
+    global _worker, _connected
+    if not _connected:
+        _connected = True
+        path = os.environ.get(ENV_SOCKET)
+        if path:
+            _worker = _Worker(path)
+            atexit.register(_at_exit)
+    return _worker
+
+
+def _forget() -> None:
+    """A forked child (a DataLoader worker, say) is not the worker its parent is: it starts from
+    nothing if it ever reports.
+    """
+    global _worker, _connected
+    if _worker is not None:
+        _worker.forgotten = True
+        _worker.outbox.close()
+    _worker, _connected = None, False
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _at_exit() -> None:
+    worker = _worker
+    if worker is None:
+        return
+    flush()
+    # The last metric of a run is worth a moment when the agent's queue is full; nothing is when
+    # there is no agent.
+    deadline = time.monotonic() + _EXIT_PATIENCE_S
+    while worker.agent_is_slow() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    flush()
+
+
+def _usable(batch_size: object) -> float | None:
+    """The number in ``batch_size`` (a numpy scalar or a tensor of one element will do), or None
+    after telling the user.
+    """
+    value: Any = batch_size
+    try:
+        if not isinstance(value, int | float) and hasattr(value, "item"):
+            value = value.item()
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 <= value <= _MOST_SAMPLES
+        ):
+            return value
+        shown = repr(batch_size)[:60]
+    except Exception:  # an odd object must not stop a training run
+        shown = f"an object of type {type(batch_size).__name__}"
+    tell(
+        "report() takes the number of samples of the step just finished, e.g. "
+        f"report(len(batch)), but got {shown}; "
+        "such reports are ignored.",
+        once="report",
+    )
+    return None
+
+
+def report(batch_size: float) -> None:
+    """Say that a training step is done. The one line MalleTrain needs in a script; call it on every
+    rank at the end of the step.
+
+    Args:
+        batch_size: number of samples that *this process* trained on in the step (not the global
+            batch: ranks are added up).
+
+    Costs a few microseconds, never blocks, never raises; does nothing outside MalleTrain. Call it
+    from one thread.
+    """
+    if type(batch_size) is not int or not 0 <= batch_size <= _MOST_SAMPLES:
+        usable = _usable(batch_size)
+        if usable is None:
+            return
+        batch_size = usable
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.add(batch_size)
+
+
+def metric(name: str, value: float) -> None:
+    """Report a named number, such as ``metric("accuracy", 0.97)``; the last value per name is shown
+    with the job. Never raises.
+    """
+    try:
+        value = float(value)
+    except Exception:  # as in report(): the training run goes on
+        value = math.nan
+    if not isinstance(name, str) or not name or not math.isfinite(value):
+        shown = (
+            f"the name {name[:40]!r}"
+            if isinstance(name, str)
+            else f"a name of type {type(name).__name__}"
+        )
+        tell(
+            f"metric() takes a name and a finite number, but with {shown} it got something "
+            "else; it is ignored.",
+            once=f"metric {shown}",
+        )
+        return
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.put(Metric(worker.sender, name, value))
+
+
+def mark(name: str, at: float | None = None) -> None:
+    """Report a point in the start-up of this process (``at``: seconds since the epoch, now by
+    default), to see where a rescale spends its time. Never raises.
+    """
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.put(Mark(worker.sender, name, time.time() if at is None else at))
+
+
+def describe(parameters: int | None = None, flops_per_sample: float | None = None) -> None:
+    """Report facts about the model: number of parameters, floating point operations per sample
+    (forward and backward).
+    """
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.put(Profile(worker.sender, parameters, flops_per_sample))
+
+
+def flush() -> None:
+    """Send what has been reported but not sent yet."""
+    worker = _worker
+    if worker is not None:
+        worker.flush()
+        worker.retry()
+
+
+def send(kind: type[Any], **fields: Any) -> None:
+    """Send a datagram of ``kind`` (a class of :mod:`malletrain.protocol.worker_channel`) from this
+    worker; kept until the agent takes it.
+    """
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.put(kind(worker.sender, **fields))
+
+
+def totals() -> tuple[float, int]:
+    """(samples, steps) reported by this process so far."""
+    worker = _worker
+    return (worker.samples, worker.steps) if worker is not None else (0, 0)
+
+
+def entered(generation: int, rank: int, world_size: int) -> None:
+    """This process goes on in another round, without a restart: counts begin anew there. For
+    :mod:`malletrain.elastic`.
+    """
+    flush()
+    os.environ.update(
+        {ENV_GENERATION: str(generation), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    )
+    worker = _worker or _connect()
+    if worker is not None:
+        worker.enter(Sender(worker.sender.job, generation, rank, os.getpid()))
+
+
+def generation() -> int:
+    """The round this process belongs to, 0 outside MalleTrain."""
+    return _env_int(ENV_GENERATION)
+
+
+def open_flags() -> FlagsReader | None:
+    """The agent's flags, or None when there are none (a script outside MalleTrain) or they cannot
+    be read (the user is told).
+    """
+    path = os.environ.get(ENV_FLAGS)
+    if not path:
+        return None
+    try:
+        return FlagsReader(path)
+    except (OSError, ValueError) as error:
+        tell(
+            f"Snapshots on demand are off, because the agent's flags cannot be read: {error}",
+            once="flags",
+        )
+        return None
+
+
+def mark_import() -> None:
+    """Marks ``start`` (when this process was created, to 10 ms) and ``import`` (now)."""
+    now = time.time()
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(
+                file.read().rpartition(b")")[2].split()[19]
+            )  # field 22 of proc_pid_stat(5), since boot
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        mark("start", now - age)
+    except (
+        OSError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ):  # no /proc here: the agent knows when it started us anyway
+        pass
+    mark("import", now)

@@ -1,0 +1,232 @@
+"""Snapshot files: written so that a good one is always on disk, read so that a bad one is noticed.
+
+Decides how bytes reach the disk (temporary file, flush, fsync, atomic rename, fsync of the folder),
+how many earlier snapshots stay beside the newest, and whether a file is whole. It does not decide
+when a snapshot is taken or what is in it (:mod:`malletrain.training.snapshot`).
+
+A snapshot is an ordinary ``torch.save`` file, a zip archive whose records carry CRC-32 sums; they
+are checked on reading, because torch does not and would load flipped bits as weights.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import pickle
+import socket
+import zipfile
+import zlib
+from typing import IO, Any
+
+FORMAT = 1
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot that cannot be used; the message is a sentence with the path."""
+
+
+def previous(path: str, number: int) -> str:
+    """Path of the ``number``-th snapshot before the newest: ``path.prev``, ``path.prev2``, …"""
+    return f"{path}.prev" + (str(number) if number > 1 else "")
+
+
+def candidates(path: str, keep: int) -> list[str]:
+    """The snapshots on disk, newest first."""
+    return [
+        name
+        for name in (path, *(previous(path, number) for number in range(1, keep + 1)))
+        if os.path.exists(name)
+    ]
+
+
+class _Writer:
+    """A file for torch.save that remembers the first failure: torch hides it behind an internal
+    error of its zip writer.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                self._file.write(data)
+                self.bytes += size
+            except OSError as error:
+                self.error = error
+        return size
+
+    def flush(self) -> None:
+        if self.error is None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self.error = error
+
+
+def write(path: str, payload: dict[str, Any], keep: int, keep_newest: bool = True) -> int:
+    """Write ``payload`` as the newest snapshot at ``path`` and keep ``keep`` earlier ones. Returns
+    its size in bytes.
+
+    With ``keep_newest`` false the file at ``path`` (known to be damaged) is replaced, and the
+    earlier ones stay as they are. Whatever happens in between (full disk, SIGKILL, power), the
+    newest or the one before it is whole.
+
+    Raises:
+        OSError: the disk's reason; the snapshots on disk are as before and the temporary file is
+            gone.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    try:
+        # Others may read but never write it: restoring trusts a file that only its owner can have
+        # written.
+        fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with open(fd, "wb") as file:
+            writer = _Writer(file)
+            _torch_save(payload, writer)
+            if writer.error is not None:
+                raise writer.error
+            file.flush()
+            os.fsync(fd)
+        for number in range(keep if keep_newest else 0, 0, -1):
+            older = previous(path, number - 1) if number > 1 else path
+            if os.path.exists(older):
+                os.replace(older, previous(path, number))
+        os.replace(temporary, path)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+    _sync_folder(path)
+    return writer.bytes
+
+
+def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:
+    import torch
+
+    # A user may have turned the sums off for speed; without them a damaged snapshot could not be
+    # told from a good one.
+    get, put = (
+        getattr(torch.serialization, "get_crc32_options", None),
+        getattr(torch.serialization, "set_crc32_options", None),
+    )
+    before = get() if get and put else True
+    try:
+        if put and not before:
+            put(True)
+        torch.save(payload, writer)  # type: ignore[arg-type]
+    except Exception:
+        if writer.error is None:
+            raise
+    finally:
+        if put and not before:
+            put(before)
+
+
+def _sync_folder(path: str) -> None:
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # a folder that may be written but not read
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some file systems have no fsync of folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def remove_leftovers(path: str) -> None:
+    """Remove the temporary files of processes that were killed while they saved to ``path`` (one
+    that still lives fails once, no more).
+    """
+    mine = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    for name in glob.glob(glob.escape(path) + ".tmp-*"):
+        if name != mine:
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+
+
+def read(path: str, check: bool = True) -> dict[str, Any]:
+    """Load the snapshot at ``path`` to the CPU; ``check`` verifies the sums of every record first.
+
+    Only plain data is unpickled (``weights_only``), unless the snapshot holds objects of other
+    classes *and* nobody but its owner, this user, can have written it.
+
+    Raises:
+        SnapshotError: when it is damaged, of another format, or may not be trusted.
+        OSError: when it cannot be opened.
+    """
+    import torch
+
+    with open(path, "rb"):  # absent or unreadable: an OSError, which says so itself
+        pass
+    if check:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                bad = archive.testzip()
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+            raise SnapshotError(f"Snapshot {path} is damaged: {error}.") from error
+        if bad is not None:
+            raise SnapshotError(
+                f"Snapshot {path} is damaged: the check sum of its record {bad} is wrong."
+            )
+    try:
+        payload = _torch_load(torch, path)
+    except (SnapshotError, OSError, MemoryError):
+        raise
+    except Exception as error:  # torch raises whatever its unpickler met
+        raise SnapshotError(
+            f"Snapshot {path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}."
+        ) from error
+    if (
+        not isinstance(payload, dict)
+        or not isinstance(payload.get("objects"), dict)
+        or "malletrain_snapshot" not in payload
+    ):
+        raise SnapshotError(f"{path} is not a snapshot written by malletrain.Snapshot.")
+    if payload["malletrain_snapshot"] != FORMAT:
+        raise SnapshotError(
+            f"Snapshot {path} has format {payload['malletrain_snapshot']}, but this malletrain "
+            f"reads format {FORMAT}. "
+            "Go on with the release that wrote it."
+        )
+    return payload
+
+
+def _torch_load(torch: Any, path: str) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        status = os.stat(path)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise SnapshotError(
+                f"Snapshot {path} holds objects that only full unpickling can restore, which "
+                "may run code, and it could have been "
+                "written by somebody else (you are not its owner, or others may write to it). "
+                "If you trust it: copy it and "
+                "chmod go-w the copy."
+            ) from error
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def signature(path: str) -> tuple[int, int, int] | None:
+    """Identifies the file that is at ``path`` now, None when there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

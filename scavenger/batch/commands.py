@@ -1,0 +1,244 @@
+"""The one place that runs the main scheduler's commands: time limit, bounded output, retries, and
+no shell in between.
+
+Decides how long a command may take, how much it may print and how often it is tried again; what a
+command means and whether it may be tried again at all (asking is harmless, submitting is not) is
+its caller's decision. Used by every scheduler that is talked to through commands.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scavenger.interface import SchedulerError
+
+MAX_OUTPUT_BYTES = 256 * 1024 * 1024
+SHOWN_CHARACTERS = 300
+KILL_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``timeout_s``: after so many seconds a command is killed. ``tries``: how often one that may
+    be repeated is run; ``pause_s``: seconds in between, doubling.
+    """
+
+    timeout_s: float = 20.0
+    tries: int = 2
+    pause_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command that ended said. Text is UTF-8; bytes that are not come back unchanged when
+    encoded with ``surrogateescape``.
+    """
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def complaint(self) -> str:
+        """Its own words about what went wrong, on one line."""
+        return shorten(self.stderr or self.stdout)
+
+
+class CommandError(SchedulerError):
+    """A command that could not be run, took too long, printed too much or failed. ``result`` is set
+    when it ended by itself.
+    """
+
+    def __init__(self, sentence: str, result: Result | None = None) -> None:
+        super().__init__(sentence)
+        self.result = result
+
+
+@dataclass
+class Commands:
+    """Runs commands. Safe to use from several threads.
+
+    ``environment``: that of every command for which no other is given; ``None``: this process's.
+    """
+
+    policy: Policy = field(default_factory=Policy)
+    environment: Mapping[str, str] | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run once. A status other than 0 is returned, not raised; CommandError when it did not end
+        by itself.
+        """
+        limit_s = self.policy.timeout_s if timeout_s is None else timeout_s
+        env = self.environment if environment is None else environment
+        return _run(tuple(argv), stdin, env, limit_s)
+
+    def ask(self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
+        """Run a command that changes nothing, again if it fails, and return what it printed. Raises
+        CommandError.
+        """
+        pause_s = self.policy.pause_s
+        for left in reversed(range(max(1, self.policy.tries))):
+            try:
+                result = self.run(argv, environment=environment)
+                if result.status == 0:
+                    return result.stdout
+                error = failure(result)
+            except CommandError as caught:
+                error = caught
+                if isinstance(caught.__cause__, FileNotFoundError | PermissionError):
+                    break
+            if left:
+                self.sleep(pause_s)
+                pause_s *= 2
+        raise error
+
+
+def failure(result: Result) -> CommandError:
+    """The error of a command that ended with a status other than 0."""
+    how = (
+        f"was ended by signal {-result.status}"
+        if result.status < 0
+        else f"failed with status {result.status}"
+    )
+    said = f": {result.complaint}" if result.complaint else " and said nothing."
+    return CommandError(f"{show(result.argv)} {how}{said}", result)
+
+
+def show(argv: Sequence[str]) -> str:
+    """A command as it would be typed, shortened."""
+    return shorten(shlex.join(argv), 120)
+
+
+def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+    """``text`` on one line, only what can be printed, at most so long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * characters]).split())
+    return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def _run(
+    argv: tuple[str, ...], stdin: bytes, env: Mapping[str, str] | None, limit_s: float
+) -> Result:
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        what = (
+            "is not installed or not in PATH"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot be run: {error.strerror}"
+        )
+        raise CommandError(f"The command {argv[0]} {what}.") from error
+    except ValueError as error:  # a NUL in an argument
+        raise CommandError(f"{show(argv)} cannot be run: {error}.") from error
+    try:
+        out, err = _communicate(process, stdin, began + limit_s)
+        status = process.wait(max(0.0, began + limit_s - time.monotonic()))
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise CommandError(
+            f"{show(argv)} gave no answer within {limit_s:g} s and was stopped."
+        ) from None
+    except _TooMuch:
+        raise CommandError(
+            f"{show(argv)} printed more than {MAX_OUTPUT_BYTES:,} bytes and was stopped."
+        ) from None
+    finally:
+        _end(process)
+    seconds = time.monotonic() - began
+    return Result(
+        argv,
+        status,
+        out.decode("utf-8", "surrogateescape"),
+        err.decode("utf-8", "surrogateescape"),
+        seconds,
+    )
+
+
+class _TooMuch(Exception):
+    pass
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], stdin: bytes, deadline: float
+) -> tuple[bytes, bytes]:
+    """Feed stdin and read both outputs until they are closed. Unlike Popen.communicate it bounds
+    what it holds in memory.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    parts: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
+    results = list(parts.values())
+    total, rest = 0, memoryview(stdin)
+    with selectors.DefaultSelector() as selector:
+        for fd in parts:
+            selector.register(fd, selectors.EVENT_READ)
+        if stdin:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        else:
+            process.stdin.close()
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    try:
+                        rest = rest[os.write(key.fd, rest[:65536]) :]
+                    except BrokenPipeError:  # it does not want to read all of it
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                data = os.read(key.fd, 1 << 20)
+                if not data:
+                    selector.unregister(key.fd)
+                parts[key.fd].append(data)
+                total += len(data)
+                if total > MAX_OUTPUT_BYTES:
+                    raise _TooMuch
+    return b"".join(results[0]), b"".join(results[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: kill the command and what it started, unless it has ended. One that
+    runs as somebody else (sudo) may not be ours to kill: it is left to its own end.
+    """
+    if process.returncode is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(KILL_WAIT_S)
+        except (ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+            pass
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass

@@ -1,0 +1,198 @@
+"""The books on the leases of a batch scheduler: which job is which lease, what was given up, and
+whether more may be asked for.
+
+Decides which jobs have to be cancelled and what becomes of their leases; asks no scheduler and runs
+no command. What a job's own state means is decided by :mod:`scavenger.slurm.state` and
+:mod:`scavenger.pbs.state`, which make the :class:`LeaseJob`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, Protocol, TypeVar
+
+from scavenger.interface import Lease, LeaseState
+
+NO_MORE_FOR_S = 300.0
+"""After the main scheduler said that a limit on our jobs is reached."""
+REMEMBERED_S = 3600.0
+
+
+class LeaseJob(NamedTuple):
+    """A job of ours, in the words of every batch scheduler.
+
+    ``lease``: the lease that it is by its state. ``wanted``: the node it asked for. ``submitted``:
+    epoch seconds, None when not known. ``lost``: why the lease is over although the job is there
+    still. ``ending``: it goes by itself and need not be cancelled.
+    """
+
+    lease: Lease
+    user: str
+    wanted: str = ""
+    submitted: float | None = None
+    lost: str = ""
+    ending: bool = False
+
+    @property
+    def id(self) -> str:
+        """The main scheduler's name of it."""
+        return self.lease.scheduler_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.lease.state is not LeaseState.ENDED
+
+
+class _Job(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+
+
+JobT = TypeVar("JobT", bound=_Job)
+
+
+def own_jobs(
+    jobs: Iterable[JobT],
+    prefix: str,
+    user_of: Callable[[str], str],
+    pending: Container[str],
+    ended: Container[str],
+) -> dict[str, JobT]:
+    """Lease id → its job, of several with one name the liveliest. ``prefix``: what our names begin
+    with. Everybody can see that, and name a job so: one is ours only if it belongs to ``user_of``
+    its lease. ``pending``, ``ended``: the scheduler's words for such states.
+    """
+
+    def liveliness(job: JobT) -> int:
+        return 0 if job.state in ended else 1 if job.state in pending else 2
+
+    return {
+        lease: job
+        for job in sorted(jobs, key=liveliness)
+        if job.user == user_of(lease := job.name[len(prefix) :])
+    }
+
+
+class LeaseBooks:
+    """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is
+    withdrawn. ``max_leases``: of all users together, 0: no limit. ``user``: whose a lease is of
+    which nothing is known.
+    """
+
+    def __init__(self, scheduler: str, start_within_s: float, max_leases: int, user: str) -> None:
+        self.scheduler = scheduler
+        self.start_within_s = start_within_s
+        self.max_leases = max_leases
+        self.user = user
+        self.jobs: dict[str, LeaseJob] = {}
+        """Lease id → its job, of the last look and of what was taken since."""
+        self.given_up: dict[str, tuple[float, str]] = {}
+        """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
+        self._users: dict[str, tuple[str, float]] = {}
+        """Lease id → whose it is, and when that was last of use."""
+        self._no_more: dict[str, tuple[float, int, str]] = {}
+        """User → until when no more is asked for, how many leases there may be, and the scheduler's
+        words.
+        """
+
+    def know(self, lease_id: str, user: str, now: float) -> None:
+        """The lease is, or will be, a job of this user. What was known first counts."""
+        self._users.setdefault(lease_id, (user, now))
+
+    def user_of(self, lease_id: str) -> str:
+        """Whose job the lease is."""
+        return self._users[lease_id][0] if lease_id in self._users else self.user
+
+    def give_up(self, lease_id: str, reason: str, now: float) -> None:
+        """The lease is not wanted any more. The first reason counts."""
+        self.given_up.setdefault(lease_id, (now, reason))
+
+    def look(
+        self, jobs: Mapping[str, LeaseJob], hold: str, kept: Mapping[str, str], now: float
+    ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
+        """Every lease, and the jobs that have to be cancelled: given up before, lost, or waiting
+        for too long or for a node that is not to be had. ``hold``: why no lease may be asked for;
+        ``kept``: node → why this one may not.
+        """
+        self.jobs = dict(jobs)
+        self.given_up = {
+            lease: known for lease, known in self.given_up.items() if now - known[0] < REMEMBERED_S
+        }
+        users = {
+            lease: (user, now if lease in jobs else last)
+            for lease, (user, last) in self._users.items()
+        }
+        self._users = {
+            lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S
+        }
+        leases, unwanted = [], []
+        for lease_id, job in self.jobs.items():
+            lease = job.lease
+            if job.alive and (
+                reason := self._over(lease_id, job, hold or kept.get(job.wanted, ""), now)
+            ):
+                self.give_up(lease_id, reason, now)
+                if not job.ending:
+                    unwanted.append(job)
+                lease = replace(lease, state=LeaseState.ENDED, reason=reason, leaving_by=None)
+            leases.append(lease)
+        return tuple(leases), unwanted
+
+    def _over(self, lease_id: str, job: LeaseJob, needed: str, now: float) -> str:
+        """Why the lease is over although its job has not ended; empty when it is not. ``needed``:
+        why its node is not to be had.
+        """
+        if lease_id in self.given_up:
+            return self.given_up[lease_id][1]
+        if job.lost or job.lease.state is not LeaseState.PENDING:
+            return job.lost
+        if not needed and job.submitted is not None and now - job.submitted > self.start_within_s:
+            return (
+                f"it did not start within {self.start_within_s:g} s "
+                f"({job.lease.reason or 'no reason given'})"
+            )
+        return needed
+
+    def limit_reached(self, user: str, words: str, now: float) -> None:
+        """The main scheduler refused this user a lease because there are too many of their jobs."""
+        alive = sum(job.alive and job.user == user for job in list(self.jobs.values()))
+        self._no_more[user] = (now + NO_MORE_FOR_S, alive, words)
+
+    def refusal(self, user: str, now: float) -> str:
+        """Why it is of no use to ask for any lease of this user; empty when it is."""
+        until, _, words = self._no_more.get(user, (now, 0, ""))
+        return (
+            f"{self.scheduler} refuses more jobs of {self._called(user)} for now: {words}"
+            if now < until
+            else ""
+        )
+
+    def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
+        """How many more leases there may be beside the ``active`` ones and why, if that is limited
+        at all. ``only``: the one user who has leases; empty where there are several, of whom each
+        may have a limit (:meth:`refusal`).
+        """
+        limits = []
+        if self.max_leases:
+            limits.append(
+                (self.max_leases - active, f"the configuration allows {self.max_leases} leases")
+            )
+        until, count, words = self._no_more.get(only, (now, 0, ""))
+        if now < until:
+            limits.append(
+                (
+                    count - active,
+                    f"{self.scheduler} refuses more jobs of {self._called(only)} than {count} "
+                    f"for now: {words}",
+                )
+            )
+        return min(limits, default=None)
+
+    def _called(self, user: str) -> str:
+        return "ours" if user == self.user else user

@@ -1,0 +1,305 @@
+"""Which idle node is a gap: one table of rules for every batch scheduler, and the sentence each
+rule says about a node.
+
+A backend fills in what is known of a node (:class:`NodeFacts`) and how the site wants it
+(:class:`GapRules`); the table decides. ``malletrain nodes --explain`` prints the verdicts. Nothing
+here asks a scheduler or takes a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, overload
+
+from scavenger.batch.hours import Hours
+from scavenger.interface import Explanation
+
+
+class NodeFacts(NamedTuple):
+    """What the main scheduler says about one node at one poll. Times in epoch seconds.
+
+    ``state``: its own word for it. ``idle``: nobody runs on it. ``trouble``: why it may not be used
+    although idle (draining, down, not responding, powered down); ``reserved``: the reservation or
+    maintenance that has it now; ``reserved_from``: when the next one begins. ``planned``: held for
+    a waiting job, which is expected to start at ``planned_at``. ``idle_since``: since when it has
+    been idle without a break, as far as was seen. ``lease``: our lease on it or waiting for it.
+    """
+
+    name: str
+    state: str
+    idle: bool
+    trouble: str = ""
+    reserved: str = ""
+    reserved_from: float | None = None
+    planned: bool = False
+    planned_at: float | None = None
+    partitions: Sequence[str] = ()
+    features: Sequence[str] = ()
+    idle_since: float | None = None
+    lease: str = ""
+
+    @property
+    def free_until(self) -> float | None:
+        """When the main scheduler means to use the node next, as far as it says."""
+        known = [t for t in (self.reserved_from, self.planned_at) if t is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True)
+class GapRules:
+    """How a site wants its gaps chosen.
+
+    ``partitions``: where leases run; a node must be in one of them (empty: anywhere). ``features``:
+    those a node must have, all of them. ``nodes``/``exclude``: names (expanded). ``reserve``: idle
+    nodes to leave to the main scheduler. ``idle_for_s``: how long a node must have been idle, so
+    that the main scheduler has had its turn. ``use_planned``: also nodes held for a waiting job,
+    with leases that end before it starts. ``min_free_s``: at least so long must be left before a
+    known use. ``max_at_once``: gaps shown in one poll at most. ``hold``: why no node may be taken
+    at this moment; ``kept``: why single ones may not.
+    """
+
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    exclude: frozenset[str] = frozenset()
+    reserve: int = 0
+    hours: Hours = field(default_factory=Hours)
+    idle_for_s: float = 30.0
+    use_planned: bool = False
+    min_free_s: float = 0.0
+    max_at_once: int = 200
+    hold: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+
+Verdict = tuple[bool, str]
+Rule = Callable[[NodeFacts, GapRules, float], Verdict]
+
+
+def _idle(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    if node.lease:
+        return False, f"MalleTrain has it or has asked for it with lease {node.lease}"
+    return node.idle, f"the main scheduler says it is {node.state}"
+
+
+def _usable(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    return not node.trouble, node.trouble or "it is up and takes jobs"
+
+
+def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    if node.reserved:
+        return False, node.reserved
+    if node.reserved_from is None:
+        return True, "no reservation"
+    left = node.reserved_from - now
+    return left >= rules.min_free_s, f"a reservation begins in {_span(left)}{_needed(left, rules)}"
+
+
+def _planned(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    if not node.planned and node.planned_at is None:
+        return True, "no waiting job is planned on it"
+    left = None if node.planned_at is None else node.planned_at - now
+    when = "" if left is None else f", which is expected to start in {_span(left)}"
+    if not rules.use_planned:
+        return False, f"it is held for a waiting job{when}"
+    if left is None:
+        return False, "it is held for a waiting job and the main scheduler does not say until when"
+    return left >= rules.min_free_s, f"it is held for a waiting job{when}{_needed(left, rules)}"
+
+
+def _partition(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    wanted = ", ".join(sorted(rules.partitions))
+    if not rules.partitions:
+        return True, "leases may run in any partition"
+    if rules.partitions.isdisjoint(node.partitions):
+        return (
+            False,
+            f"it is not in {wanted}, or that is not up (it is in "
+            f"{', '.join(node.partitions) or 'none that is up'})",
+        )
+    return True, f"it is in {wanted}"
+
+
+def _listed(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    if node.name in rules.exclude:
+        return False, "the configuration excludes it"
+    if rules.nodes and node.name not in rules.nodes:
+        return False, "it is not among the nodes of the configuration"
+    return True, "the configuration allows it"
+
+
+def _features(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    missing = rules.features.difference(node.features)
+    return (
+        not missing,
+        f"it lacks {', '.join(sorted(missing))}" if missing else "it has the features wanted",
+    )
+
+
+def _hours(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    left = rules.hours.left_s(now)
+    if left is None:
+        return True, "leases are allowed at any hour"
+    return (
+        left > 0,
+        f"leases are allowed for {_span(left)} from now"
+        if left > 0
+        else "no leases are allowed at this hour",
+    )
+
+
+def _turn(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    since = 0.0 if node.idle_since is None else now - node.idle_since
+    passed = since >= rules.idle_for_s
+    turn = "" if passed else f"; the main scheduler has its turn for {_span(rules.idle_for_s)}"
+    return passed, f"it has been idle for {_span(since)}{turn}"
+
+
+def _hold(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+    why = rules.hold or rules.kept.get(node.name, "")
+    return not why, why or "the main scheduler does not need it just now"
+
+
+RULES: tuple[tuple[str, Rule], ...] = (
+    ("idle", _idle),
+    ("usable", _usable),
+    ("reservation", _reservation),
+    ("planned", _planned),
+    ("partition", _partition),
+    ("listed", _listed),
+    ("features", _features),
+    ("hours", _hours),
+    ("turn", _turn),
+    ("hold", _hold),
+)
+"""The rules that look at one node, in the order in which they are asked and shown. Those of all
+nodes together follow in :func:`choose`.
+"""
+
+RESERVE, AT_ONCE = "reserve", "at once"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``gaps``: the nodes that are gaps, the longest free first. ``left``: node → the rule of all
+    nodes together that left it, and why.
+    """
+
+    gaps: tuple[NodeFacts, ...]
+    left: Mapping[str, tuple[str, str]]
+
+
+def passes(node: NodeFacts, rules: GapRules, now: float) -> bool:
+    """Whether every rule that looks at this node alone lets it pass."""
+    return all(test(node, rules, now)[0] for _, test in RULES)
+
+
+def choose(
+    nodes: Collection[NodeFacts],
+    rules: GapRules,
+    now: float,
+    horizon: Callable[[NodeFacts], float | None],
+    limit: tuple[int, str] | None = None,
+) -> Choice:
+    """The gaps among ``nodes``: those that pass every rule, less the reserve and what is too many
+    at once.
+
+    ``limit``: how many more leases there may be at all, and why. Of more than allowed those with
+    the longest horizon are chosen.
+    """
+    found = [node for node in nodes if node.idle and passes(node, rules, now)]
+    usable = (
+        sum(
+            1
+            for node in nodes
+            if node.idle and not node.lease and not node.trouble and not node.reserved
+        )
+        if rules.reserve
+        else 0
+    )
+    found.sort(key=lambda node: -_or_endless(horizon(node)))
+    left: dict[str, tuple[str, str]] = {}
+    bounds = []
+    if rules.reserve:
+        sentence = (
+            f"{rules.reserve} idle nodes are left to the main scheduler, and {usable} are idle"
+        )
+        bounds.append((max(0, usable - rules.reserve), RESERVE, sentence))
+    if limit is not None:
+        bounds.append((max(0, limit[0]), AT_ONCE, limit[1]))
+    bounds.append(
+        (
+            rules.max_at_once,
+            AT_ONCE,
+            f"{rules.max_at_once} nodes are asked for at once; the next poll goes on",
+        )
+    )
+    for count, rule, sentence in bounds:
+        for node in found[count:]:
+            left[node.name] = (rule, sentence)
+        found = found[:count]
+    return Choice(tuple(found), left)
+
+
+def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:
+    """The first reason why the node is no gap; empty when it is one."""
+    for _, test in RULES:
+        passed, sentence = test(node, rules, now)
+        if not passed:
+            return sentence
+    return choice.left[node.name][1] if node.name in choice.left else ""
+
+
+def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:
+    """Every rule's verdict on one node."""
+    verdicts = [(name, *test(node, rules, now)) for name, test in RULES]
+    if node.name in choice.left:
+        rule, sentence = choice.left[node.name]
+        verdicts.append((rule, False, sentence))
+    return Explanation(
+        node.name, node.state, all(passed for _, passed, _ in verdicts), tuple(verdicts)
+    )
+
+
+class Explanations(Sequence[Explanation]):
+    """The explanations of all nodes, each made when it is looked at: a poll of 10,000 nodes needs
+    none of them.
+    """
+
+    def __init__(
+        self, nodes: Collection[NodeFacts], rules: GapRules, choice: Choice, now: float
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._context = (rules, choice, now)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Explanation: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Explanation]: ...
+    def __getitem__(self, index: int | slice) -> Explanation | Sequence[Explanation]:
+        if isinstance(index, slice):
+            return tuple(explain(node, *self._context) for node in self._nodes[index])
+        return explain(self._nodes[index], *self._context)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return (explain(node, *self._context) for node in self._nodes)
+
+
+def _or_endless(horizon: float | None) -> float:
+    return float("inf") if horizon is None else horizon
+
+
+def _needed(left: float, rules: GapRules) -> str:
+    return "" if left >= rules.min_free_s else f", and a lease needs {_span(rules.min_free_s)}"
+
+
+def _span(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``4.5 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

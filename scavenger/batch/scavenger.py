@@ -1,0 +1,382 @@
+"""The scavenger of a batch scheduler: polls it, takes leases as one-node jobs of its preemptable
+part, and gives them back.
+
+Everything that is the same for :mod:`scavenger.slurm` and :mod:`scavenger.pbs`, which say how their
+scheduler is read, what its settings mean and how a lease is asked for. Which node is a gap is
+:mod:`scavenger.batch.rules`' decision, what becomes of a lease :mod:`scavenger.batch.lease_books`',
+how jobs are submitted and cancelled :mod:`scavenger.batch.submission`'s; this module brings them
+together.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from scavenger.batch.commands import Commands
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.hold import hold_for
+from scavenger.batch.lease_books import LeaseBooks, LeaseJob
+from scavenger.batch.lease_script import forget_outputs
+from scavenger.batch.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
+from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, PollResult, SchedulerError
+
+SUBMITTERS = 4
+HOLD_POLL_S = 2.0
+SiteT = TypeVar("SiteT")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a batch scheduler said at one look.
+
+    ``facts``: of every node. ``jobs``: lease id → its job; ``gone``: leases whose jobs were there
+    before and are no more. ``hold``: why no lease may be asked for now; ``kept``: idle node → why
+    this one may not. ``hurry``: nodes are just being taken back, so that the next look should come
+    soon.
+    """
+
+    facts: Mapping[str, NodeFacts]
+    jobs: Mapping[str, LeaseJob]
+    gone: Mapping[str, Lease] = field(default_factory=dict)
+    hold: str = ""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    hurry: bool = False
+
+
+@dataclass(frozen=True)
+class View(Generic[SiteT]):
+    """What was concluded from one look. ``unwanted``: jobs of ours that have to be cancelled."""
+
+    time: float
+    site: SiteT
+    answer: Answer
+    rules: GapRules
+    leases: tuple[Lease, ...]
+    unwanted: list[LeaseJob]
+    choice: Choice
+
+
+class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
+    """A connection to one batch scheduler. One call at a time.
+
+    ``title``: the scheduler's name in sentences. ``site_every_s``: how often it is asked what is
+    configured. ``limit_step_s``: what time limits are a multiple of.
+    """
+
+    name: str
+    title: str
+    site_every_s: float
+    limit_step_s: float
+
+    def __init__(
+        self,
+        settings: BatchSettings[OptionsT],
+        commands: Commands,
+        dialect: Dialect,
+        submitting: Mapping[str, str],
+        memory: GapMemory | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.commands = commands
+        self.memory = memory or GapMemory()
+        self.clock = clock
+        self.site: SiteT | None = None
+        self._site_at = 0.0
+        self.books = LeaseBooks(
+            self.title, settings.start_within_s, settings.max_leases, settings.user
+        )
+        self.submitter = Submitter(
+            dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
+        )
+        self._idle_since: dict[str, float] = {}
+        self._gone: dict[str, Lease] = {}
+        """Leases that were found to be gone since the last poll."""
+
+    # --- what differs ---
+
+    @abstractmethod
+    def _ask_site(self) -> SiteT:
+        """What is configured, and with it how the scheduler is read from now on. Raises
+        SchedulerError.
+        """
+
+    @abstractmethod
+    def _read(self, site: SiteT, hold_s: float, now: float) -> Answer:
+        """Ask for nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: how
+        long to hold after a preemption.
+        """
+
+    @abstractmethod
+    def _turn_s(self, site: SiteT) -> float:
+        """How long the main scheduler needs to have had its turn with an idle node."""
+
+    @abstractmethod
+    def _partitions(self, site: SiteT) -> Collection[str]:
+        """Where leases run."""
+
+    @abstractmethod
+    def _site_grace_s(self, site: SiteT) -> float:
+        """Seconds that a preempted lease has, as the scheduler's configuration says."""
+
+    @abstractmethod
+    def _submission(self, wanted: Wanted, site: SiteT) -> tuple[list[str], bytes]:
+        """The command that submits a lease, and its script. Raises SchedulerError."""
+
+    @abstractmethod
+    def check(self) -> list[tuple[bool, str]]:
+        """What works with this scheduler and what does not, and what to change."""
+
+    def _usual_s(self, site: SiteT) -> float:
+        """Seconds between two polls when nothing is urgent."""
+        return self.settings.poll_interval_s
+
+    def _act(self, view: View[SiteT]) -> None:
+        """What has to be done at a poll beside cancelling jobs."""
+
+    # --- polling ---
+
+    def poll(self) -> PollResult:
+        """Gaps and leases now. Raises SchedulerError, having changed nothing, when the scheduler
+        cannot be asked.
+        """
+        began = time.monotonic()
+        view = self._look()
+        self._act(view)
+        if view.unwanted:
+            self.submitter.cancel(view.unwanted)
+        forget_outputs(self.settings.output_dir)
+        now = view.time
+        gone, self._gone = self._gone, {}
+        return PollResult(
+            time=now,
+            gaps=tuple(
+                Gap(
+                    node.name,
+                    self.memory.since.get(node.name, now),
+                    self._horizon(node, now),
+                    self._class_of(node),
+                )
+                for node in view.choice.gaps
+            ),
+            leases=(*view.leases, *gone.values()),
+            total_nodes=len(view.answer.facts),
+            idle_nodes=len(self.memory.since),
+            explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
+            poll_again_s=self._interval(view, time.monotonic() - began),
+        )
+
+    def _look(self) -> View[SiteT]:
+        """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
+        it was understood.
+        """
+        now = self.clock()
+        site = self._known_site(now)
+        rules = self._rules(site)
+        answer = self._read(
+            site,
+            hold_for(rules.idle_for_s) if self.settings.hold_s is None else self.settings.hold_s,
+            now,
+        )
+        rules = replace(rules, hold=answer.hold, kept=answer.kept)
+        facts = answer.facts
+        self._gone.update(answer.gone)
+        self._idle_since = {
+            f.name: f.idle_since for f in facts.values() if f.idle_since is not None
+        }
+        leases, unwanted = self.books.look(answer.jobs, answer.hold, answer.kept, now)
+        leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
+        self.memory.update(
+            [
+                f.name
+                for f in facts.values()
+                if (f.idle and not f.trouble and not f.reserved) or f.name in leased
+            ],
+            now,
+        )
+        active = sum(lease.state is not LeaseState.ENDED for lease in leases)
+        choice = choose(
+            facts.values(),
+            rules,
+            now,
+            lambda node: self._horizon(node, now),
+            self.books.room(active, now, self.settings.owner),
+        )
+        return View(now, site, answer, rules, leases, unwanted, choice)
+
+    def known_site(self) -> SiteT:
+        """What is configured, asked for if it is not known yet. Raises SchedulerError."""
+        return self._known_site(self.clock())
+
+    def _known_site(self, now: float) -> SiteT:
+        if self.site is None or not 0 <= now - self._site_at < self.site_every_s:
+            try:
+                self.site = self._ask_site()
+                self._site_at = now
+            except SchedulerError:
+                if self.site is None:
+                    raise
+        return self.site
+
+    def _rules(self, site: SiteT) -> GapRules:
+        s = self.settings
+        return replace(
+            s.rules,
+            idle_for_s=self._turn_s(site) if s.idle_for_s is None else s.idle_for_s,
+            partitions=s.rules.partitions or frozenset(filter(None, self._partitions(site))),
+            use_planned=s.rules.use_planned or s.backfill,
+            min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),
+        )
+
+    def _interval(self, view: View[SiteT], took_s: float) -> float:
+        """At most a tenth of the time goes into asking. Every second or two while nodes are taken
+        back, then at most a third.
+        """
+        usual = self._usual_s(view.site)
+        return (
+            max(min(usual, HOLD_POLL_S), 3 * took_s)
+            if view.answer.hurry
+            else max(usual, 10 * took_s)
+        )
+
+    def _class_of(self, node: NodeFacts) -> str:
+        return next((c for c in self.settings.node_classes if c in node.features), "default")
+
+    def _horizon(self, node: NodeFacts, now: float) -> float:
+        """What the gaps of this site were like, and no longer than to the next known use."""
+        expected = self.memory.horizon(node.name, now)
+        return (
+            expected if node.free_until is None else max(0.0, min(expected, node.free_until - now))
+        )
+
+    # --- taking and giving back ---
+
+    def know(self, leases: Mapping[str, str]) -> None:
+        """Of leases that were taken before this process began: id → whose; empty: this process's
+        user's.
+        """
+        for lease_id, user in leases.items():
+            self.books.know(
+                lease_id, (self.settings.submit_as and user) or self.settings.user, self.clock()
+            )
+
+    def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
+        """Look once more, and submit one job for each request whose node is still a gap, one for
+        each node: a few at once, not faster than the site allows.
+        """
+        if not requests:
+            return []
+        self.know(
+            {request.id: request.owner or "" for request in requests}
+        )  # so that a look knows their jobs, should there be any
+        view = self._look()
+        first: dict[str, LeaseRequest] = {}
+        for request in requests:
+            first.setdefault(request.node, request)
+        with ThreadPoolExecutor(
+            min(SUBMITTERS, len(first)), thread_name_prefix=f"{self.name}-submit"
+        ) as pool:
+            taken = dict(
+                zip(
+                    first,
+                    pool.map(lambda request: self._take_safely(request, view), first.values()),
+                    strict=True,
+                )
+            )
+        return [
+            _refused(request, f"{request.node} is asked for with lease {one.id}")
+            if one.id != request.id
+            else one
+            for request, one in ((request, taken[request.node]) for request in requests)
+        ]
+
+    def _take_safely(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
+        try:
+            return self._take_one(request, view)
+        except SchedulerError as error:
+            return _refused(request, str(error))
+
+    def _take_one(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
+        if (known := self.books.jobs.get(request.id)) is not None:
+            return known.lease
+        wanted = self._wanted(request, view)
+        argv, script = self._submission(wanted, view.site)
+        try:
+            number = self.submitter.submit(argv, script, request.owner)
+        except LimitReachedError as error:
+            self.books.limit_reached(self.books.user_of(request.id), str(error), view.time)
+            raise
+        except UnsureError as error:
+            self.books.give_up(request.id, str(error), view.time)
+            raise
+        lease = Lease(request.id, number, LeaseState.PENDING, request.node)
+        self.books.jobs[request.id] = LeaseJob(
+            lease, self.books.user_of(request.id), request.node, view.time
+        )
+        return lease
+
+    def _wanted(self, request: LeaseRequest, view: View[SiteT]) -> Wanted:
+        """The lease that a request comes to. Raises SchedulerError when it may not be asked for."""
+        s, now = self.settings, view.time
+        facts = view.answer.facts.get(request.node)
+        if facts is None:
+            raise SchedulerError(f"{self.title} knows no node {request.node}")
+        if reason := why_not(facts, view.rules, view.choice, now):
+            raise SchedulerError(f"{request.node} is no gap any more: {reason}")
+        free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
+        limit_s = s.limit_s(
+            self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
+        )
+        if limit_s is None:
+            raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
+        if reason := self.books.refusal(self.books.user_of(request.id), now):
+            raise SchedulerError(reason)
+        grace_s = self.grace_s(view.site)
+        env = {
+            **request.env,
+            "MALLETRAIN_LEASE": request.id,
+            "MALLETRAIN_NODE": request.node,
+            "MALLETRAIN_NODE_CLASS": self._class_of(facts),
+            "MALLETRAIN_GRACE_S": f"{grace_s:g}",
+        }
+        # The files in output_dir are this process's user's.
+        output = (
+            s.output_dir / f"{request.id}.out"
+            if s.output_dir is not None and request.owner is None
+            else None
+        )
+        return Wanted(
+            s.prefix + request.id, request.node, request.argv, env, limit_s, grace_s, output
+        )
+
+    def grace_s(self, site: SiteT) -> float:
+        """Seconds a preempted lease has until it is killed: as configured, else as the scheduler
+        says.
+        """
+        return self._site_grace_s(site) if self.settings.grace_s is None else self.settings.grace_s
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Cancel the jobs of these leases. Raises CommandError when one may still be there."""
+        jobs = []
+        for lease in leases:
+            self.books.give_up(lease.id, "given back", self.clock())
+            known = self.books.jobs.get(lease.id)
+            if known is None and lease.scheduler_id:
+                known = LeaseJob(
+                    replace(lease, state=LeaseState.RUNNING), self.books.user_of(lease.id)
+                )
+            if known is not None and known.alive:
+                jobs.append(known)
+        if error := self.submitter.cancel(jobs):
+            raise error
+
+
+def _refused(request: LeaseRequest, reason: str) -> Lease:
+    return Lease(request.id, "", LeaseState.ENDED, request.node, reason)

@@ -1,0 +1,86 @@
+"""What the scavenger of a batch scheduler is told by the site's configuration, and how long a lease
+may be under it. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from scavenger.batch.rules import GapRules
+
+LEAST_LIMIT_S = 60.0
+"""No lease is shorter: starting a job takes part of it. Slurm counts time limits in whole minutes
+anyway.
+"""
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True)
+class BatchSettings(Generic[OptionsT]):
+    """How the site wants its gaps found and its leases asked for.
+
+    ``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch
+    script of a lease. ``lease``: what only this kind of scheduler knows, such as the queue.
+    ``user``: this process's user; ``submit_as``: command put before those that submit and cancel
+    for another owner, with ``{owner}`` in it. ``output_dir``: where the output of leases goes;
+    None: nowhere.
+
+    ``idle_for_s``: how long a node must be idle; None: one scheduling cycle. ``backfill``: no
+    preemption is counted on, so every lease ends before the next known use of its node, and leaves
+    ``spare_s`` of the time until then unused. ``time_limit_s``: the longest lease; ``time_min_s``:
+    the shortest that is of use, None where the main scheduler need not fit leases in.
+
+    ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
+    per second. ``max_leases``: at once; 0 for no limit. ``hold_s``: how long no lease is asked for
+    after one was preempted, None: see :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a
+    preemption's signal to SIGKILL, None: what the main scheduler's configuration says.
+    ``wanted_grace_s``: what a job needs to leave in order.
+    """
+
+    tag: str
+    template: str
+    lease: OptionsT
+    rules: GapRules = field(default_factory=GapRules)
+    user: str = ""
+    submit_as: tuple[str, ...] = ()
+    output_dir: Path | None = None
+    idle_for_s: float | None = None
+    node_classes: tuple[str, ...] = ()
+    backfill: bool = False
+    spare_s: float = 30.0
+    time_limit_s: float = 12 * 3600.0
+    time_min_s: float | None = None
+    start_within_s: float = 60.0
+    submit_rate: float = 10.0
+    max_leases: int = 0
+    hold_s: float | None = None
+    grace_s: float | None = None
+    wanted_grace_s: float = 0.0
+    poll_interval_s: float = 5.0
+
+    @property
+    def prefix(self) -> str:
+        """What the names of our jobs begin with."""
+        return f"malletrain-{self.tag}-"
+
+    @property
+    def owner(self) -> str:
+        """The one user who has leases; empty: there may be several, in site mode."""
+        return "" if self.submit_as else self.user
+
+    @property
+    def least_s(self) -> float:
+        """The shortest lease that is asked for."""
+        return max(LEAST_LIMIT_S, self.time_min_s or 0.0)
+
+    def limit_s(self, step_s: float, *within_s: float | None) -> float | None:
+        """Time limit in seconds, a multiple of ``step_s``, of a lease that must end within each of
+        ``within_s`` from now (None: no such end). None: too short to be of use.
+        """
+        longest = min([self.time_limit_s, *(s for s in within_s if s is not None)])
+        limit = math.floor(longest / step_s + 1e-9) * step_s
+        return limit if limit > 0 and limit >= min(self.least_s, self.time_limit_s) else None

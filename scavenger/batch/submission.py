@@ -1,0 +1,167 @@
+"""Submitting leases at the site's pace and cancelling them, and what the complaints of the commands
+mean. For every batch scheduler.
+
+Decides whether a submission that failed may have made a job all the same. Which leases are asked
+for or cancelled is decided in :mod:`scavenger.batch`; what the commands say stands in a
+:class:`Dialect` of each scheduler.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from scavenger.batch.commands import CommandError, Commands, failure
+from scavenger.batch.lease_script import owner_prefix
+from scavenger.interface import SchedulerError
+
+
+class UnsureError(SchedulerError):
+    """The submission failed, and its job may be there or not."""
+
+
+class LimitReachedError(SchedulerError):
+    """The main scheduler takes no more jobs of this user for now."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept;
+    None: nowhere.
+    """
+
+    name: str
+    node: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    limit_s: float
+    grace_s: float
+    output: Path | None
+
+
+class Pace:
+    """Keeps to ``rate`` submissions per second over all threads."""
+
+    def __init__(self, rate: float, commands: Commands) -> None:
+        self.rate = rate
+        self.commands = commands
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Wait for one's turn."""
+        with self._lock:
+            at = max(self._next, time.monotonic())
+            self._next = at + 1.0 / self.rate
+        self.commands.sleep(max(0.0, at - time.monotonic()))
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The words of one batch scheduler. ``job_id`` reads what a submission printed. Complaints, as
+    patterns: ``limit_reached`` of jobs, ``unsure`` after which the job may be there or not,
+    ``ended`` about a job that need not be cancelled any more. ``cancel``: the command that ends
+    jobs, ``at_once`` of them at most.
+    """
+
+    job_id: Callable[[str], str]
+    limit_reached: re.Pattern[str]
+    unsure: re.Pattern[str]
+    ended: re.Pattern[str]
+    cancel: str
+    at_once: int
+
+
+class OwnedJob(Protocol):
+    """What is needed of a job to cancel it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+
+
+class Submitter:
+    """Submits and cancels jobs. ``submit_as``: command put before for another owner; ``user``: this
+    process's; ``environment``: that of submissions. Safe to use from threads.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        submit_as: Sequence[str],
+        user: str,
+        rate: float,
+        commands: Commands,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.dialect = dialect
+        self.submit_as = submit_as
+        self.user = user
+        self.commands = commands
+        self.environment = environment
+        self.pace = Pace(rate, commands)
+
+    def submit(self, argv: Sequence[str], script: bytes, owner: str | None) -> str:
+        """The id of the new job. Raises SchedulerError, UnsureError or LimitReachedError with the
+        scheduler's words.
+        """
+        self.pace.wait()
+        try:
+            result = self.commands.run(
+                self._as(owner, argv), stdin=script, environment=self.environment
+            )
+            if result.status == 0:
+                return self.dialect.job_id(result.stdout)
+        except SchedulerError as error:
+            raise UnsureError(str(error)) from None
+        sentence = str(failure(result))
+        if self.dialect.limit_reached.search(result.complaint):
+            raise LimitReachedError(sentence)
+        if self.dialect.unsure.search(result.complaint):
+            raise UnsureError(sentence)
+        raise SchedulerError(sentence)
+
+    def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> CommandError | None:
+        """End jobs, many at once for each owner. Returns what went wrong; jobs that have ended are
+        no error.
+        """
+        problem = None
+        by_owner: dict[str | None, list[str]] = {}
+        for job in jobs:
+            owner = job.user if self.submit_as and job.user != self.user else None
+            by_owner.setdefault(owner, []).append(job.id)
+        for owner, ids in by_owner.items():
+            for begin in range(0, len(ids), self.dialect.at_once):
+                try:
+                    argv = [
+                        self.dialect.cancel,
+                        *options,
+                        *ids[begin : begin + self.dialect.at_once],
+                    ]
+                    result = self.commands.run(self._as(owner, argv))
+                except CommandError as error:
+                    problem = error
+                    continue
+                # One line for each job: that one of them has ended says nothing of the others.
+                complaints = [line for line in result.stderr.splitlines() if line.strip()]
+                if result.status != 0 and (
+                    not complaints
+                    or not all(self.dialect.ended.search(line) for line in complaints)
+                ):
+                    problem = failure(result)
+        return problem
+
+    def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
+        """The command as ``owner``, then by its full path: sudo looks for commands in a PATH of its
+        own.
+        """
+        prefix = owner_prefix(self.submit_as, owner)
+        found = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
+        return [*prefix, found or argv[0], *argv[1:]]

@@ -1,0 +1,422 @@
+"""The embedded cluster: a small main scheduler for one machine, with virtual nodes whose leases are
+real processes.
+
+It is a process of its own, so that killing the daemon stops neither it nor the agents::
+
+    python -m scavenger.embedded --dir DIR --nodes 6 [--trace FILE --speedup 30 --duration 120]
+    [--grace 5] [--notice-fraction 0.75]
+
+Without a trace every node is idle always; with one, the trace decides
+(:mod:`scavenger.trace.replay`). When a leased node becomes busy the cluster preempts: SIGTERM to
+the lease's process and, after the grace time, SIGKILL to everything of the lease; or, for the
+fraction without notice, SIGKILL to the process at once. It talks to its clients
+(:mod:`scavenger.embedded.scavenger`) through files only, see :mod:`scavenger.embedded.layout`.
+Asked to stop (SIGTERM) it preempts all leases and leaves no process behind; a second SIGTERM skips
+the grace time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import select
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scavenger.embedded import processes
+from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
+from scavenger.embedded.lease import Lease
+from scavenger.embedded.lease import start as start_lease
+from scavenger.embedded.record import Record
+
+if TYPE_CHECKING:  # a cluster without a trace needs no numpy
+    from scavenger.trace.replay import Replay
+
+POLL_S = 0.05
+HEARTBEAT_S = 1.0
+KEEP_ENDED = 256
+"""Ended leases kept in cluster.json, newest first to stay."""
+_LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a cluster behaves. Times in seconds.
+
+    ``notice_fraction``: fraction of preemptions announced by SIGTERM; the others kill at once.
+    ``sweep_s``: how long processes of an ended lease may take to go by themselves before they are
+    killed as orphans. ``lifetime_s``: stop by itself after this time.
+    """
+
+    directory: Path
+    nodes: tuple[str, ...]
+    grace_s: float = 5.0
+    notice_fraction: float = 1.0
+    seed: int = 0
+    sweep_s: float = 1.0
+    lifetime_s: float | None = None
+
+
+class Refused(ValueError):
+    """A request that cannot be done; the message says why."""
+
+
+@dataclass
+class Node:
+    """A virtual node. ``idle_since`` (epoch seconds) is when the current gap began, None while the
+    main scheduler uses it.
+    """
+
+    name: str
+    idle_since: float | None = None
+    lease: Lease | None = None
+
+    @property
+    def state(self) -> str:
+        if self.lease is None:
+            return "busy" if self.idle_since is None else "idle"
+        # Between the end of a lease and the moment its processes are all gone nobody can have the
+        # node.
+        return "leased" if self.lease.state == "running" else "busy"
+
+
+def notice_given(count: int, fraction: float, seed: int) -> bool:
+    """Whether preemption number ``count`` (from 0) is announced: evenly spread, so that any run of
+    them has the fraction asked for.
+    """
+    phase = random.Random(seed).random()
+    return math.floor((count + 1) * fraction + phase) > math.floor(count * fraction + phase)
+
+
+class Cluster:
+    """The scheduler loop. Single-threaded: the processes of leases are tied to the life of the
+    thread that starts them.
+    """
+
+    def __init__(self, settings: Settings, replay: Replay | None) -> None:
+        self.settings = settings
+        self.replay = replay
+        self.layout = Layout(settings.directory.resolve())
+        self.nodes = {name: Node(name) for name in settings.nodes}
+        self.leases: dict[str, Lease] = {}
+        self.totals: dict[str, float] = {
+            "offered_node_s": 0.0,
+            "leased_node_s": 0.0,
+            "grace_node_s": 0.0,
+            "leases": 0,
+            "preemptions_with_notice": 0,
+            "preemptions_without_notice": 0,
+            "killed_after_grace": 0,
+            "orphans": 0,
+            "refused_requests": 0,
+        }
+        self.stop_signals = 0
+        self._stopping = False
+        self._dirty = True
+        self._written = -math.inf
+        self._accounted = self._started = self._trace_began = time.monotonic()
+        self._record = Record(self.layout)
+
+    # -- the loop
+    # ----------------------------------------
+
+    def run(self) -> None:
+        """Run until asked to stop. The caller holds the directory's lock."""
+        self.layout.create()
+        processes.become_subreaper()
+        self._clear_leftovers()
+        self._record.open()
+        wake = _install_signals(self)
+        self._started = self._accounted = self._trace_began = time.monotonic()
+        self._record.log("", "start")
+        try:
+            while not self._finished():
+                self.step(time.monotonic(), time.time())
+                select.select([wake], [], [], POLL_S)
+                _drain(wake)
+        finally:
+            # Also on an error of our own: a main scheduler that goes takes its jobs with it.
+            for lease in self.leases.values():
+                if not lease.clean:
+                    lease.kill_all_now()
+            self._record.log("", "stop")
+            self._write("stopped")
+            self._record.close()
+
+    def step(self, now: float, wall: float) -> None:
+        """One round: what ended, what the trace wants, what is asked for, what is due."""
+        self._account(now)
+        self._reap(now, wall)
+        self._follow_trace(now, wall)
+        if self._should_stop(now):
+            self._stop_all(now, wall)
+        self._requests(now, wall)
+        for lease in list(self.leases.values()):
+            if lease.clean:
+                continue
+            if lease.ends_by is not None and now >= lease.ends_by:
+                lease.leave(now, wall, self.settings.grace_s, "its time limit was reached")
+            before = (lease.clean, lease.killed_after_grace, lease.orphans)
+            lease.tick(now)
+            if (lease.clean, lease.killed_after_grace, lease.orphans) != before:
+                self.totals["killed_after_grace"] += lease.killed_after_grace - before[1]
+                self.totals["orphans"] += lease.orphans - before[2]
+                self._dirty = True
+            if lease.clean:
+                self._free(self.nodes[lease.node])
+        self._reap(now, wall)
+        if self._dirty or now - self._written >= HEARTBEAT_S:
+            self._written = now
+            self._dirty = not self._write("stopping" if self._stopping else "running")
+
+    def _finished(self) -> bool:
+        return self._stopping and all(lease.clean for lease in self.leases.values())
+
+    def _should_stop(self, now: float) -> bool:
+        lifetime = self.settings.lifetime_s
+        return self.stop_signals > 0 or (lifetime is not None and now - self._started >= lifetime)
+
+    def _stop_all(self, now: float, wall: float) -> None:
+        if not self._stopping:
+            self._stopping = self._dirty = True
+        for lease in self.leases.values():
+            if self.stop_signals > 1 and not lease.clean:
+                lease.kill_all_now()
+            else:
+                lease.leave(now, wall, self.settings.grace_s, "the cluster stops")
+
+    # -- nodes
+    # ----------------------------------------
+
+    def _follow_trace(self, now: float, wall: float) -> None:
+        if self.replay is None:
+            for node in self.nodes.values():
+                if node.idle_since is None:
+                    node.idle_since = wall
+                    self._changed(node)
+            return
+        if self.replay.time <= 0 and self.layout.hold.exists():
+            self._trace_began = now
+        for change in self.replay.advance(now - self._trace_began):
+            node = self.nodes[change.node]
+            if change.idle:
+                node.idle_since = wall
+            else:
+                node.idle_since = None
+                self._preempt(node, now, wall)
+            if node.lease is None:
+                self._changed(node)
+
+    def _preempt(self, node: Node, now: float, wall: float) -> None:
+        lease = node.lease
+        if lease is None or lease.state != "running" or lease.notice is not None:
+            return
+        if lease.reason:  # already leaving, which is no preemption; it only may have less time left
+            lease.leave(now, wall, self.settings.grace_s, lease.reason)
+            return
+        count = int(
+            self.totals["preemptions_with_notice"] + self.totals["preemptions_without_notice"]
+        )
+        lease.notice = notice_given(count, self.settings.notice_fraction, self.settings.seed)
+        if lease.notice:
+            self.totals["preemptions_with_notice"] += 1
+            lease.leave(now, wall, self.settings.grace_s, "preempted with notice")
+        else:
+            self.totals["preemptions_without_notice"] += 1
+            lease.kill("preempted without notice")
+        self._record.log(node.name, "preempted", lease.id, lease.reason)
+        self._dirty = True
+
+    def _free(self, node: Node) -> None:
+        node.lease = None
+        self._changed(node)
+
+    def _changed(self, node: Node) -> None:
+        self._record.log(node.name, node.state)
+        self._dirty = True
+
+    # -- leases
+    # ----------------------------------------
+
+    def _reap(self, now: float, wall: float) -> None:
+        by_pid = {lease.pid: lease for lease in self.leases.values() if lease.state == "running"}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            lease = by_pid.get(pid)  # others are orphans that this process adopted
+            if lease is not None:
+                lease.exited(status, now, wall, self.settings.sweep_s)
+                self._record.log(lease.node, "ended", lease.id, lease.reason)
+                self._dirty = True
+
+    def _requests(self, now: float, wall: float) -> None:
+        for path in waiting(self.layout.spool):
+            try:
+                answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
+            except (Refused, ValueError, OSError) as error:
+                self.totals["refused_requests"] += 1
+                answer = {"ok": False, "error": str(error)}
+            self._dirty = True
+            # The state goes first: who has the answer finds the lease in the next poll.
+            self._dirty = not self._write("stopping" if self._stopping else "running")
+            self._record.answer(path, answer)
+
+    def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
+        if not isinstance(request, dict) or request.get("format") != FORMAT:
+            raise Refused(
+                f"The request is not a JSON object of format {FORMAT}; client and cluster are "
+                "of different versions."
+            )
+        kind = request.get("kind")
+        if kind == "take" and isinstance(request.get("requests"), list):
+            return {"leases": [self._take(entry, now, wall) for entry in request["requests"]]}
+        if kind == "release" and isinstance(request.get("leases"), list):
+            for lease_id in request["leases"]:
+                lease = self.leases.get(str(lease_id))
+                if lease is not None:
+                    lease.leave(now, wall, self.settings.grace_s, "given back")
+            return {}
+        raise Refused(f"The request is of an unknown kind or incomplete: {str(kind)[:40]!r}.")
+
+    def _take(self, entry: Any, now: float, wall: float) -> dict[str, Any]:
+        """Start a lease; a refused one is answered as ended at once, with the reason, as a
+        cancelled job would be.
+        """
+        lease_id = str(entry.get("id", "")) if isinstance(entry, Mapping) else ""
+        known = self.leases.get(lease_id)
+        if known is not None:  # asked again after an answer got lost
+            return {"id": lease_id, **known.record()}
+        try:
+            lease = self._start(lease_id, entry, now, wall)
+        except (Refused, OSError) as error:
+            return {"id": lease_id, "node": "", "state": "ended", "pid": 0, "reason": str(error)}
+        return {"id": lease_id, **lease.record()}
+
+    def _start(self, lease_id: str, entry: Any, now: float, wall: float) -> Lease:
+        if not _LEASE_ID.fullmatch(lease_id):
+            raise Refused(
+                f"The lease id {lease_id[:100]!r} is not made of 1-100 letters, digits, '.', "
+                "'_' and '-'."
+            )
+        argv, env, duration = entry.get("argv"), entry.get("env", {}), entry.get("duration_s")
+        if not (isinstance(argv, list) and argv and all(isinstance(a, str) for a in argv)):
+            raise Refused("The command must be a list of at least one string.")
+        if not (isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
+            raise Refused("The environment must be an object of strings.")
+        if not (duration is None or (isinstance(duration, int | float) and duration > 0)):
+            raise Refused(f"The time limit must be a positive number of seconds; got {duration!r}.")
+        node = self.nodes.get(str(entry.get("node")))
+        if node is None:
+            raise Refused(f"There is no node {str(entry.get('node'))[:100]!r} in this cluster.")
+        if self._stopping:
+            raise Refused("The cluster is stopping.")
+        if node.state != "idle":
+            raise Refused(f"Node {node.name} is {node.state}, not idle.")
+        lease = start_lease(
+            lease_id,
+            node.name,
+            argv,
+            env,
+            folder=self.layout.lease(lease_id),
+            cluster=str(self.layout.root),
+            wall=wall,
+            ends_by=None if duration is None else now + duration,
+        )
+        self.leases[lease_id] = node.lease = lease
+        self.totals["leases"] += 1
+        self._record.log(node.name, "leased", lease_id)
+        self._prune()
+        return lease
+
+    def _prune(self) -> None:
+        ended = [lease_id for lease_id, lease in self.leases.items() if lease.clean]
+        for lease_id in ended[:-KEEP_ENDED]:
+            del self.leases[lease_id]
+
+    # -- books
+    # ----------------------------------------
+
+    def _account(self, now: float) -> None:
+        elapsed, self._accounted = now - self._accounted, now
+        for node in self.nodes.values():
+            leased = node.state == "leased"
+            if node.idle_since is not None:
+                self.totals["offered_node_s"] += elapsed
+                self.totals["leased_node_s"] += elapsed if leased else 0.0
+            elif leased:
+                self.totals["grace_node_s"] += elapsed
+
+    def _write(self, state: str) -> bool:
+        """Write cluster.json; False when it could not be (a full disk): tried again at the next
+        round.
+        """
+        own = processes.read(os.getpid())
+        value = {
+            "format": FORMAT,
+            "state": state,
+            "time": time.time(),
+            "pid": os.getpid(),
+            "pid_start": own.start if own else -1,
+            "boot_id": processes.boot_id(),
+            "grace_s": self.settings.grace_s,
+            "nodes": {
+                n.name: {
+                    "state": n.state,
+                    "idle_since": n.idle_since,
+                    "lease": n.lease.id if n.lease else None,
+                }
+                for n in self.nodes.values()
+            },
+            "leases": {lease_id: lease.record() for lease_id, lease in self.leases.items()},
+            "totals": self.totals,
+        }
+        return self._record.state(value)
+
+    def _clear_leftovers(self) -> None:
+        """Requests and processes of a cluster that was killed in this directory are nobody's any
+        more.
+        """
+        for folder in (self.layout.spool, self.layout.answers):
+            for path in folder.iterdir():
+                path.unlink()
+        marked = processes.with_environment([f"MALLETRAIN_CLUSTER={self.layout.root}"])
+        for process in [*marked, *processes.working_below(self.layout.leases)]:
+            if process.pid not in (os.getpid(), os.getppid()):
+                processes.send(process, signal.SIGKILL)
+
+
+def _install_signals(cluster: Cluster) -> int:
+    """Count requests to stop; wake the loop when a child ends. Returns the descriptor to wait
+    on.
+    """
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def stop(number: int, frame: object) -> None:
+        cluster.stop_signals += 1
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return reader
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass

@@ -1,0 +1,212 @@
+"""One lease of the embedded cluster: its process, and its way from start to a clean end.
+
+::
+
+    running ── asked to leave (SIGTERM) ── grace over: SIGKILL to all ──┐
+       │ ╲                └── exits by itself ──┐                       │
+       │  └─ killed without notice ─────────────┤                       │
+       └── exits by itself ─────────────────────┴─ sweeping ── nothing left: clean
+
+A lease has *ended* when its first process is gone; its node is free again only when it is *clean*.
+What is still alive ``sweep_s`` after the end was left behind by the command: it is killed and
+counted as orphans. This module decides when to signal what; when a lease has to go is the cluster's
+decision.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scavenger.embedded import processes
+from scavenger.embedded.layout import LEASE_LOG
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SCAN_EVERY_S = 0.1
+"""Reading /proc costs about a millisecond per hundred processes."""
+
+
+@dataclass
+class Lease:
+    """A lease and its process. Times named ``*_at`` are epoch seconds; deadlines are on the
+    monotonic clock.
+    """
+
+    id: str
+    node: str
+    marks: tuple[str, ...]
+    pid: int
+    started_at: float
+    ends_by: float | None
+    process: subprocess.Popen[bytes]
+    state: str = "running"
+    reason: str = ""
+    leaving_by: float | None = None
+    """Epoch seconds: when it is killed unless it has left by then."""
+    ended_at: float | None = None
+    exit_status: int | None = None
+    """As subprocess has it: negative for a signal."""
+    notice: bool | None = None
+    """For a preempted lease, whether it was asked to leave before it was killed."""
+    killed_after_grace: int = 0
+    orphans: int = 0
+    clean: bool = False
+    _kill_at: float | None = None
+    _sweep_by: float | None = None
+    _killing: bool = False
+    _scan_at: float = 0.0
+    _killed: set[tuple[int, int]] = field(default_factory=set)
+
+    def leave(self, now: float, wall: float, grace_s: float, reason: str) -> None:
+        """Ask the first process to leave (SIGTERM) and set the deadline. A lease already leaving
+        keeps the earlier deadline.
+        """
+        if self.state != "running":
+            return
+        if self._kill_at is None or now + grace_s < self._kill_at:
+            self._kill_at = now + grace_s
+            self.leaving_by = wall + grace_s
+        if not self.reason:
+            self.reason = reason
+            self._signal(signal.SIGTERM)
+
+    def kill(self, reason: str) -> None:
+        """Kill the first process without notice; what it leaves behind is swept up later."""
+        if self.state == "running":
+            self.reason = reason
+            self._signal(signal.SIGKILL)
+
+    def exited(self, status: int, now: float, wall: float, sweep_s: float) -> None:
+        """The first process is gone (``status`` as waitpid gives it)."""
+        self.exit_status = self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.state = "ended"
+        self.ended_at = wall
+        self._sweep_by = now + sweep_s
+        self._scan_at = now
+        if not self.reason:
+            self.reason = (
+                "its command ended"
+                if self.exit_status == 0
+                else f"its command ended with {describe_exit(self.exit_status)}; see "
+                f"leases/{self.id}/{LEASE_LOG}"
+            )
+
+    def tick(self, now: float) -> None:
+        """Do what is due: kill after the grace time, sweep after the end."""
+        if self.clean or now < self._scan_at:
+            return
+        if self.state == "running":
+            if self._kill_at is not None and now >= self._kill_at:
+                self._killing = True
+                self._scan_at = now + SCAN_EVERY_S
+                self._kill_all()
+                self.killed_after_grace = len(self._killed)
+        elif self._killing:
+            # Again until nothing is left: a process may have forked while the others were being
+            # killed.
+            self._scan_at = now + SCAN_EVERY_S
+            self.clean = self._kill_all() == 0
+        else:
+            assert self._sweep_by is not None
+            self._scan_at = now + SCAN_EVERY_S
+            left = processes.of_lease(self.pid, self.marks)
+            if not left:
+                self.clean = True
+            elif now >= self._sweep_by:
+                self._killing = True
+                self.orphans = len(left)
+                self._kill_all()
+
+    def kill_all_now(self) -> None:
+        """Kill everything of the lease at once; for a cluster in a hurry."""
+        self._kill_all()
+        self._killing = True
+        self._scan_at = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """What cluster.json says about the lease."""
+        return {
+            "node": self.node,
+            "state": self.state,
+            "pid": self.pid,
+            "started": self.started_at,
+            "ended": self.ended_at,
+            "exit_status": self.exit_status,
+            "reason": self.reason,
+            "leaving_by": self.leaving_by,
+            "notice": self.notice,
+            "killed_after_grace": self.killed_after_grace,
+            "orphans": self.orphans,
+            "clean": self.clean,
+        }
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The pid cannot be another process's: a child that was not reaped keeps its pid.
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _kill_all(self) -> int:
+        """Kill what is alive of the lease; how many there were. A killed process may need a moment
+        to go.
+        """
+        left = processes.of_lease(self.pid, self.marks)
+        self._killed |= {(p.pid, p.start) for p in left if processes.send(p, signal.SIGKILL)}
+        return len(left)
+
+
+def start(
+    lease_id: str,
+    node: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    folder: Path,
+    cluster: str,
+    wall: float,
+    ends_by: float | None,
+) -> Lease:
+    """Start the command of a lease in its own session, tied to this process's life. Raises OSError
+    when it cannot be started.
+
+    The command gets this process's environment, ``env``, and MALLETRAIN_NODE, MALLETRAIN_LEASE and
+    MALLETRAIN_CLUSTER; working directory ``folder``, output to a file there.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    marks = {"MALLETRAIN_CLUSTER": cluster, "MALLETRAIN_LEASE": lease_id}
+    with open(folder / LEASE_LOG, "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(SUPERVISOR), str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **env, **marks, "MALLETRAIN_NODE": node},
+            start_new_session=True,
+        )
+    return Lease(
+        lease_id,
+        node,
+        tuple(f"{k}={v}" for k, v in marks.items()),
+        process.pid,
+        wall,
+        ends_by,
+        process,
+    )
+
+
+def describe_exit(status: int) -> str:
+    """'exit status 3' or 'signal SIGKILL'."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"

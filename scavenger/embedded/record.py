@@ -1,0 +1,74 @@
+"""What the embedded cluster writes for others to read: its state, its answers and its history. A
+full disk stops none of its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from scavenger.embedded.layout import Layout, waiting, write_json
+
+ANSWER_KEPT_S = 60.0
+HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
+
+
+class Record:
+    """The files of one cluster. What cannot be written is said on standard error, once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._history: TextIO | None = None
+        self._last_complaint = ""
+
+    def open(self) -> None:
+        """Begin or go on with the history. Raises OSError."""
+        self._history = open(self.layout.history, "a", newline="")  # noqa: SIM115
+        if self.layout.history.stat().st_size == 0:
+            csv.writer(self._history).writerow(HISTORY_HEADER)
+
+    def close(self) -> None:
+        """End the history."""
+        if self._history is not None:
+            self._history.close()
+
+    def log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
+        """A line of the history."""
+        if self._history is None:
+            return
+        try:
+            csv.writer(self._history).writerow((f"{time.time():.3f}", node, event, lease, reason))
+            self._history.flush()
+        except OSError as error:
+            self._complain(f"The history could not be written: {error}.")
+
+    def state(self, value: Mapping[str, Any]) -> bool:
+        """Write cluster.json; False when it could not be: to be tried again at the next round."""
+        try:
+            write_json(self.layout.state, value)
+            for path in waiting(self.layout.answers):
+                with contextlib.suppress(FileNotFoundError):  # the client may be quicker
+                    if time.time() - path.stat().st_mtime > ANSWER_KEPT_S:
+                        path.unlink()
+        except OSError as error:
+            self._complain(f"The state could not be written: {error}.")
+            return False
+        return True
+
+    def answer(self, request: Path, value: Mapping[str, Any]) -> None:
+        """Answer a request, which is done then."""
+        try:
+            write_json(self.layout.answers / request.name, value)
+            request.unlink()
+        except OSError as error:
+            self._complain(f"An answer could not be written: {error}.")
+
+    def _complain(self, sentence: str) -> None:
+        if sentence != self._last_complaint:
+            self._last_complaint = sentence
+            print(sentence, file=sys.stderr, flush=True)

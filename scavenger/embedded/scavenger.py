@@ -1,0 +1,409 @@
+"""The scavenger of the embedded cluster: the client of :mod:`scavenger.embedded.cluster`, and the
+way to start one.
+
+Every virtual node that the cluster shows as idle is a gap: its main scheduler has no queue behind
+it. Nothing is decided here about who gets a lease.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scavenger.embedded import processes
+from scavenger.embedded.layout import (
+    FORMAT,
+    Layout,
+    cluster_alive,
+    read_json,
+    request_name,
+    write_json,
+)
+from scavenger.horizon import GapWatch, SurvivalEstimator
+from scavenger.interface import (
+    Explanation,
+    Gap,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    PollResult,
+    SchedulerError,
+)
+
+ANSWER_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 20.0
+
+
+class LocalScavenger:
+    """A connection to the embedded cluster in ``directory``. Any number may exist, in any process.
+
+    ``estimator``: learns from the gaps seen in :meth:`poll` and gives each gap its horizon; without
+    one horizons are unknown.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        estimator: SurvivalEstimator | None = None,
+    ) -> None:
+        self.layout = Layout(Path(directory).resolve())
+        self.timeout_s = timeout_s
+        self._watch = None if estimator is None else GapWatch(estimator)
+
+    def poll(self) -> PollResult:
+        """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory."""
+        state = self._state()
+        nodes = state["nodes"]
+        now = float(state["time"])
+        watch = self._watch
+        if watch is not None:
+            watch.update(
+                {
+                    name: float(n["idle_since"])
+                    for name, n in nodes.items()
+                    if n["idle_since"] is not None
+                },
+                now,
+            )
+        return PollResult(
+            time=now,
+            gaps=tuple(
+                Gap(
+                    name,
+                    float(n["idle_since"]),
+                    None if watch is None else watch.horizon(float(n["idle_since"]), now),
+                )
+                for name, n in nodes.items()
+                if n["state"] == "idle"
+            ),
+            leases=tuple(_lease(lease_id, record) for lease_id, record in state["leases"].items()),
+            total_nodes=len(nodes),
+            idle_nodes=sum(n["idle_since"] is not None for n in nodes.values()),
+            explanations=tuple(
+                Explanation(
+                    name,
+                    n["state"],
+                    n["state"] == "idle",
+                    (
+                        (
+                            "idle",
+                            n["state"] == "idle",
+                            _SENTENCES[n["state"]].format(lease=n["lease"]),
+                        ),
+                    ),
+                )
+                for name, n in nodes.items()
+            ),
+        )
+
+    def know(self, leases: Mapping[str, str]) -> None:
+        """All leases are of one user."""
+
+    def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
+        """Start leases; one that was refused (its node is no longer idle) comes back ENDED with the
+        reason.
+        """
+        if not requests:
+            return []
+        answer = self._ask(
+            {
+                "kind": "take",
+                "requests": [
+                    {
+                        "id": r.id,
+                        "node": r.node,
+                        "argv": list(r.argv),
+                        "env": dict(r.env),
+                        "duration_s": r.duration_s,
+                    }
+                    for r in requests
+                ],
+            }
+        )
+        return [_lease(record["id"], record) for record in answer["leases"]]
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Ask the leases to leave (SIGTERM, SIGKILL after the grace time). Returns before they have
+        left.
+        """
+        if leases:
+            self._ask({"kind": "release", "leases": [lease.id for lease in leases]})
+
+    def check(self) -> list[tuple[bool, str]]:
+        """Whether a cluster runs in the directory and answers."""
+        try:
+            state = self._state()
+        except SchedulerError as error:
+            return [(False, str(error))]
+        age = time.time() - float(state["time"])
+        found = [
+            (
+                True,
+                f"An embedded cluster of {len(state['nodes'])} nodes runs in {self.layout.root} "
+                f"(process {state['pid']}).",
+            )
+        ]
+        try:
+            self._ask({"kind": "release", "leases": []})
+            found.append((True, f"It answers requests; its state is {age:.1f} s old."))
+        except SchedulerError as error:
+            found.append((False, str(error)))
+        grace = float(state["grace_s"])
+        found.append(
+            (
+                grace >= 1.0,
+                f"Preempted leases have {grace:g} s to leave"
+                + (
+                    "."
+                    if grace >= 1.0
+                    else ", too short for a snapshot: start the cluster with a longer --grace."
+                ),
+            )
+        )
+        return found
+
+    def totals(self) -> dict[str, float]:
+        """The cluster's own books: node-seconds offered, leased and used in grace time, leases,
+        preemptions, orphans.
+        """
+        return {k: float(v) for k, v in self._state(must_run=False)["totals"].items()}
+
+    def _state(self, must_run: bool = True) -> dict[str, Any]:
+        try:
+            state = read_json(self.layout.state)
+        except (OSError, ValueError) as error:
+            raise SchedulerError(
+                f"The state of the embedded cluster in {self.layout.root} cannot be read: {error}."
+            ) from None
+        if state is None:
+            raise SchedulerError(
+                f"No embedded cluster has run in {self.layout.root}. {self._how_to_start()}"
+            )
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise SchedulerError(
+                f"{self.layout.state} was not written by this version of the embedded cluster. "
+                f"{self._how_to_start()}"
+            )
+        if must_run and not cluster_alive(state):
+            what = (
+                "was stopped"
+                if state["state"] == "stopped"
+                else f"is gone (process {state['pid']})"
+            )
+            raise SchedulerError(
+                f"The embedded cluster in {self.layout.root} {what}. {self._how_to_start()}"
+            )
+        return state
+
+    def _how_to_start(self) -> str:
+        return f"Start it with: python -m scavenger.embedded --dir {self.layout.root} --nodes 6"
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._state()
+        name = request_name()
+        try:
+            write_json(self.layout.spool / name, {"format": FORMAT, **request})
+        except OSError as error:
+            raise SchedulerError(
+                f"A request to the cluster in {self.layout.root} could not be written: {error}."
+            ) from None
+        path = self.layout.answers / name
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            answer = read_json(path)
+            if answer is not None:
+                path.unlink(missing_ok=True)
+                break
+            if time.monotonic() > deadline:
+                # Withdrawn, so that it does not happen after the caller was told that it failed.
+                (self.layout.spool / name).unlink(missing_ok=True)
+                self._state()
+                raise SchedulerError(
+                    f"The cluster in {self.layout.root} gave no answer within "
+                    f"{self.timeout_s:g} s; see {self.layout.log}."
+                )
+            time.sleep(0.01)
+        if not answer["ok"]:
+            raise SchedulerError(f"The embedded cluster refused: {answer['error']}")
+        return dict(answer)
+
+
+_SENTENCES = {
+    "idle": "the main scheduler does not use the node",
+    "busy": "the main scheduler uses the node, or is clearing it",
+    "leased": "MalleTrain holds the node with lease {lease}",
+}
+
+
+def _lease(lease_id: str, record: dict[str, Any]) -> Lease:
+    pid = record.get("pid") or 0
+    return Lease(
+        lease_id,
+        str(pid) if pid else "",
+        LeaseState(record["state"]),
+        record["node"],
+        record["reason"],
+        record.get("leaving_by") if record["state"] == "running" else None,
+    )
+
+
+@dataclass(frozen=True)
+class ClusterProcess:
+    """A running embedded cluster, started by this process or another."""
+
+    directory: Path
+    pid: int
+    pid_start: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def attach(cls, directory: str | os.PathLike[str]) -> ClusterProcess:
+        """The cluster that runs in ``directory``. Raises SchedulerError when none does."""
+        scavenger = LocalScavenger(directory)
+        state = scavenger._state()
+        return cls(scavenger.layout.root, int(state["pid"]), int(state["pid_start"]))
+
+    def scavenger(self) -> LocalScavenger:
+        """A connection to it."""
+        return LocalScavenger(self.directory)
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        if self.process is not None:
+            self.process.poll()  # reaps it when it is our child
+        return processes.alive(self.pid, self.pid_start)
+
+    def go_on(self) -> None:
+        """Let the trace begin that :func:`start_cluster` was told to hold. Harmless where it has
+        begun.
+        """
+        Layout(self.directory).hold.unlink(missing_ok=True)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Stop it in order (leases get their grace time); after ``timeout_s`` by force. Returns
+        when it is gone.
+        """
+        for number, patience in (
+            (signal.SIGTERM, timeout_s),
+            (signal.SIGTERM, 5.0),
+            (signal.SIGKILL, 5.0),
+        ):
+            if not self.alive():
+                return
+            os.kill(self.pid, number)
+            deadline = time.monotonic() + patience
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        if self.alive():
+            raise SchedulerError(
+                f"The cluster in {self.directory} (process {self.pid}) does not end, even when "
+                "killed."
+            )
+
+
+def start_cluster(
+    directory: str | os.PathLike[str],
+    nodes: int,
+    *,
+    trace: str | os.PathLike[str] | None = None,
+    speedup: float = 1.0,
+    start_s: float | None = None,
+    duration_s: float | None = None,
+    trace_end_s: float | None = None,
+    at_end: str = "repeat",
+    hold: bool = False,
+    grace_s: float = 5.0,
+    notice_fraction: float = 1.0,
+    sweep_s: float = 1.0,
+    seed: int = 0,
+    lifetime_s: float | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> ClusterProcess:
+    """Start a cluster as a process in its own session, which outlives this one, and wait until it
+    is ready.
+
+    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stands
+    still at its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the
+    cluster's own words when it does not start.
+    """
+    layout = Layout(Path(directory).resolve())
+    layout.create()
+    layout.hold.touch() if hold else layout.hold.unlink(missing_ok=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "scavenger.embedded",
+        "--dir",
+        str(layout.root),
+        "--nodes",
+        str(nodes),
+        "--speedup",
+        repr(speedup),
+        "--at-end",
+        at_end,
+        "--grace",
+        repr(grace_s),
+        "--notice-fraction",
+        repr(notice_fraction),
+        "--sweep",
+        repr(sweep_s),
+        "--seed",
+        str(seed),
+    ]
+    optional = {
+        "--trace": None if trace is None else str(Path(trace).resolve()),
+        "--trace-end": trace_end_s,
+        "--start": start_s,
+        "--duration": duration_s,
+        "--lifetime": lifetime_s,
+    }
+    argv += [
+        word
+        for option, value in optional.items()
+        if value is not None
+        for word in (option, str(value))
+    ]
+    with open(layout.log, "ab") as log:
+        said_before = log.tell()
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = read_json(layout.state)
+        if (
+            state is not None
+            and state.get("pid") == process.pid
+            and state.get("state") == "running"
+        ):
+            return ClusterProcess(layout.root, process.pid, int(state["pid_start"]), process)
+        if process.poll() is not None:
+            with open(layout.log, "rb") as log_again:
+                log_again.seek(said_before)
+                words = log_again.read().decode(errors="replace").strip()
+            raise SchedulerError(
+                f"The embedded cluster did not start: {words or 'it said nothing'} (see "
+                f"{layout.log})"
+            )
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise SchedulerError(
+                f"The embedded cluster was not ready within {timeout_s:g} s; see {layout.log}."
+            )
+        time.sleep(0.02)

@@ -1,0 +1,164 @@
+"""One lease as a PBS job: what it asks for, and the words of ``qsub`` and ``qdel``.
+
+A lease is one host with everything the host has, pinned by name. What it runs stands in its script
+(:mod:`scavenger.batch.lease_script`), which qsub reads from its standard input; nothing of it
+passes through an option or a variable of qsub. Decides how a lease is asked for, not when or where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scavenger.batch.settings import BatchSettings
+from scavenger.batch.submission import Dialect
+from scavenger.interface import SchedulerError
+from scavenger.pbs.json_text import number_of, text_of
+from scavenger.pbs.state import Host
+
+MAX_NAME = 230
+"""Longest name of a job in the oldest PBS supported (pbs_ifl.h, PBS_MAXJOBNAME)."""
+_SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_JOB_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
+_WORD = re.compile(r"[^\s:+,=()\"']+")
+
+
+@dataclass(frozen=True)
+class LeaseOptions:
+    """How the site wants its lease jobs.
+
+    ``resources``: what of its node a lease asks for in full. ``select``: further resources of its
+    chunk, such as ``system=polaris``. ``place``: how the node is shared. ``options``: further words
+    of qsub. ``rerunnable``: auto for what the scheduler's way of preempting needs.
+    """
+
+    queue: str = ""
+    account: str = ""
+    project: str = ""
+    resources: tuple[str, ...] = ("ncpus", "ngpus", "mem")
+    select: str = ""
+    place: str = "pack:exclhost"
+    options: tuple[str, ...] = ()
+    rerunnable: Literal["auto", "yes", "no"] = "auto"
+
+
+def select_of(options: LeaseOptions, host: str, vnodes: Host) -> str:
+    """The chunk of a lease: the host by name, and all it has of ``options.resources``. Raises
+    SchedulerError for a name that PBS could not tell from the rest of the chunk.
+    """
+    if not _WORD.fullmatch(host):
+        raise SchedulerError(f"The name of host {host!r} cannot stand in a request to PBS")
+    words = ["1", f"host={host}"]
+    for name in options.resources:
+        total = sum_of(name, [node.resources_available for _, node in vnodes])
+        if total:
+            words.append(f"{name}={total}")
+    if options.select:
+        words.append(options.select)
+    return ":".join(words)
+
+
+def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
+    """The sum of a number or a size (in kb) over vnodes; empty when there is nothing of it."""
+    numbers, kilobytes = 0.0, 0
+    for has in parts:
+        value = has.get(name)
+        if isinstance(value, str) and (match := _SIZE.fullmatch(value)) and (match[2] or match[3]):
+            words = 8 if match[3].lower() == "w" else 1
+            kilobytes += int(match[1]) * words * 1024 ** _POWERS[match[2].lower()] // 1024
+        elif value is not None:
+            numbers += number_of(value)
+    if kilobytes:
+        return f"{kilobytes}kb"
+    return f"{numbers:.0f}" if numbers >= 1 else ""
+
+
+def qsub(
+    settings: BatchSettings[LeaseOptions],
+    *,
+    name: str,
+    select: str,
+    limit_s: float,
+    rerunnable: bool,
+) -> list[str]:
+    """The command that submits one lease; its script comes through standard input.
+
+    ``-f``: qsub leaves no process behind. ``-o``, ``-e``: PBS copies nothing back; what is to be
+    kept the script writes. ``-m n``: no mail to anybody about leases that come and go.
+    """
+    options = settings.lease
+    words = [
+        "qsub",
+        "-f",
+        "-N",
+        name[:MAX_NAME],
+        "-r",
+        "y" if rerunnable else "n",
+        "-m",
+        "n",
+        "-j",
+        "oe",
+        "-o",
+        "/dev/null",
+        "-e",
+        "/dev/null",
+        "-S",
+        "/bin/sh",
+        "-l",
+        f"select={select}",
+        "-l",
+        f"place={options.place}",
+    ]
+    if settings.time_min_s is not None and settings.time_min_s < limit_s:
+        # A job whose walltime PBS chooses, so that it ends before the next one starts
+        # ("shrink-to-fit", PBS 11.3 and later).
+        words += [
+            "-l",
+            f"min_walltime={walltime(settings.time_min_s)}",
+            "-l",
+            f"max_walltime={walltime(limit_s)}",
+        ]
+    else:
+        words += ["-l", f"walltime={walltime(limit_s)}"]
+    for option, value in (("-q", options.queue), ("-A", options.account), ("-P", options.project)):
+        if value:
+            words += [option, value]
+    return words + list(options.options)
+
+
+def walltime(seconds: float) -> str:
+    """``HH:MM:SS``."""
+    whole = int(seconds)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def job_id(printed: str) -> str:
+    """The job id that qsub printed (``123.server``). Raises SchedulerError."""
+    last = (
+        printed.strip().splitlines()[-1].strip() if printed.strip() else ""
+    )  # a site's hook may print lines of its own before it
+    if not _JOB_ID.fullmatch(last):
+        raise SchedulerError(f'qsub answered "{text_of(last)[:80]}", which is no job id.')
+    return last
+
+
+PBS = Dialect(
+    job_id=job_id,
+    limit_reached=re.compile(
+        r"(?i)would exceed|maximum number of jobs|limit on "
+        r"(?:number|jobs)|max_(?:queued|run)|too many jobs"
+    ),
+    unsure=re.compile(
+        r"(?i)timed? ?out|end of file|communication|connection "
+        r"(?:reset|closed|broken)|protocol|no reply|premature"
+    ),
+    ended=re.compile(
+        r"(?i)unknown job|has finished|job is (?:already )?exiting|invalid for (?:finished|state)"
+    ),
+    cancel="qdel",
+    at_once=100,
+)
+"""What ``qsub`` and ``qdel`` say."""

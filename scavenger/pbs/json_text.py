@@ -1,0 +1,123 @@
+"""Reading JSON as PBS prints it, which is not always JSON.
+
+``pbsnodes`` and ``qstat -F json`` print one key a line. By version they leave quotes in texts
+unescaped, escape what JSON does not know (``\\'``), and write every text that strtod(3) takes for a
+number as one: ``005``, ``.5``, ``inf``, ``0x1f`` (openpbs issues 1255 and 2541, pull requests 830,
+2049 and 2603). One user's environment variable is enough. So a text that cannot be decoded is
+repaired line by line and decoded again. Text in, plain values out; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from scavenger.batch.commands import shorten
+from scavenger.interface import SchedulerError
+
+T = TypeVar("T")
+
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+_NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?(?:[eE][-+]?\d{1,2})?"
+_VALUE = (
+    rf"(?:{_STRING}|{_NUMBER}|true|false|null|\{{\s*\}}?|\[(?:\s*(?:{_STRING}|{_NUMBER})\s*,?)*\]?)"
+)
+_BAD_LINE = re.compile(
+    rf'^([ \t]*"[^"\n]*"[ \t]*:)(?![ \t]*{_VALUE},?[ \t]*$)[ \t]*(.*)$', re.MULTILINE
+)
+_BROKEN_LINE = re.compile(r'\n(?![ \t]*(?:"[^"\n]*"[ \t]*[:,\]]|"[^"\n]*"[ \t]*$|[{}\[\]]|$))')
+"""A line break inside a text: what follows does not look like a line of this format."""
+_POSITION = re.compile(r"\(byte (\d+)\)")
+SINGLE_REPAIRS = 10
+"""So many lines are mended one by one, which is quick; for more the whole text is."""
+_INSIDE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|"|[\x00-\x1f]')
+
+
+def decode(text: str, kind: type[T], command: str) -> T:
+    """``text`` as a ``kind`` of msgspec's. Raises SchedulerError, with ``command`` named in it,
+    when it is something else.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    for _ in range(SINGLE_REPAIRS):
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            mended = _mend_at(data, str(error))
+        if mended is None:
+            break
+        data = mended
+    try:
+        return msgspec.json.decode(repair(text).encode("utf-8", "replace"), type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        said = f" ({shorten(str(error), 100)})" if text.strip() else ""
+        raise SchedulerError(
+            f'The answer of {command} cannot be understood: "{shorten(text, 120)}"{said}. '
+            "Nothing was changed."
+        ) from None
+
+
+def _mend_at(data: bytes, complaint: str) -> bytes | None:
+    """``data`` with the line mended that the decoder complains of; None when that is not to be had
+    so.
+    """
+    where = _POSITION.search(complaint)
+    if where is None:
+        return None
+    begin = data.rfind(b"\n", 0, int(where[1])) + 1
+    end = data.find(b"\n", int(where[1]))
+    end = len(data) if end < 0 else end
+    line = data[begin:end].decode("utf-8", "replace")
+    mended = _BAD_LINE.sub(_mend, line)
+    return None if mended == line else data[:begin] + mended.encode("utf-8", "replace") + data[end:]
+
+
+def repair(text: str) -> str:
+    """``text`` with every line made JSON that has one key and a value which is none."""
+    whole = _BROKEN_LINE.sub("\\\\n", text.replace("\r\n", "\n"))
+    return _BAD_LINE.sub(_mend, whole)
+
+
+def _mend(line: re.Match[str]) -> str:
+    value = line[2].rstrip(" \t")
+    comma = ""
+    if value.endswith(","):
+        value, comma = value[:-1].rstrip(" \t"), ","
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        return f'{line[1]}"{_INSIDE.sub(_escape, value[1:-1])}"{comma}'
+    return line[1] + json.dumps(value) + comma
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0] if match[1] else json.dumps(match[0])[1:-1]
+
+
+def text_of(value: Any) -> str:
+    """A value as the text it was in PBS: PBS writes a job named ``42`` as a number."""
+    if isinstance(value, str):
+        return value
+    try:
+        return "" if value is None else str(value)
+    except ValueError:  # a number of thousands of digits
+        return ""
+
+
+def words_of(value: Any) -> tuple[str, ...]:
+    """A list that may stand as a list, as ``a, b`` or as a single word."""
+    if isinstance(value, list):
+        return tuple(text_of(item) for item in value)
+    return tuple(word for part in text_of(value).split(",") if (word := part.strip()))
+
+
+def number_of(value: Any, otherwise: float = 0.0) -> float:
+    """A number that may stand as a text."""
+    if isinstance(value, (int, float)):
+        try:
+            return float(value) if math.isfinite(value) else otherwise
+        except OverflowError:
+            return otherwise
+    match = re.match(r"-?\d+(?:\.\d+)?", text_of(value))
+    return float(match[0]) if match and len(match[0]) < 300 else otherwise

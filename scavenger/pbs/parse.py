@@ -1,0 +1,261 @@
+"""What PBS prints, read: vnodes, jobs and reservations of one poll. Text (or the same values from
+its bindings) in, plain values out.
+
+Commands are run with ``TZ=UTC0``, so times are UTC. Formats: the recordings of OpenPBS 23.06, the
+PBS Professional Reference Guide, and the sources of pbsnodes, qstat and pbs_rstat. This module
+decides nothing about gaps.
+"""
+
+from __future__ import annotations
+
+import calendar
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scavenger.interface import SchedulerError
+from scavenger.pbs.json_text import decode, number_of, text_of, words_of
+
+JOB_ATTRIBUTES = (
+    "Job_Name",
+    "Job_Owner",
+    "job_state",
+    "substate",
+    "queue",
+    "ctime",
+    "comment",
+    "exec_vnode",
+    "estimated",
+    "Resource_List",
+    "run_count",
+    "Exit_status",
+)
+"""What is read of a job."""
+_VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
+_HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
+_MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
+_DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})")
+
+
+class RawNode(msgspec.Struct):
+    """One vnode of pbsnodes, as it stands there."""
+
+    state: Any = ""
+    jobs: Any = ()
+    resv: Any = ""
+    comment: Any = ""
+    queue: Any = ""
+    resources_available: dict[str, Any] = {}
+
+
+class _Nodes(msgspec.Struct):
+    nodes: dict[str, RawNode]
+
+
+class RawJob(msgspec.Struct):
+    """One job of qstat, as it stands there."""
+
+    Job_Name: Any = ""
+    Job_Owner: Any = ""
+    job_state: Any = ""
+    substate: Any = 0
+    queue: Any = ""
+    ctime: Any = ""
+    comment: Any = ""
+    exec_vnode: Any = ""
+    estimated: Any = None
+    Resource_List: Any = None
+    run_count: Any = 0
+    Exit_status: Any = None
+
+
+class _Jobs(msgspec.Struct):
+    timestamp: Any
+    Jobs: dict[str, RawJob] = {}
+
+
+class Job(NamedTuple):
+    """One job; times in epoch seconds, None when not known. ``vnodes``: those it has; ``host``: the
+    one it asked for by name. ``start`` and ``planned_on`` (vnodes): what the scheduler expects of a
+    waiting job. ``runs``: how often it was started. ``exit``: its exit status once it has ended.
+    """
+
+    id: str
+    name: str
+    user: str
+    state: str
+    substate: int
+    queue: str
+    submitted: float | None
+    start: float | None
+    planned_on: tuple[str, ...]
+    vnodes: tuple[str, ...]
+    host: str
+    comment: str
+    runs: int
+    exit: int | None
+
+
+class JobTable(NamedTuple):
+    """``pending``: jobs of others for which a start is expected. ``ours``: every job with our mark
+    in its name.
+    """
+
+    pending: list[Job]
+    ours: list[Job]
+
+
+class Reservation(NamedTuple):
+    """One reservation; ``name`` is its id (R for one, S for a standing one, M for maintenance)."""
+
+    name: str
+    start: float
+    end: float
+    state: str
+
+
+def read_nodes(text: str) -> dict[str, RawNode]:
+    """Read ``pbsnodes -av -F json``: vnode → what is said of it. Raises SchedulerError when it is
+    something else.
+    """
+    return checked_nodes(decode(text, _Nodes, "pbsnodes").nodes)
+
+
+def checked_nodes(nodes: dict[str, RawNode]) -> dict[str, RawNode]:
+    """``nodes``, if there are any."""
+    if not nodes:
+        raise SchedulerError("PBS names no nodes. Nothing was changed.")
+    return nodes
+
+
+def read_jobs(text: str, prefix: str) -> JobTable:
+    """Read ``qstat -f -F json``; ``prefix``: what the names of our own jobs begin with. Raises
+    SchedulerError when it is something else.
+    """
+    return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
+
+
+def job_table(raw: Mapping[str, RawJob], prefix: str) -> JobTable:
+    """The jobs that matter: ours, and those of others for which a start is expected."""
+    table = JobTable([], [])
+    for job_id, job in raw.items():
+        name = job.Job_Name
+        if isinstance(name, str) and name.startswith(prefix):
+            table.ours.append(_job(job_id, job))
+        elif job.estimated is not None and job.job_state in ("Q", "B", "T"):
+            made = _job(job_id, job)
+            if made.start is not None and made.planned_on:
+                table.pending.append(made)
+    return table
+
+
+def _job(job_id: str, raw: RawJob) -> Job:
+    estimated = raw.estimated if isinstance(raw.estimated, dict) else {}
+    resources = raw.Resource_List if isinstance(raw.Resource_List, dict) else {}
+    host = _HOST.search(text_of(resources.get("select")))
+    return Job(
+        id=job_id,
+        name=text_of(raw.Job_Name),
+        user=text_of(raw.Job_Owner).partition("@")[0],
+        state=text_of(raw.job_state),
+        substate=int(number_of(raw.substate)),
+        queue=text_of(raw.queue),
+        submitted=read_time(raw.ctime),
+        start=read_time(estimated.get("start_time")),
+        planned_on=vnodes_of(text_of(estimated.get("exec_vnode"))),
+        vnodes=vnodes_of(text_of(raw.exec_vnode)),
+        host=host[1] if host else "",
+        comment=text_of(raw.comment),
+        runs=int(number_of(raw.run_count)),
+        exit=None if raw.Exit_status is None else int(number_of(raw.Exit_status)),
+    )
+
+
+def vnodes_of(text: str) -> tuple[str, ...]:
+    """The vnodes of ``(a[1]:ncpus=2+a[2]:ncpus=1)+(b:ncpus=2)``, without repetition."""
+    return tuple(dict.fromkeys(match[1] or match[2] for match in _VNODE.finditer(text)))
+
+
+def read_reservations(text: str) -> dict[str, Reservation]:
+    """Read ``pbs_rstat -f``: id → reservation. Raises SchedulerError when it is something else."""
+    found: dict[str, Reservation] = {}
+    fields: dict[str, str] = {}
+    last = ""
+    for line in [*text.splitlines(), "Resv ID: "]:
+        if line.startswith("Resv ID:"):
+            if fields:
+                start, end = (
+                    read_time(fields.get("reserve_start")),
+                    read_time(fields.get("reserve_end")),
+                )
+                if start is None or end is None:
+                    raise SchedulerError(
+                        f"The answer of pbs_rstat cannot be understood: {fields['id'][:60]} has "
+                        "no times."
+                    )
+                found[fields["id"]] = Reservation(
+                    fields["id"], start, end, fields.get("reserve_state", "")
+                )
+            fields = {"id": line.partition(":")[2].strip()} if line.strip() != "Resv ID:" else {}
+            last = ""
+        elif line.startswith("\t") and last:
+            fields[last] += line.strip()  # long values are wrapped
+        elif " = " in line and fields:
+            last, _, value = line.strip().partition(" = ")
+            fields[last] = value
+        elif line.strip() and not fields:
+            raise SchedulerError(
+                f'The answer of pbs_rstat cannot be understood: "{line[:80]}". Nothing was changed.'
+            )
+    return found
+
+
+def read_time(value: Any) -> float | None:
+    """Epoch seconds of ``Fri Nov 20 18:07:53 2026`` (UTC), or of a number of seconds."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number_of(value, -1.0) if 0 <= value < 1e12 else None
+    text = text_of(value).strip()
+    if text.isdecimal() and len(text) < 20:
+        return float(text)
+    match = _DATE.fullmatch(text)
+    if match is None or match[1] not in _MONTHS:
+        return None
+    month, day, hour, minute, second, year = (
+        _MONTHS[match[1]],
+        *(int(part) for part in match.groups()[1:]),
+    )
+    return (
+        float(calendar.timegm((year, month, day, hour, minute, second)))
+        if 1 <= day <= 31 and 1970 <= year <= 9999
+        else None
+    )
+
+
+def read_duration(value: Any) -> float | None:
+    """Seconds of ``hours:minutes:seconds``, ``minutes:seconds`` or ``seconds``."""
+    if isinstance(value, (int, float)):
+        return number_of(value)
+    parts = text_of(value).split(":")
+    if not all(part.isdecimal() and len(part) < 12 for part in parts) or len(parts) > 3:
+        return None
+    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
+
+
+def planned_uses(pending: Iterable[Job]) -> dict[str, float]:
+    """Vnode → the earliest time at which a waiting job is expected to start there."""
+    uses: dict[str, float] = {}
+    for job in pending:
+        if job.start is None:
+            continue
+        for vnode in job.planned_on:
+            if job.start < uses.get(vnode, math.inf):
+                uses[vnode] = job.start
+    return uses
+
+
+def reservations_of(node: RawNode) -> tuple[str, ...]:
+    """Ids of the reservations that have the vnode or will have it."""
+    return words_of(node.resv) if node.resv else ()

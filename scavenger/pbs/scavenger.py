@@ -1,0 +1,213 @@
+"""The scavenger of OpenPBS and PBS Professional: how it is read, and what is its own in taking
+leases from it.
+
+One poll is two commands (qstat, pbsnodes), and a third now and then: pbs_rstat for reservations not
+known yet, or qstat for what became of leases that are gone. What PBS's words mean is
+:mod:`scavenger.pbs.state`'s decision, how a lease is asked for :mod:`scavenger.pbs.job`'s; the rest
+is as with every batch scheduler (:mod:`scavenger.batch`).
+
+PBS preempts by deleting, requeuing or suspending. Deleted and requeued leases get SIGTERM and the
+queue's kill_delay; a suspended one just stands still, so it counts as lost and is deleted. A
+requeued lease must not begin again: it is deleted too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from scavenger.batch.commands import Commands
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.hold import TakenBack
+from scavenger.batch.lease_books import own_jobs
+from scavenger.batch.lease_script import lease_script
+from scavenger.batch.scavenger import Answer, BatchScavenger
+from scavenger.batch.settings import BatchSettings
+from scavenger.batch.submission import Wanted
+from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.pbs.job import PBS, LeaseOptions, qsub, select_of
+from scavenger.pbs.parse import Job, read_jobs
+from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
+from scavenger.pbs.source import (
+    Api,
+    CommandSource,
+    Reservations,
+    Source,
+    asking_environment,
+    source_for,
+    submitting_environment,
+)
+from scavenger.pbs.state import (
+    ENDED_STATES,
+    PENDING_STATES,
+    Host,
+    Reading,
+    by_host,
+    describe,
+    ended_because,
+    is_taken_back,
+    lease_job,
+    terminated_by,
+)
+
+TURN_S = 30.0
+"""Longest default turn. PBS's scheduler runs whenever a job ends, and not only every
+scheduler_iteration.
+"""
+ASKED_AT_ONCE = 50
+
+
+class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
+    """A connection to one PBS. One call at a time."""
+
+    name = "pbs"
+    title = "PBS"
+    site_every_s = 120.0
+    limit_step_s = 1.0
+
+    def __init__(
+        self,
+        settings: BatchSettings[LeaseOptions],
+        commands: Commands | None = None,
+        source: Source | None = None,
+        memory: GapMemory | None = None,
+        clock: Callable[[], float] = time.time,
+        api: Api = "commands",
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        commands = commands or Commands(environment=asking_environment(environment))
+        super().__init__(
+            settings,
+            commands,
+            PBS,
+            submitting_environment(commands.environment or {}, environment),
+            memory,
+            clock,
+        )
+        self.api = api
+        self.source = source or CommandSource(commands)
+        """How PBS is read; settled when its server is known."""
+        self._settled = source is not None or api == "commands"
+        self.reservations = Reservations(commands)
+        self._hosts: Mapping[str, Host] = {}
+        self._own: Mapping[str, Job] = {}
+        """Of the last look: the vnodes of each host, and lease id → its job."""
+        self._taken = TakenBack()
+
+    def _ask_site(self) -> PbsSite:
+        site = ask_site(self.commands)
+        if not self._settled:
+            self.source = source_for(self.api, self.commands, site.server)
+            self._settled = True
+        return site
+
+    def _read(self, site: PbsSite, hold_s: float, now: float) -> Answer:
+        s = self.settings
+        nodes, jobs = self.source.read(s.prefix)
+        reservations = self.reservations.of(nodes, now)
+        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
+        hosts = by_host(nodes)
+        wants_features = bool(s.rules.features or s.node_classes)
+        reading = Reading(hosts, jobs.pending, own, reservations)
+        facts = describe(
+            reading, site.queues_of(), self._idle_since, now, with_features=wants_features
+        )
+        gone = self._find_gone(own, now)
+        given_up = self.books.given_up
+        if any(
+            is_taken_back(job)
+            for i, job in own.items()
+            if i not in given_up and job.state not in ENDED_STATES
+        ):
+            self._taken.mark(now)
+        self._hosts, self._own = hosts, own
+        grace_s = self.grace_s(site)
+        found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
+        taken = self._taken.why(hold_s, now)
+        return Answer(facts, found, gone, hold=self._closed(site) or taken, hurry=bool(taken))
+
+    def _find_gone(self, own: Mapping[str, Job], now: float) -> dict[str, Lease]:
+        """Leases that were there at the last look and are no more, with what PBS remembers of
+        them.
+        """
+        left = {
+            lease: job for lease, job in self.books.jobs.items() if lease not in own and job.alive
+        }
+        given_up = self.books.given_up
+        asked = [job.id for lease, job in left.items() if lease not in given_up][:ASKED_AT_ONCE]
+        found: dict[str, Job] = {}
+        if asked:
+            try:
+                result = self.commands.run(["qstat", "-x", "-f", "-F", "json", *asked])
+                found = {job.id: job for job in read_jobs(result.stdout, self.settings.prefix).ours}
+            except SchedulerError:
+                pass  # a site without job_history_enable knows nothing of what has ended
+        gone = {}
+        for lease, job in left.items():
+            last = found.get(job.id) or self._own.get(lease)
+            reason = (
+                given_up[lease][1]
+                if lease in given_up
+                else ended_because(last)
+                if last is not None
+                else "it ended"
+            )
+            gone[lease] = replace(
+                job.lease, node=job.wanted, state=LeaseState.ENDED, reason=reason, leaving_by=None
+            )
+            if lease not in given_up and (
+                job.id not in found or terminated_by(found[job.id]) == "Scheduler"
+            ):
+                self._taken.mark(now)
+        return gone
+
+    def _closed(self, site: PbsSite) -> str:
+        """Why PBS would start no lease; empty when it would."""
+        if not site.scheduling:
+            return "PBS starts no jobs at present (scheduling of its server is False)"
+        name = self.settings.lease.queue
+        queue = site.queues.get(name)
+        if queue is None:
+            return f"PBS has no queue {name}" if name else ""
+        return (
+            ""
+            if queue.enabled and queue.started
+            else f"queue {name} is {'stopped' if queue.enabled else 'disabled'}"
+        )
+
+    def _turn_s(self, site: PbsSite) -> float:
+        """One scheduling cycle."""
+        return min(site.iteration_s, TURN_S)
+
+    def _partitions(self, site: PbsSite) -> Collection[str]:
+        """The queue of the leases, or those that it routes to."""
+        queue = site.queues.get(self.settings.lease.queue)
+        return (
+            [self.settings.lease.queue] if queue is None or queue.execution else queue.destinations
+        )
+
+    def _site_grace_s(self, site: PbsSite) -> float:
+        queue = site.queues.get(self.settings.lease.queue)
+        return KILL_DELAY_S if queue is None else queue.kill_delay_s
+
+    def _submission(self, wanted: Wanted, site: PbsSite) -> tuple[list[str], bytes]:
+        lease = self.settings.lease
+        rerunnable = site.requeues if lease.rerunnable == "auto" else lease.rerunnable == "yes"
+        select = select_of(lease, wanted.node, self._hosts[wanted.node])
+        argv = qsub(
+            self.settings,
+            name=wanted.name,
+            select=select,
+            limit_s=wanted.limit_s,
+            rerunnable=rerunnable,
+        )
+        env = {**wanted.env, "MALLETRAIN_OUTPUT": str(wanted.output or "/dev/null")}
+        return argv, lease_script(self.settings.template, wanted.argv, env)
+
+    def check(self) -> list[tuple[bool, str]]:
+        """What works with this PBS and what does not, and what to change."""
+        from scavenger.pbs.check import check
+
+        return check(self)

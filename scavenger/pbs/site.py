@@ -1,0 +1,233 @@
+"""What is true of a PBS for minutes: its version, server, queues, how its scheduler preempts. Read
+from ``qstat -Bf``, ``qstat -Qf`` and ``qmgr -c 'print sched'``.
+
+Text in, a :class:`PbsSite` out; :func:`ask_site` runs the commands. It says what is configured;
+whether that will do for MalleTrain is :mod:`scavenger.pbs.check`'s judgement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from scavenger.batch.commands import CommandError, Commands
+from scavenger.interface import SchedulerError
+from scavenger.pbs.json_text import decode, number_of, text_of, words_of
+from scavenger.pbs.parse import RawNode, read_duration
+
+KILL_DELAY_S = 10.0
+"""Default of a queue's kill_delay: seconds from SIGTERM to SIGKILL (PBS Professional Reference
+Guide, "Queue Attributes").
+"""
+PREEMPT_QUEUE_PRIO = 150
+PREEMPT_ORDER = "SCR"
+"""Default of preempt_order: suspend, else checkpoint, else requeue (same guide, "Scheduler
+Attributes").
+"""
+SCHEDULER_ITERATION_S = 600.0
+_SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
+    nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
+    ``kill_delay_s``: from SIGTERM to SIGKILL.
+    """
+
+    name: str
+    execution: bool
+    enabled: bool
+    started: bool
+    priority: int
+    chunk: Mapping[str, str] = field(default_factory=dict)
+    max_walltime_s: float | None = None
+    min_walltime_s: float | None = None
+    kill_delay_s: float = KILL_DELAY_S
+    from_route_only: bool = False
+    acl: Sequence[str] = ()
+    destinations: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PbsSite:
+    """``version`` as (23, 6). ``scheduling``: whether the server starts jobs at all.
+    ``preempt_order``: the letters that may happen to a preempted job, the first first (D delete, R
+    requeue, C checkpoint, S suspend). ``sees_others``: whether users see the jobs of others.
+    """
+
+    version: tuple[int, int]
+    shown_version: str
+    server: str
+    scheduling: bool = True
+    iteration_s: float = SCHEDULER_ITERATION_S
+    preempt_queue_prio: int = PREEMPT_QUEUE_PRIO
+    preempt_order: str = PREEMPT_ORDER
+    preempt_known: bool = False
+    estimates: bool = True
+    sees_others: bool = True
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+
+    @property
+    def requeues(self) -> bool:
+        """Whether a lease must be rerunnable to be preempted: PBS cannot requeue a job that is not,
+        and tries the next of its ways; where there is none that works, the job keeps its node.
+        """
+        return (
+            "R" in self.preempt_order
+            and "D" not in self.preempt_order
+            and "S" not in self.preempt_order
+        )
+
+    @property
+    def suspends(self) -> bool:
+        """Whether preempted leases are suspended."""
+        return self.preempt_order.startswith("S")
+
+    def above(self, queue: str) -> list[str]:
+        """Queues whose jobs preempt those of ``queue``: express queues (Priority of
+        preempt_queue_prio or more) above a queue below.
+        """
+        own = self.queues.get(queue)
+        if own is None:
+            return []
+        return sorted(
+            q.name
+            for q in self.queues.values()
+            if q.execution
+            and q.priority >= self.preempt_queue_prio
+            and q.priority > own.priority
+            and q.name != queue
+        )
+
+    def queues_of(self) -> Callable[[RawNode], Sequence[str]]:
+        """A function from a vnode to the queues whose jobs may run on it."""
+        plain = tuple(q for q in self.queues.values() if q.execution)
+        keys = sorted({key for q in plain for key in q.chunk})
+        free = tuple(q.name for q in plain if not q.chunk)
+        known: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+        def find(node: RawNode) -> Sequence[str]:
+            if node.queue:
+                return (text_of(node.queue),)
+            if not keys:
+                return free
+            has = node.resources_available
+            wanted = tuple(text_of(has.get(key)) for key in keys)
+            found = known.get(wanted)
+            if found is None:
+                values = dict(zip(keys, wanted, strict=True))
+                found = tuple(
+                    q.name
+                    for q in plain
+                    if all(value in words_of(values[key]) for key, value in q.chunk.items())
+                )
+                known[wanted] = found
+            return found
+
+        return find
+
+
+class _Server(msgspec.Struct):
+    Server: dict[str, dict[str, Any]]
+    pbs_version: Any = ""
+
+
+class _Queues(msgspec.Struct):
+    timestamp: Any
+    Queue: dict[str, dict[str, Any]] = {}
+
+
+def ask_site(commands: Commands) -> PbsSite:
+    """Ask a running PBS. Raises SchedulerError."""
+    server = commands.ask(["qstat", "-Bf", "-F", "json"])
+    queues = commands.ask(["qstat", "-Qf", "-F", "json"])
+    try:
+        sched = commands.ask(["qmgr", "-c", "print sched"])
+    except CommandError:  # not for everybody at some sites; the defaults must do
+        sched = ""
+    return read_site(server, queues, sched)
+
+
+def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
+    """From the output of the three commands. Raises SchedulerError."""
+    found = decode(server, _Server, "qstat -Bf")
+    if not found.Server:
+        raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
+    name, attributes = next(iter(found.Server.items()))
+    shown = text_of(attributes.get("pbs_version") or found.pbs_version)
+    settings = dict(_SCHED.findall(sched))
+    table = decode(queues, _Queues, "qstat -Qf").Queue
+    return PbsSite(
+        version=read_version(shown),
+        shown_version=shown,
+        server=name,
+        scheduling=_truth(attributes.get("scheduling"), True),
+        iteration_s=number_of(
+            settings.get("scheduler_iteration") or attributes.get("scheduler_iteration"),
+            SCHEDULER_ITERATION_S,
+        ),
+        preempt_queue_prio=int(number_of(settings.get("preempt_queue_prio"), PREEMPT_QUEUE_PRIO)),
+        preempt_order=_order(settings.get("preempt_order", "")),
+        preempt_known=bool(settings),
+        estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
+        sees_others=_truth(attributes.get("query_other_jobs"), False),
+        queues={queue: _queue(queue, values) for queue, values in table.items()},
+    )
+
+
+def read_version(text: str) -> tuple[int, int]:
+    """(23, 6) of ``23.06.06``, (2022, 1) of ``2022.1.1.20220926110806``. Raises SchedulerError."""
+    match = re.search(r"(\d{1,4})\.(\d{1,4})", text)
+    if match is None:
+        raise SchedulerError(
+            f'The answer of qstat -Bf cannot be understood: "{text[:60]}" is no version of PBS.'
+        )
+    return int(match[1]), int(match[2])
+
+
+def _queue(name: str, values: Mapping[str, Any]) -> Queue:
+    chunk, maximum, minimum = (
+        values.get(key) for key in ("default_chunk", "resources_max", "resources_min")
+    )
+    delay = values.get("kill_delay")
+    return Queue(
+        name=name,
+        execution=text_of(values.get("queue_type")).lower().startswith("e"),
+        enabled=_truth(values.get("enabled"), False),
+        started=_truth(values.get("started"), False),
+        priority=int(number_of(values.get("Priority"))),
+        chunk={k: v for k, v in chunk.items() if isinstance(v, str) and not v[:1].isdigit()}
+        if isinstance(chunk, dict)
+        else {},
+        max_walltime_s=read_duration(maximum.get("walltime"))
+        if isinstance(maximum, dict) and "walltime" in maximum
+        else None,
+        min_walltime_s=read_duration(minimum.get("walltime"))
+        if isinstance(minimum, dict) and "walltime" in minimum
+        else None,
+        kill_delay_s=KILL_DELAY_S if delay is None else number_of(delay, KILL_DELAY_S),
+        from_route_only=_truth(values.get("from_route_only"), False),
+        acl=words_of(values.get("acl_users"))
+        if _truth(values.get("acl_user_enable"), False)
+        else (),
+        destinations=words_of(values.get("route_destinations")),
+    )
+
+
+def _order(text: str) -> str:
+    """The letters of preempt_order, which may be different by how much of its time a job has used:
+    ``"SR 80 D"``. Those that may come, in their order.
+    """
+    letters = [c for c in text if c in "SCRD"]
+    return "".join(dict.fromkeys(letters)) or PREEMPT_ORDER
+
+
+def _truth(value: Any, otherwise: bool) -> bool:
+    if isinstance(value, bool):
+        return value
+    return otherwise if value is None else text_of(value).lower() in ("true", "t", "yes", "y", "1")

@@ -1,0 +1,147 @@
+"""How the state of a PBS is read: through its commands, or through its Python bindings where they
+are. Decides which, and with what environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from scavenger.batch.commands import Commands
+from scavenger.interface import SchedulerError
+from scavenger.pbs.bindings import BindingsSource, load_module
+from scavenger.pbs.parse import (
+    JobTable,
+    RawNode,
+    Reservation,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+    reservations_of,
+)
+
+Api = Literal["auto", "commands", "bindings"]
+RESERVATIONS_EVERY_S = 60.0
+PBS_CONF = Path("/etc/pbs.conf")
+_EXEC = re.compile(r"^\s*PBS_EXEC=(.+?)\s*$", re.MULTILINE)
+_KEPT = (
+    "PBS_CONF_FILE",
+    "PBS_SERVER",
+    "PBS_DEFAULT",
+    "PBS_EXEC",
+    "PBS_HOME",
+    "PBS_PRIMARY",
+    "PBS_SECONDARY",
+    "PBS_AUTH",
+    "PBS_LEAF",
+)
+
+
+class Source(Protocol):
+    """How the state of a PBS is read."""
+
+    name: str
+
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+        """Vnodes and jobs now; ``prefix``: what the names of our jobs begin with. Raises
+        SchedulerError.
+        """
+        ...
+
+
+class CommandSource:
+    """Reads through pbsnodes and qstat."""
+
+    name = "commands"
+
+    def __init__(self, commands: Commands) -> None:
+        self.commands = commands
+
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then waiting for a node
+        in use, never on an idle one unseen.
+        """
+        jobs = self.commands.ask(["qstat", "-f", "-F", "json"])
+        nodes = self.commands.ask(["pbsnodes", "-av", "-F", "json"])
+        return read_nodes(nodes), read_jobs(jobs, prefix)
+
+
+class Reservations:
+    """The reservations that vnodes speak of, asked for (``pbs_rstat``) when one is not known and
+    now and then.
+    """
+
+    def __init__(self, commands: Commands) -> None:
+        self.commands = commands
+        self._known: dict[str, Reservation] = {}
+        self._at = float("-inf")
+
+    def of(self, nodes: Mapping[str, RawNode], now: float) -> Mapping[str, Reservation]:
+        """Every reservation named by one of ``nodes``. Raises SchedulerError."""
+        named = {name for node in nodes.values() if node.resv for name in reservations_of(node)}
+        if named and (
+            not named <= self._known.keys() or not 0 <= now - self._at < RESERVATIONS_EVERY_S
+        ):
+            found = read_reservations(self.commands.ask(["pbs_rstat", "-f"]))
+            # One that pbs_rstat does not show (it has just ended, say) is not asked for again at
+            # every poll.
+            self._known = {
+                **dict.fromkeys(named - found.keys(), Reservation("", 0.0, 0.0, "")),
+                **found,
+            }
+            self._at = now
+        return {name: r for name, r in self._known.items() if r.name}
+
+
+def asking_environment(
+    environment: Mapping[str, str] = os.environ, conf: Path = PBS_CONF
+) -> dict[str, str]:
+    """The environment of PBS's commands: where they are, no translation, times in UTC, nothing of a
+    job that this process may run in.
+    """
+    kept = {k: v for k, v in environment.items() if not k.startswith("PBS_") or k.startswith(_KEPT)}
+    if shutil.which("qstat", path=kept.get("PATH")) is None:
+        folders = [f"{kept['PBS_EXEC']}/bin"] if kept.get("PBS_EXEC") else []
+        try:
+            folders += [
+                f"{found}/bin"
+                for found in _EXEC.findall(
+                    Path(kept.get("PBS_CONF_FILE", conf)).read_text("utf-8", "replace")
+                )
+            ]
+        except OSError:
+            pass
+        kept["PATH"] = os.pathsep.join(
+            [*filter(None, [kept.get("PATH", "")]), *folders, "/opt/pbs/bin"]
+        )
+    return {**kept, "LC_ALL": "C", "TZ": "UTC0"}
+
+
+def submitting_environment(
+    asking: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of qsub, parts of which PBS keeps with the job: as ``asking``, in this
+    process's own language and time zone.
+    """
+    own = {k: environment[k] for k in ("LC_ALL", "TZ") if k in environment}
+    return {**{k: v for k, v in asking.items() if k not in ("LC_ALL", "TZ")}, **own}
+
+
+def source_for(api: Api, commands: Commands, server: str) -> Source:
+    """The source to use. Raises SchedulerError when the bindings are asked for and cannot be
+    used.
+    """
+    if api == "commands":
+        return CommandSource(commands)
+    module, why = load_module()
+    if module is not None:
+        return BindingsSource(module, server, commands.policy.timeout_s)
+    if api == "bindings":
+        raise SchedulerError(
+            f'{why}; install PBS\'s bindings (pbs_ifl), or set api = "auto" in [scheduler.pbs].'
+        )
+    return CommandSource(commands)

@@ -1,0 +1,272 @@
+"""What PBS's words mean: states of vnodes and jobs and reservations turned into facts about nodes
+and leases.
+
+A node is a host: all vnodes that name it in ``resources_available.host``. The states stand in
+literal tables after the PBS Professional Reference Guide ("Node States", "Job States"). Pure;
+whether a node is a gap is :mod:`scavenger.batch.rules`' decision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from scavenger.batch.lease_books import LeaseJob
+from scavenger.batch.rules import NodeFacts
+from scavenger.interface import Lease, LeaseState
+from scavenger.pbs.json_text import number_of, text_of
+from scavenger.pbs.parse import Job, RawNode, Reservation, planned_uses, reservations_of
+
+IDLE_STATES = frozenset({"free", "resv-exclusive"})
+RESERVED_STATES = frozenset({"resv-exclusive"})
+BUSY_STATES = frozenset({"job-busy", "job-exclusive", "job-sharing", "job-suspended"})
+TROUBLE_STATES = {
+    "busy": "its load is too high for jobs",
+    "down": "it is down",
+    "initializing": "it is being set up",
+    "maintenance": "it is in maintenance (jobs were suspended by an administrator)",
+    "offline": "it is offline",
+    "offline-by-mom": "its MoM took it offline",
+    "provisioning": "it is being provisioned",
+    "resv-provisioning": "it is being provisioned",
+    "sleep": "it is asleep",
+    "stale": "its MoM knows it no more",
+    "state-unknown": "its state is not known",
+    "unresolvable": "its name cannot be resolved",
+    "wait-provisioning": "it waits to be provisioned",
+}
+"""States of vnodes that take no jobs, whether or not somebody still runs on them, in words."""
+PENDING_STATES = frozenset({"Q", "T", "W", "H"})
+ENDED_STATES = frozenset({"F", "M", "X"})
+SUSPENDED_STATES = frozenset({"S", "U"})
+SUSPENDED_SUBSTATES = frozenset({43, 45})
+"""Suspended by request (qsig) and by the scheduler; the state may still say R for a moment."""
+KILLED = {
+    -27: "it used more memory than it asked for",
+    -28: "it used more CPU time than it asked for",
+    -29: "its time limit was reached",
+}
+"""Exit statuses of jobs that MoM has killed (Reference Guide, "Job Exit Status Codes")."""
+RERUN_SUBSTATES = frozenset({60, 61, 62, 63})
+"""It is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the three after it): it has had its
+signal and runs still.
+"""
+_TERMINATED = re.compile(r"terminated by ([^\s@]+)")
+
+Host = Sequence[tuple[str, RawNode]]
+"""The vnodes of one host that have something to give."""
+
+
+class Reading(NamedTuple):
+    """One look at PBS: vnodes by host, jobs, reservations."""
+
+    hosts: Mapping[str, Host]
+    pending: Sequence[Job]
+    own: Mapping[str, Job]
+    reservations: Mapping[str, Reservation]
+
+
+def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
+    """Host → its vnodes, less those without any CPU (the natural vnode of a host whose CPUs are in
+    others).
+    """
+    hosts: dict[str, list[tuple[str, RawNode]]] = {}
+    for name, node in nodes.items():
+        has = node.resources_available
+        cpus = has.get("ncpus")
+        if cpus is not None and number_of(cpus) <= 0:
+            continue
+        host = has.get("host")
+        hosts.setdefault(text_of(host) if host else name.partition("[")[0], []).append((name, node))
+    return hosts
+
+
+def terminated_by(job: Job) -> str:
+    """Who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for qdel;
+    empty when nobody did. It stands there while the job still runs in its grace time.
+    """
+    match = _TERMINATED.search(job.comment)
+    return match[1] if match else ""
+
+
+def is_taken_back(job: Job) -> bool:
+    """Whether the scheduler is ending it, or has suspended or requeued it."""
+    return (
+        terminated_by(job) == "Scheduler"
+        or job.substate in RERUN_SUBSTATES
+        or is_suspended(job)
+        or was_requeued(job)
+    )
+
+
+def is_suspended(job: Job) -> bool:
+    """Whether its processes are stopped."""
+    return job.state in SUSPENDED_STATES or (
+        job.state == "R" and job.substate in SUSPENDED_SUBSTATES
+    )
+
+
+def was_requeued(job: Job) -> bool:
+    """Whether it waits although it has run, or runs a second time: it was preempted by requeuing
+    it.
+    """
+    return job.runs > (0 if job.state in PENDING_STATES else 1)
+
+
+def lost_because(job: Job) -> str:
+    """Why a lease is over although its job is there still; empty when it is not."""
+    if is_suspended(job):
+        return "the main scheduler suspended it"
+    if was_requeued(job):
+        return "the main scheduler requeued it"
+    return "it is held" if job.state == "H" else ""
+
+
+def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
+    """The lease that a job is. ``grace_s``: how long one that is being ended has at most."""
+    if job.state in ENDED_STATES:
+        return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
+    if job.state in PENDING_STATES:
+        return Lease(lease_id, job.id, LeaseState.PENDING, job.host, job.comment)
+    by = terminated_by(job)
+    if job.state == "E" or by or job.substate in RERUN_SUBSTATES:
+        reason = (
+            "preempted"
+            if is_taken_back(job)
+            else f"it was deleted by {by}"
+            if by
+            else "it is ending"
+        )
+        return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
+    return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
+
+
+def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
+    """A job of ours as the books have it."""
+    return LeaseJob(
+        lease_of(lease_id, job, now, grace_s),
+        job.user,
+        job.host,
+        job.submitted,
+        lost_because(job),
+        job.state == "E",
+    )
+
+
+def ended_because(job: Job) -> str:
+    """Why a job has ended, in words."""
+    if by := terminated_by(job):
+        return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
+    if job.exit is None:
+        return "it ended"
+    if job.exit in KILLED:
+        return KILLED[job.exit]
+    if job.exit < 0:
+        return f"PBS could not run it (exit status {job.exit}: {job.comment or 'no reason given'})"
+    return (
+        "its command ended" if job.exit == 0 else f"its command failed with exit status {job.exit}"
+    )
+
+
+def describe(
+    reading: Reading,
+    queues_of: Callable[[RawNode], Sequence[str]],
+    idle_since: Mapping[str, float],
+    now: float,
+    with_features: bool = True,
+) -> dict[str, NodeFacts]:
+    """Everything known of every host. ``queues_of``: the queues whose jobs may run on a vnode.
+    ``idle_since``: of the hosts that were idle at the poll before.
+    """
+    uses = planned_uses(reading.pending)
+    holders = {
+        job.host: lease
+        for lease, job in reading.own.items()
+        if job.host and job.state not in ENDED_STATES
+    }
+    kept: dict[tuple[str, ...], tuple[str, ...]] = {}
+    facts = {}
+    for host, vnodes in reading.hosts.items():
+        state, idle, trouble, resv_state = _state(vnodes)
+        reserved, reserved_from = _reserved(vnodes, reading.reservations, resv_state, now)
+        planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
+        first = vnodes[0][1]
+        features: tuple[str, ...] = ()
+        if with_features:
+            features = features_of(first)
+            features = kept.setdefault(features, features)
+        facts[host] = NodeFacts(
+            name=host,
+            state=state,
+            idle=idle,
+            trouble=trouble,
+            reserved=reserved,
+            reserved_from=reserved_from,
+            planned=bool(planned) and idle,
+            planned_at=min(planned) if planned and idle else None,
+            partitions=queues_of(first),
+            features=features,
+            idle_since=idle_since.get(host, now) if idle else None,
+            lease=holders.get(host, ""),
+        )
+    return facts
+
+
+def features_of(node: RawNode) -> tuple[str, ...]:
+    """What the rules call features: ``name=value`` of every resource that is a text, and the names
+    of those that are true.
+    """
+    found = []
+    for name, value in node.resources_available.items():
+        if value is True or value == "True":
+            found.append(name)
+        elif isinstance(value, str) and value != "False":
+            found += [f"{name}={part.strip()}" for part in value.split(",")]
+    return tuple(found)
+
+
+def _state(vnodes: Host) -> tuple[str, bool, str, bool]:
+    """(as it is shown, whether nobody runs there, why it takes no jobs, whether a reservation has
+    it) of a host.
+    """
+    if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # most of them
+        return "free", True, "", False
+    shown, idle, trouble, reserved = [], True, "", False
+    for _, node in vnodes:
+        text = text_of(node.state)
+        words = [word.strip().lower() for word in text.split(",")]
+        if node.jobs or not BUSY_STATES.isdisjoint(words):
+            idle = False
+        if node.jobs and "free" in words:
+            text = "partly used"
+        reserved = reserved or not RESERVED_STATES.isdisjoint(words)
+        for word in words:
+            if word in IDLE_STATES or word in BUSY_STATES or trouble:
+                continue
+            comment = text_of(node.comment)
+            sentence = TROUBLE_STATES.get(word, f"its state {word!r} is none that MalleTrain knows")
+            trouble = sentence + (f" ({comment})" if comment else "")
+        if text not in shown:
+            shown.append(text)
+    return "; ".join(shown), idle, trouble, reserved
+
+
+def _reserved(
+    vnodes: Host, known: Mapping[str, Reservation], resv_state: bool, now: float
+) -> tuple[str, float | None]:
+    """The reservation that has the host now, in words, and when the next one begins."""
+    active, coming = "", None
+    for _, node in vnodes:
+        for name in reservations_of(node):
+            found = known.get(name)
+            if found is None:
+                active = active or (f"reservation {name} has it" if resv_state else "")
+            elif found.start <= now < found.end:
+                what = "maintenance reservation" if name.startswith("M") else "reservation"
+                active = active or f"{what} {name} has it"
+            elif found.start > now and (coming is None or found.start < coming):
+                coming = found.start
+    if resv_state and not active:
+        active = "it is in a reservation"
+    return active, coming

@@ -1,0 +1,4 @@
+"""Gaps and leases of a Slurm.
+
+Runs in the daemon. Imports ``batch``.
+"""

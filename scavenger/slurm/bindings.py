@@ -1,0 +1,187 @@
+"""Reading Slurm through pyslurm (23.02 and later: ``Nodes``, ``Jobs``, ``Partitions`` and
+``Reservations`` with ``load()``).
+
+pyslurm speaks to slurmctld through libslurm, so it must be of the running Slurm's own version, and
+it has no time limits: its calls are made in a thread of their own and given up when they take too
+long. What it says is turned into the same tables as the output of the commands. Leases are asked
+for and given back by the commands in any case, which alone can do so as another user.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import ModuleType
+from typing import Any
+
+from scavenger.batch.commands import shorten
+from scavenger.interface import SchedulerError
+from scavenger.slurm.parse import Job, JobTable, NodeGroup, NodeTable, Reservation
+
+OLDEST = (23, 2)
+FLAG_WORDS = {
+    "DRAIN": "drained",
+    "FAIL": "fail",
+    "INVALID_REG": "inval",
+    "POWERED_DOWN": "powered_down",
+    "POWERING_DOWN": "powering_down",
+    "POWER_DOWN": "power_down",
+    "POWERING_UP": "powering_up",
+    "REBOOT_ISSUED": "reboot_issued",
+    "REBOOT_REQUESTED": "reboot_requested",
+    "COMPLETING": "completing",
+    "MAINTENANCE": "maint",
+    "RESERVED": "reserved",
+    "PLANNED": "planned",
+}
+"""Flags behind the base state of a node (scontrol(1), "NODES - SPECIFICATIONS FOR SHOW":
+``IDLE+DRAIN``), in the words of sinfo. The first one that is set is the node's state, as sinfo
+would print it.
+"""
+FLAG_MARKS = {"NOT_RESPONDING": "*"}
+
+
+def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]:
+    """pyslurm, if it can be imported and is of the running Slurm's version; else None and why
+    not.
+    """
+    try:
+        module = importlib.import_module("pyslurm")
+    except (
+        Exception
+    ) as error:  # ImportError, or whatever its library does when it finds no slurm.conf
+        return (
+            None,
+            f"pyslurm cannot be imported ({shorten(str(error) or type(error).__name__, 80)})",
+        )
+    text = str(getattr(module, "__version__", ""))
+    parts = [int(part) for part in text.split(".")[:2] if part.isdecimal()]
+    if tuple(parts) != slurm_version:
+        return (
+            None,
+            f"pyslurm {text or 'of unknown version'} is not of Slurm's version "
+            f"{slurm_version[0]}.{slurm_version[1]:02d}",
+        )
+    if slurm_version < OLDEST:
+        return (
+            None,
+            f"pyslurm {text} is older than {OLDEST[0]}.{OLDEST[1]:02d}, the oldest whose "
+            "interface is known here",
+        )
+    return module, ""
+
+
+class PyslurmSource:
+    """Reads through pyslurm; see :class:`scavenger.slurm.Source`."""
+
+    name = "pyslurm"
+
+    def __init__(self, module: Any, timeout_s: float = 20.0) -> None:
+        self.module = module
+        self.timeout_s = timeout_s
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pyslurm")
+        self._running: Future[Any] | None = None
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """Nodes, jobs and reservations now. Raises SchedulerError."""
+        jobs = self._load("Jobs", lambda found: job_table(found, prefix))
+        partitions = self._load(
+            "Partitions", lambda found: {p.name for p in items(found) if str(p.state) == "UP"}
+        )
+        nodes = self._load("Nodes", lambda found: node_table(found, partitions))
+        return nodes, jobs, self._load("Reservations", reservations)
+
+    def _load(self, name: str, read: Callable[[Any], Any]) -> Any:
+        if self._running is not None and not self._running.done():
+            raise SchedulerError("Slurm still gives pyslurm no answer.")
+        self._running = self._pool.submit(lambda: read(getattr(self.module, name).load()))
+        try:
+            return self._running.result(self.timeout_s)
+        except FutureTimeout:
+            raise SchedulerError(
+                f"Slurm gave pyslurm no answer within {self.timeout_s:g} s."
+            ) from None
+        except SchedulerError:
+            raise
+        except (
+            Exception
+        ) as error:  # pyslurm.RPCError, and anything that an interface changed since may raise
+            raise SchedulerError(
+                f"pyslurm.{name}.load() failed: {shorten(str(error) or type(error).__name__)}"
+            ) from None
+
+
+def items(collection: Any) -> Iterable[Any]:
+    """The objects of one of pyslurm's collections, which are mappings by name or id (lists in some
+    versions).
+    """
+    return collection.values() if hasattr(collection, "values") else collection
+
+
+def node_table(nodes: Any, up: set[str]) -> NodeTable:
+    """``pyslurm.Nodes``; ``up``: partitions that take jobs."""
+    table = NodeTable({}, {})
+    for node in items(nodes):
+        table.nodes[node.name] = node_group(
+            str(node.state), tuple(node.active_features or ()), node.reason or ""
+        )
+        table.partitions[node.name] = [name for name in node.partitions or () if name in up]
+    return table
+
+
+def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
+    """From a state such as ``IDLE+PLANNED``."""
+    base, *flags = state.upper().split("+")
+    words = [word for flag, word in FLAG_WORDS.items() if flag in flags]
+    if "DRAIN" in flags and base in ("ALLOCATED", "MIXED"):
+        words[0] = "draining"
+    word = (
+        words[0]
+        if words and (base == "IDLE" or words[0] not in ("maint", "reserved", "planned"))
+        else base.lower()
+    )
+    marks = "".join(mark for flag, mark in FLAG_MARKS.items() if flag in flags)
+    return NodeGroup(word + marks, word, marks, features, "", reason)
+
+
+def job_table(jobs: Any, prefix: str) -> JobTable:
+    """``pyslurm.Jobs``: those that wait, and ours."""
+    table = JobTable([], [])
+    for job in items(jobs):
+        name, state = job.name or "", str(job.state)
+        mine = name.startswith(prefix)
+        if not mine and state != "PENDING":
+            continue
+        made = Job(
+            state,
+            str(job.id),
+            str(job.user_name),
+            job.partition or "",
+            int(job.num_nodes or 1),
+            _time(job.submit_time),
+            _time(job.start_time),
+            _time(job.end_time),
+            job.allocated_nodes or "",
+            job.required_nodes or "",
+            job.scheduled_nodes or "",
+            str(job.state_reason),
+            name,
+        )
+        (table.ours if mine else table.pending).append(made)
+    return table
+
+
+def reservations(found: Any) -> list[Reservation]:
+    """``pyslurm.Reservations`` that hold nodes."""
+    made = []
+    for r in items(found):
+        start, end = _time(r.start_time), _time(r.end_time)
+        if r.nodes and start is not None and end is not None:
+            made.append(Reservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper()))
+    return made
+
+
+def _time(value: Any) -> float | None:
+    return float(value) if value else None

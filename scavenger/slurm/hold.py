@@ -1,0 +1,72 @@
+"""When not to ask for leases because Slurm is just taking some back.
+
+A main job may need more nodes than those it preempts leases on, and counts on idle ones too without
+marking them as planned (seen with Slurm 22.05). Within a second or two Slurm shows which job that
+is (:mod:`scavenger.slurm.due`), and from then on only the nodes that it needs are left alone. Until
+then, after a lease was preempted, no other is asked for, and those that still wait are withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from scavenger.batch.rules import NodeFacts
+from scavenger.slurm.parse import Job
+from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
+
+
+class Hold:
+    """Watches our jobs from poll to poll for ends that come before their time."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, float] = {}
+        """Lease id → when its job would end by its time limit."""
+        self._alive: set[str] = set()
+        self._open: dict[str, tuple[float, str]] = {}
+        """Preempted leases whose nodes are not in use by others yet: when that was seen, and the
+        node.
+        """
+        self._seen: set[str] = set()
+
+    def look(
+        self,
+        own: Mapping[str, Job],
+        given_up: Container[str],
+        facts: Mapping[str, NodeFacts],
+        job_known: bool,
+        hold_s: float,
+        now: float,
+    ) -> str:
+        """Why no lease may be asked for now; empty when they may. ``given_up``: leases that end
+        because we wanted it; ``job_known``: Slurm shows a job that it is about to start.
+        """
+        for lease_id, job in own.items():
+            if lease_id in given_up or job.state in PENDING_STATES or job.end is None:
+                continue
+            early = job.end < self._ends.setdefault(lease_id, job.end) - 1.0
+            if (
+                early
+                and (job.state not in ENDED_STATES or lease_id in self._alive)
+                and lease_id not in self._seen
+            ):
+                self._seen.add(lease_id)
+                self._open[lease_id] = (now, job.node_list)
+        self._seen &= own.keys()
+        self._ends = {lease_id: end for lease_id, end in self._ends.items() if lease_id in own}
+        self._alive = {lease_id for lease_id, job in own.items() if job.state not in ENDED_STATES}
+        if job_known:
+            self._open.clear()
+        self._open = {
+            lease_id: (since, node)
+            for lease_id, (since, node) in self._open.items()
+            if 0 <= now - since < hold_s
+            and (lease_id in self._alive or node not in facts or not _in_use(facts[node]))
+        }
+        if not self._open:
+            return ""
+        since = now - max(since for since, _ in self._open.values())
+        return f"the main scheduler took leases back {since:.0f} s ago and may need more nodes"
+
+
+def _in_use(node: NodeFacts) -> bool:
+    return not node.idle and not node.state.startswith("completing")

@@ -1,0 +1,108 @@
+"""Slurm's way to write many node names: ``n[1-3,07],login1`` (the scontrol(1) manual, "show
+hostnames").
+
+Pure text; a node name that means nothing to Slurm comes back as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+MAX_NODES = 200_000
+"""More than any machine has; a list that says more is damaged."""
+_PIECE = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]+\][^\[\],\s]*)+|[^\[\],\s]+")
+_BRACKET = re.compile(r"\[([0-9,-]+)\]")
+_NUMBER = re.compile(r"^(.*?)(\d+)$")
+
+
+class HostlistError(ValueError):
+    """Text that is no list of nodes."""
+
+
+@lru_cache(maxsize=4096)
+def expand(text: str) -> tuple[str, ...]:
+    """The node names in ``text``, in its order. Several brackets in a name are all their
+    combinations.
+
+    Raises HostlistError when it is no list of nodes, or one of more than MAX_NODES.
+    """
+    names: list[str] = []
+    position = 0
+    for match in _PIECE.finditer(text):
+        if text[position : match.start()].strip(", \t") != "":
+            break
+        names += _expand_piece(match[0], text)
+        position = match.end()
+        if len(names) > MAX_NODES:
+            raise HostlistError(f"A list of more than {MAX_NODES} nodes: {text[:60]!r}.")
+    if text[position:].strip(", \t\n") != "":
+        raise HostlistError(f"This is no list of nodes: {text[:60]!r}.")
+    return tuple(names)
+
+
+def _expand_piece(piece: str, whole: str) -> list[str]:
+    if "[" not in piece:
+        return [piece]
+    parts = _BRACKET.split(piece)  # text, ranges, text, ranges, …, text
+    names = [parts[0]]
+    for ranges, tail in zip(parts[1::2], parts[2::2], strict=True):
+        endings = [number + tail for number in _numbers(ranges, whole)]
+        if len(names) * len(endings) > MAX_NODES:
+            raise HostlistError(f"A list of more than {MAX_NODES} nodes: {whole[:60]!r}.")
+        names = [name + ending for name in names for ending in endings]
+    return names
+
+
+def _numbers(ranges: str, whole: str) -> list[str]:
+    out: list[str] = []
+    for part in ranges.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise HostlistError(f"This is no list of nodes: {whole[:60]!r}.")
+        if not dash:
+            out.append(low)
+            continue
+        first, last = int(low), int(high)
+        if last < first or last - first > MAX_NODES:
+            raise HostlistError(f"This is no list of nodes: {whole[:60]!r}.")
+        width = len(low) if low[0] == "0" or len(low) == len(high) else 0
+        out += (
+            [f"{number:0{width}d}" for number in range(first, last + 1)]
+            if width
+            else [str(n) for n in range(first, last + 1)]
+        )
+    return out
+
+
+def fold(names: Iterable[str]) -> str:
+    """The short way to write ``names`` (as a set, sorted); :func:`expand` gives them back."""
+    plain: list[str] = []
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in set(names):
+        match = _NUMBER.match(name)
+        if match is None:
+            plain.append(name)
+        else:
+            digits = match[2]
+            width = len(digits) if digits[0] == "0" and len(digits) > 1 else 0
+            groups.setdefault((match[1], width), []).append(int(digits))
+    folded = plain
+    for (prefix, width), numbers in groups.items():
+        numbers.sort()
+        runs: list[list[int]] = []
+        for number in numbers:
+            if (
+                runs
+                and number == runs[-1][1] + 1
+                and len(f"{number:0{width}d}") == len(f"{runs[-1][0]:0{width}d}")
+            ):
+                runs[-1][1] = number
+            else:
+                runs.append([number, number])
+        texts = [f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}" for a, b in runs]
+        folded.append(
+            f"{prefix}{texts[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(texts)}]"
+        )
+    return ",".join(sorted(folded))

@@ -1,0 +1,266 @@
+"""What Slurm prints, read: nodes, jobs and reservations of one poll. Text in, plain values out.
+
+The format strings use fields that are the same from Slurm 20.11 to this day (sinfo(1), squeue(1),
+option ``-o``); times are asked for in epoch seconds (``SLURM_TIME_FORMAT=%s``). Whatever a user may
+have written (a job's name, a reason) stands last in its line, and every line begins with a mark
+that was drawn for this poll: a name with a line break in it cannot pretend to be another job. This
+module decides nothing about gaps.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from scavenger.batch.commands import shorten
+from scavenger.interface import SchedulerError
+from scavenger.slurm.hostlist import HostlistError, expand
+
+SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
+"""Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
+group of nodes that are alike.
+"""
+SQUEUE_FIELDS = "%T|%A|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%j"
+"""State, job id, user, partitions, number of nodes, submission, (expected) start, (expected) end,
+nodes, nodes asked for, nodes it is planned on, reason, name.
+"""
+
+
+class NodeGroup(NamedTuple):
+    """What nodes of one sinfo line have in common. ``state`` as printed, ``base`` without its
+    marks, ``marks`` those.
+    """
+
+    state: str
+    base: str
+    marks: str
+    features: tuple[str, ...]
+    gres: str
+    reason: str
+
+
+class NodeTable(NamedTuple):
+    """``nodes``: name → its group. ``partitions``: name → partitions that are up and have it."""
+
+    nodes: dict[str, NodeGroup]
+    partitions: dict[str, list[str]]
+
+
+class Job(NamedTuple):
+    """One job of the queue; times in epoch seconds, None when not known. ``nodes``: how many, the
+    least of a range. The others as Slurm writes them: those it has (``node_list``), those it asked
+    for by name (``wanted``), those the backfill scheduler has in mind (``planned_on``).
+    """
+
+    state: str
+    id: str
+    user: str
+    partition: str
+    nodes: int
+    submitted: float | None
+    start: float | None
+    end: float | None
+    node_list: str
+    wanted: str
+    planned_on: str
+    reason: str
+    name: str
+
+
+class JobTable(NamedTuple):
+    """``pending``: jobs of others that wait. ``ours``: every job with our mark in its name, ended
+    ones included.
+    """
+
+    pending: list[Job]
+    ours: list[Job]
+
+
+class Reservation(NamedTuple):
+    """``maintenance``: flagged so, then nothing may run there."""
+
+    name: str
+    start: float
+    end: float
+    nodes: str
+    maintenance: bool
+
+
+def new_mark() -> str:
+    """What the lines of one poll begin with."""
+    return secrets.token_hex(6)
+
+
+def read_nodes(text: str, mark: str) -> NodeTable:
+    """Read ``sinfo -h -a -o MARK|SINFO_FIELDS``. Raises SchedulerError when it is something
+    else.
+    """
+    nodes: dict[str, NodeGroup] = {}
+    partitions: dict[str, list[str]] = {}
+    begin = mark + "|"
+    for line in text.split("\n"):
+        if not line.startswith(begin):
+            continue  # the rest of a reason with a line break in it
+        fields = line.split("|", 7)
+        if len(fields) != 8:
+            raise _unreadable("sinfo", line)
+        _, partition, up, state, features, gres, names, reason = fields
+        base = state.rstrip("*~#!%$@^-+").lower()
+        group = NodeGroup(
+            state,
+            base,
+            state[len(base) :],
+            () if features in ("(null)", "") else tuple(features.split(",")),
+            "" if gres in ("(null)", "") else gres,
+            "" if reason in ("none", "(null)") else reason,
+        )
+        if names in ("", "(null)"):  # a partition without nodes
+            continue
+        try:
+            expanded = expand(names)
+        except HostlistError as error:
+            raise SchedulerError(f"The answer of sinfo cannot be understood: {error}") from None
+        if up == "up":
+            for name in expanded:
+                if name in nodes:
+                    partitions[name].append(partition)
+                else:
+                    nodes[name] = group
+                    partitions[name] = [partition]
+        else:
+            for name in expanded:
+                nodes.setdefault(name, group)
+                partitions.setdefault(name, [])
+    if not nodes:
+        raise _unreadable("sinfo", text)
+    return NodeTable(nodes, partitions)
+
+
+def read_jobs(text: str, mark: str, prefix: str) -> JobTable:
+    """Read ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``; ``prefix``: what the names of our own
+    jobs begin with.
+
+    Lines of other jobs than ours that are not pending are not looked at. Raises SchedulerError when
+    it is something else.
+    """
+    pending: list[Job] = []
+    ours: list[Job] = []
+    begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
+    for line in text.split("\n"):
+        if not line.startswith(begin):
+            continue  # the rest of a name with a line break in it
+        mine = own in line
+        if not mine and not line.startswith(waiting):
+            continue
+        fields = line.split("|", 13)
+        if len(fields) != 14:
+            raise _unreadable("squeue", line)
+        count = fields[5].partition("-")[0]
+        node_list, wanted, planned_on = (
+            "" if nodes == "(null)" else nodes for nodes in fields[9:12]
+        )
+        job = Job(
+            fields[1],
+            fields[2],
+            fields[3],
+            fields[4],
+            int(count) if count.isdecimal() else 1,
+            read_time(fields[6]),
+            read_time(fields[7]),
+            read_time(fields[8]),
+            node_list,
+            wanted,
+            planned_on,
+            fields[12],
+            fields[13],
+        )
+        if mine and job.name.startswith(prefix):
+            ours.append(job)
+        elif job.state == "PENDING":
+            pending.append(job)
+    if text.strip() and begin not in text:
+        raise _unreadable("squeue", text)
+    return JobTable(pending, ours)
+
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+
+
+def read_reservations(text: str) -> list[Reservation]:
+    """Read ``scontrol show reservation -o``. Raises SchedulerError when it is something else."""
+    found = []
+    for line in text.splitlines():
+        if not line.startswith("ReservationName="):
+            if line.strip() and "No reservations" not in line:
+                raise _unreadable("scontrol show reservation", line)
+            continue
+        fields = dict(_FIELD.findall(line))
+        start, end = read_time(fields.get("StartTime", "")), read_time(fields.get("EndTime", ""))
+        nodes = fields.get("Nodes", "")
+        if start is None or end is None or nodes in ("", "(null)"):  # one of licences only
+            continue
+        found.append(
+            Reservation(
+                fields["ReservationName"],
+                start,
+                end,
+                nodes,
+                "MAINT" in fields.get("Flags", "").split(","),
+            )
+        )
+    return found
+
+
+def planned_uses(pending: Collection[Job]) -> dict[str, float]:
+    """Node → the earliest time at which a waiting job is expected to start there (what ``squeue
+    --start`` shows).
+    """
+    uses: dict[str, float] = {}
+    for job in pending:
+        if job.start is None or not job.planned_on:
+            continue
+        try:
+            names = expand(job.planned_on)
+        except HostlistError as error:
+            raise SchedulerError(f"The answer of squeue cannot be understood: {error}") from None
+        for name in names:
+            if job.start < uses.get(name, float("inf")):
+                uses[name] = job.start
+    return uses
+
+
+def read_time(text: str) -> float | None:
+    """Epoch seconds of a time as Slurm prints it (epoch seconds, or local time where it does not
+    follow SLURM_TIME_FORMAT).
+    """
+    if text.isdecimal():
+        return float(text)
+    try:
+        return time.mktime(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds of ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``minutes``; None for
+    UNLIMITED and the like.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    weights = (3600, 60, 1) if days is not None or len(numbers) == 3 else (60, 1, 0)
+    return float(
+        86400 * int(days or 0) + sum(w * n for w, n in zip(weights, numbers, strict=False))
+    )
+
+
+def _unreadable(command: str, text: str) -> SchedulerError:
+    return SchedulerError(
+        f'The answer of {command} cannot be understood: "{shorten(text, 120)}". Nothing was '
+        "changed."
+    )

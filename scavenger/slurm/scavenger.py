@@ -1,0 +1,176 @@
+"""The scavenger of Slurm: how it is read, and what is its own in taking leases from it.
+
+One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm
+where it fits; what is configured (partitions, preemption, the backfill cycle) is asked for every
+few minutes. What Slurm's words mean is :mod:`scavenger.slurm.state`'s decision, how a lease is
+asked for :mod:`scavenger.slurm.job`'s, which nodes are left to main jobs that are about to start
+:mod:`scavenger.slurm.due`'s; the rest is as with every batch scheduler (:mod:`scavenger.batch`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from scavenger.batch.commands import Commands
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.lease_books import own_jobs
+from scavenger.batch.scavenger import Answer, BatchScavenger, View
+from scavenger.batch.settings import BatchSettings
+from scavenger.batch.submission import Wanted
+from scavenger.interface import LeaseState
+from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
+from scavenger.slurm.hold import Hold
+from scavenger.slurm.job import SLURM, LeaseOptions, batch_script, sbatch
+from scavenger.slurm.parse import Job
+from scavenger.slurm.site import SlurmSite, ask_site
+from scavenger.slurm.source import (
+    Api,
+    CommandSource,
+    Source,
+    asking_environment,
+    source_for,
+    submitting_environment,
+)
+from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
+
+TURN_WITHOUT_BACKFILL_S = 60.0
+
+
+class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
+    """A connection to one Slurm. One call at a time."""
+
+    name = "slurm"
+    title = "Slurm"
+    site_every_s = 300.0
+    limit_step_s = 60.0
+
+    def __init__(
+        self,
+        settings: BatchSettings[LeaseOptions],
+        commands: Commands | None = None,
+        source: Source | None = None,
+        memory: GapMemory | None = None,
+        clock: Callable[[], float] = time.time,
+        api: Api = "commands",
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        commands = commands or Commands(environment=asking_environment(environment))
+        super().__init__(
+            settings, commands, SLURM, submitting_environment(environment), memory, clock
+        )
+        self.api = api
+        self.source = source or CommandSource(commands)
+        """How Slurm is read; settled when its version is known."""
+        self._settled = source is not None or api == "commands"
+        self._hold = Hold()
+        self._due_since: dict[str, float] = {}
+        self._lacked: dict[str, tuple[float, list[str]]] = {}
+        """Job that lacks nodes → since when, and the leases that have them."""
+        self._yielded: dict[str, float] = {}
+        """Lease id → when it was asked to leave for a job that lacked its node."""
+
+    def _ask_site(self) -> SlurmSite:
+        site = ask_site(self.commands)
+        if not self._settled:
+            self.source = source_for(self.api, self.commands, site.version)
+            self._settled = True
+        return site
+
+    def _read(self, site: SlurmSite, hold_s: float, now: float) -> Answer:
+        s = self.settings
+        nodes, jobs, reservations = self.source.read(s.prefix)
+        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
+        facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        due = (
+            []
+            if s.backfill
+            else self._believed(due_jobs(jobs.pending, site, s.lease.main_partition, now), now)
+        )
+        grace_s = self.grace_s(site)
+        found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
+        running = {
+            i: job.lease for i, job in found.items() if job.lease.state is LeaseState.RUNNING
+        }
+        self._yielded = {lease: at for lease, at in self._yielded.items() if lease in running}
+        given_up = self.books.given_up
+        leaving = {
+            i
+            for i, lease in running.items()
+            if lease.leaving_by is not None or i in self._yielded or i in given_up
+        }
+        claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
+        self._lacked = {
+            job: (self._lacked.get(job, (now,))[0], leases)
+            for job, leases in claimed.lacked.items()
+        }
+        hold = self._hold.look(
+            own, given_up, facts, bool(claimed.kept or claimed.lacked), hold_s, now
+        )
+        return Answer(facts, found, hold=hold, kept=claimed.kept, hurry=bool(hold or self._lacked))
+
+    def _believed(self, due: Sequence[Job], now: float) -> list[Job]:
+        """Those that have been about to start for a while at most."""
+        self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
+        return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
+
+    def _act(self, view: View[SlurmSite]) -> None:
+        """Send leases that a job lacks the signal that a preemption would; one that does not leave
+        within the grace time is cancelled.
+        """
+        now, jobs, grace_s = view.time, self.books.jobs, self.grace_s(view.site)
+        late = [
+            jobs[i] for i, at in self._yielded.items() if now - at > grace_s and not jobs[i].ending
+        ]
+        if late:
+            self.submitter.cancel(late)
+        wanted = [
+            lease
+            for since, leases in self._lacked.values()
+            if now - since >= PATIENCE_S
+            for lease in leases
+        ]
+        signal = ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))
+        for user in dict.fromkeys(
+            jobs[lease].user for lease in wanted
+        ):  # what fails for one says nothing of the others
+            theirs = [lease for lease in wanted if jobs[lease].user == user]
+            if self.submitter.cancel([jobs[lease] for lease in theirs], signal) is None:
+                self._yielded.update(dict.fromkeys(theirs, now))
+
+    def _turn_s(self, site: SlurmSite) -> float:
+        """One backfill cycle."""
+        return TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
+
+    def _usual_s(self, site: SlurmSite) -> float:
+        """Several polls in a backfill cycle, so that a gap is seen soon after its turn."""
+        return max(
+            self.settings.poll_interval_s,
+            min((site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S) / 4, 30.0),
+        )
+
+    def _partitions(self, site: SlurmSite) -> Collection[str]:
+        return self.settings.lease.partitions
+
+    def _site_grace_s(self, site: SlurmSite) -> float:
+        return site.grace_of(self.settings.lease.main_partition)
+
+    def _as_step(self, site: SlurmSite) -> bool:
+        """Whether agents run as a job step: where a preemption's signal would reach the batch
+        script too late.
+        """
+        launch = self.settings.lease.launch
+        return launch == "step" or (launch == "auto" and not site.user_signal)
+
+    def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
+        step = self._as_step(site)
+        return sbatch(self.settings, wanted, step), batch_script(
+            self.settings.template, wanted.argv, wanted.env, step
+        )
+
+    def check(self) -> list[tuple[bool, str]]:
+        """What works with this Slurm and what does not, and what to change."""
+        from scavenger.slurm.check import check
+
+        return check(self)

@@ -1,0 +1,167 @@
+"""What is true of a Slurm for hours: its version, partitions, preemption, backfill cycle. Read from
+``scontrol`` and ``sdiag``.
+
+Text in, a :class:`SlurmSite` out; :func:`ask_site` runs the commands. It says what is configured;
+whether that will do for MalleTrain is :mod:`scavenger.slurm.check`'s judgement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scavenger.batch.commands import CommandError, Commands
+from scavenger.interface import SchedulerError
+from scavenger.slurm.hostlist import HostlistError, expand
+from scavenger.slurm.parse import read_duration
+
+BF_INTERVAL_S = 30.0
+"""Default of bf_interval (slurm.conf, SchedulerParameters)."""
+KILL_WAIT_S = 30.0
+_FIELD = re.compile(r"(\S+?)=(\S*)")
+_SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+_LAST_CYCLE = re.compile(
+    r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition. ``preempt_mode`` empty: that of the whole Slurm. ``max_time_s`` None: no
+    limit. ``nodes``: their names.
+    """
+
+    name: str
+    up: bool
+    tier: int
+    preempt_mode: str
+    grace_s: float
+    max_time_s: float | None
+    nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SlurmSite:
+    """``version`` as (23, 11). ``preempt_type`` such as ``partition_prio``; ``user_signal``:
+    whether preemption sends the job's own signal to its batch script. ``backfill_cycle_s``:
+    bf_interval and the time a cycle takes; None: no backfill scheduler. ``kill_wait_s``: from
+    SIGTERM to SIGKILL when a job is ended. ``hidden``: what PrivateData hides from users.
+    """
+
+    version: tuple[int, int]
+    preempt_type: str
+    preempt_mode: str
+    user_signal: bool
+    backfill_cycle_s: float | None
+    kill_wait_s: float
+    hidden: frozenset[str] = frozenset()
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def preempt_mode_of(self, partition: str) -> str:
+        """OFF, CANCEL, REQUEUE, SUSPEND, …: what happens to a job of the partition that is
+        preempted.
+        """
+        found = self.partitions.get(partition)
+        mode = found.preempt_mode if found is not None and found.preempt_mode else self.preempt_mode
+        return mode.split(",")[-1] if mode.upper().startswith("GANG,") else mode
+
+    def grace_of(self, partition: str) -> float:
+        """Seconds a preempted job of the partition has between the first signal and SIGKILL."""
+        found = self.partitions.get(partition)
+        return found.grace_s if found is not None and found.grace_s > 0 else self.kill_wait_s
+
+
+def ask_site(commands: Commands) -> SlurmSite:
+    """Ask a running Slurm. Raises SchedulerError."""
+    config = commands.ask(["scontrol", "show", "config"])
+    partitions = commands.ask(["scontrol", "show", "partition", "-o", "--all"])
+    try:
+        statistics = commands.ask(["sdiag"])
+    except CommandError:  # not for everybody at some sites; bf_interval alone must do
+        statistics = ""
+    return read_site(config, partitions, statistics)
+
+
+def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
+    """From the output of ``scontrol show config``, ``scontrol show partition -o`` and ``sdiag``.
+    Raises SchedulerError.
+    """
+    settings = dict(_SETTING.findall(config))
+    version = re.match(r"(\d+)\.(\d+)", settings.get("SLURM_VERSION", ""))
+    if version is None:
+        raise SchedulerError(
+            "The answer of scontrol show config cannot be understood: it names no SLURM_VERSION."
+        )
+    options = _options(settings.get("SchedulerParameters", ""))
+    cycle_s: float | None = None
+    if (
+        settings.get("SchedulerType", "").endswith("backfill")
+        and options.get("bf_interval") != "-1"
+    ):
+        cycle_s = _number(options.get("bf_interval"), BF_INTERVAL_S) + _cycle_time(statistics)
+    return SlurmSite(
+        version=(int(version[1]), int(version[2])),
+        preempt_type=settings.get("PreemptType", "")
+        .removeprefix("preempt/")
+        .replace("(null)", "none"),
+        preempt_mode=settings.get("PreemptMode", "OFF"),
+        user_signal="preempt_send_user_signal" in _options(settings.get("SlurmctldParameters", "")),
+        backfill_cycle_s=cycle_s,
+        kill_wait_s=_number(settings.get("KillWait", ""), KILL_WAIT_S),
+        hidden=frozenset(settings.get("PrivateData", "none").split(",")) - {"none", "(null)", ""},
+        partitions={
+            p.name: p
+            for p in (
+                _partition(line)
+                for line in partitions.splitlines()
+                if line.startswith("PartitionName=")
+            )
+        },
+        settings=settings,
+    )
+
+
+def _partition(line: str) -> Partition:
+    fields = dict(_FIELD.findall(line))
+    mode = fields.get("PreemptMode", "")
+    try:
+        nodes = frozenset(
+            () if fields.get("Nodes", "") in ("", "(null)") else expand(fields["Nodes"])
+        )
+    except HostlistError as error:
+        raise SchedulerError(
+            f"The answer of scontrol show partition cannot be understood: {error}"
+        ) from None
+    return Partition(
+        fields["PartitionName"],
+        fields.get("State", "") == "UP",
+        int(_number(fields.get("PriorityTier"), 1.0)),
+        mode,
+        _number(fields.get("GraceTime"), 0.0),
+        read_duration(fields.get("MaxTime", "UNLIMITED")),
+        nodes,
+    )
+
+
+def _options(text: str) -> dict[str, str]:
+    """``a=1,b`` as a dictionary."""
+    return {
+        name: value
+        for name, _, value in (part.strip().partition("=") for part in text.split(","))
+        if name
+    }
+
+
+def _number(text: str | None, otherwise: float) -> float:
+    match = re.match(r"\d+(?:\.\d+)?", text or "")
+    return float(match[0]) if match else otherwise
+
+
+def _cycle_time(statistics: str) -> float:
+    """Seconds that a backfill cycle takes: the longer of the last one and the mean (sdiag prints
+    microseconds).
+    """
+    match = _LAST_CYCLE.search(statistics)
+    return max(int(match[1]), int(match[2])) / 1e6 if match else 0.0

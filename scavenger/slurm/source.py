@@ -1,0 +1,99 @@
+"""How the state of a Slurm is read: through its commands, or through pyslurm where it fits. Decides
+which, and with what environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from scavenger.batch.commands import Commands
+from scavenger.interface import SchedulerError
+from scavenger.slurm.bindings import PyslurmSource, load_module
+from scavenger.slurm.parse import (
+    SINFO_FIELDS,
+    SQUEUE_FIELDS,
+    JobTable,
+    NodeTable,
+    Reservation,
+    new_mark,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+)
+
+Api = Literal["auto", "commands", "pyslurm"]
+
+
+class Source(Protocol):
+    """How the state of a Slurm is read."""
+
+    name: str
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """Nodes, jobs and reservations now; ``prefix``: what the names of our jobs begin with.
+        Raises SchedulerError.
+        """
+        ...
+
+
+class CommandSource:
+    """Reads through squeue, sinfo and scontrol."""
+
+    name = "commands"
+
+    def __init__(self, commands: Commands) -> None:
+        self.commands = commands
+
+    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then pending on a node
+        in use, never on an idle one unseen.
+        """
+        mark = new_mark()
+        jobs = self.commands.ask(
+            ["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"]
+        )
+        nodes = self.commands.ask(["sinfo", "-h", "-a", "-o", f"{mark}|{SINFO_FIELDS}"])
+        reservations = self.commands.ask(["scontrol", "show", "reservation", "-o"])
+        return (
+            read_nodes(nodes, mark),
+            read_jobs(jobs, mark, prefix),
+            read_reservations(reservations),
+        )
+
+
+def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of commands that are read: no translation, no defaults of the user's, times
+    as epoch seconds.
+    """
+    kept = _without_defaults(environment)
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of sbatch, which the lease inherits: this process's, less what would change
+    sbatch's mind.
+    """
+    return _without_defaults(environment)
+
+
+def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    drop = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_", "SLURM_", "SLURMD_")
+    return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not k.startswith(drop)}
+
+
+def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> Source:
+    """The source to use with a Slurm of this version. Raises SchedulerError when pyslurm is asked
+    for and does not fit.
+    """
+    if api == "commands":
+        return CommandSource(commands)
+    module, why = load_module(version)
+    if module is not None:
+        return PyslurmSource(module, commands.policy.timeout_s)
+    if api == "pyslurm":
+        raise SchedulerError(
+            f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
+        )
+    return CommandSource(commands)

@@ -1,0 +1,213 @@
+"""Replay: a trace decides which nodes are idle at a given time.
+
+This module decides which nodes of a trace stand behind the virtual ones, how its time is
+compressed, and which changes are due at a time. It knows no clock: the caller says what time it is.
+What is done about a change (starting, preempting) is the cluster's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scavenger.trace.trace import Trace, TraceError
+
+AtEnd = Literal["repeat", "idle", "busy", "hold"]
+AT_END: tuple[AtEnd, ...] = ("repeat", "idle", "busy", "hold")
+
+
+@dataclass(frozen=True)
+class Change:
+    """At ``time`` (seconds of replay) ``node`` becomes idle (True) or busy (False)."""
+
+    time: float
+    node: str
+    idle: bool
+
+
+class Replay:
+    """A cursor over a trace: :meth:`advance` returns what has changed since the last call.
+
+    ``at_end``: what happens when the trace is over: it begins again (``repeat``), all nodes become
+    ``idle`` or ``busy`` for good, or the last state holds (``hold``). Before the first call of
+    :meth:`advance` all nodes are busy.
+    """
+
+    def __init__(self, trace: Trace, at_end: AtEnd = "repeat") -> None:
+        if at_end not in AT_END:
+            raise TraceError(
+                "replay",
+                [f"What happens at the end must be one of {', '.join(AT_END)}; got '{at_end}'."],
+            )
+        if at_end == "repeat" and not trace.duration_s > 0:
+            raise TraceError(
+                "replay",
+                ["A trace that lasts 0 s cannot be repeated; use another end, such as 'hold'."],
+            )
+        self.trace = trace
+        self.at_end = at_end
+        self.idle = np.zeros(len(trace.names), dtype=np.bool_)
+        """(N,) True where the node is idle as of the last :meth:`advance`."""
+        self.time = -1.0
+        self._round = 0
+        self._cursor = 0
+        self._over = False
+
+    def advance(self, time: float) -> list[Change]:
+        """Changes in ``(last time, time]``, in order; a node that changed twice is listed twice.
+        Time never goes back.
+        """
+        if time < self.time:
+            raise ValueError(f"Replay time goes back from {self.time:g} s to {time:g} s.")
+        self.time = time
+        out: list[Change] = []
+        while not self._over:
+            offset = self._round * self.trace.duration_s
+            stop = int(np.searchsorted(self.trace.time, time - offset, side="right"))
+            for k in range(self._cursor, stop):
+                self._set(
+                    out,
+                    float(self.trace.time[k]) + offset,
+                    int(self.trace.node[k]),
+                    bool(self.trace.idle[k]),
+                )
+            self._cursor = max(self._cursor, stop)
+            if time - offset < self.trace.duration_s:
+                break
+            self._end_round(out, offset + self.trace.duration_s)
+        return out
+
+    def next_change(self) -> float | None:
+        """When something changes next after the last :meth:`advance`; ``None`` when nothing will.
+        (At a repeat: when the round begins.)
+        """
+        if self._over:
+            return None
+        offset = self._round * self.trace.duration_s
+        if self._cursor < len(self.trace):
+            return float(self.trace.time[self._cursor]) + offset
+        return offset + self.trace.duration_s
+
+    def _end_round(self, out: list[Change], now: float) -> None:
+        if self.at_end == "repeat":
+            self._round += 1
+            self._cursor = int(np.searchsorted(self.trace.time, 0.0, side="right"))
+            wanted = self.trace.idle_at(0.0)
+        else:
+            self._over = True
+            wanted = {
+                "hold": self.idle.copy(),
+                "idle": np.ones_like(self.idle),
+                "busy": np.zeros_like(self.idle),
+            }[self.at_end]
+        for k in range(len(wanted)):
+            self._set(out, now, k, bool(wanted[k]))
+
+    def _set(self, out: list[Change], time: float, node: int, idle: bool) -> None:
+        if bool(self.idle[node]) != idle:
+            self.idle[node] = idle
+            out.append(Change(time, self.trace.names[node], idle))
+
+
+USEFUL_GAP_S = 10.0
+"""Real seconds below which a gap hardly lets a job grow and shrink again; used only to choose nodes
+and window, no gap is dropped.
+"""
+
+
+def fit(
+    trace: Trace,
+    names: Sequence[str],
+    *,
+    speedup: float = 1.0,
+    duration_s: float | None = None,
+    start_s: float | None = None,
+    seed: int = 0,
+    useful_gap_s: float = USEFUL_GAP_S,
+) -> Trace:
+    """A trace for the virtual nodes ``names``, in real (sped-up) seconds.
+
+    A trace that already has exactly these nodes keeps them. Otherwise the nodes with most activity
+    are taken (:func:`active_nodes`), from the window given by ``start_s`` (seconds of the trace;
+    default: where most useful gaps begin) and ``duration_s`` (real seconds; default all of the
+    trace). Raises TraceError when the trace has fewer nodes, or no event.
+    """
+    if not (speedup > 0 and math.isfinite(speedup)):
+        raise TraceError("replay", [f"The speed-up must be a positive number; got {speedup!r}."])
+    if len(trace.names) < len(names):
+        raise TraceError(
+            "replay",
+            [
+                f"The trace has {len(trace.names)} nodes, fewer than the {len(names)} wanted; "
+                "take fewer virtual nodes or another trace."
+            ],
+        )
+    if not len(trace):
+        raise TraceError(
+            "replay",
+            ["The trace holds no event, so no node would ever be idle; take another trace."],
+        )
+    useful_s = useful_gap_s * speedup
+    if duration_s is not None and duration_s * speedup < trace.duration_s:
+        begin = (
+            busiest_start(trace, duration_s * speedup, useful_s=useful_s)
+            if start_s is None
+            else start_s
+        )
+        trace = trace.window(begin, min(begin + duration_s * speedup, trace.duration_s))
+    elif start_s:
+        trace = trace.window(start_s, trace.duration_s)
+    if set(trace.names) == set(names):
+        chosen = [trace.names.index(name) for name in names]
+    else:
+        chosen = active_nodes(trace, len(names), seed=seed, useful_s=useful_s)
+    return trace.select(chosen, names).sped_up(speedup)
+
+
+def busiest_start(trace: Trace, window_s: float, *, useful_s: float = 0.0) -> float:
+    """Begin (seconds) of the window of this length with most different times at which gaps of at
+    least ``useful_s`` begin.
+
+    Times count and not gaps, since a whole machine draining at once is one event.
+    """
+    gaps = trace.gaps()
+    opened = np.unique(gaps.start[gaps.length >= useful_s])
+    starts = opened[opened + window_s <= trace.duration_s]
+    if not len(starts):
+        return 0.0
+    inside = np.searchsorted(opened, starts + window_s) - np.searchsorted(opened, starts)
+    return float(starts[int(np.argmax(inside))])
+
+
+def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0.0) -> list[int]:
+    """Indices of ``count`` nodes that make an interesting replay.
+
+    A node scores sqrt(g) · p(1-p): g the number of gaps of at least ``useful_s`` seconds, p the
+    fraction of time idle in these. Nodes of one big job come and go together, so they are chosen
+    one after the other by score times the smallest fraction of time in which the state differs from
+    that of a node chosen before. The first is drawn from the best ``4·count`` by ``seed``.
+    """
+    gaps = trace.gaps()
+    useful = gaps.length >= useful_s
+    number = np.bincount(gaps.node[useful], minlength=len(trace.names))
+    idle_s = np.bincount(gaps.node[useful], weights=gaps.length[useful], minlength=len(trace.names))
+    p = np.clip(idle_s / max(trace.duration_s, 1e-9), 0.0, 1.0)
+    score = np.sqrt(number) * p * (1.0 - p)
+    pool = np.argsort(-score, kind="stable")[: 64 * count]
+    grid = np.linspace(0.0, trace.duration_s, 240, endpoint=False)
+    states = np.stack([trace.idle_at(float(t))[pool] for t in grid], axis=1)
+    left = score[pool] + 1e-12  # nodes without activity come last, but they do come
+    active = max(int((score[pool] > 0).sum()), 1)
+    first = int(np.random.default_rng(seed).integers(min(active, 4 * count)))
+    chosen = [first]
+    distance = np.ones(len(pool))
+    while len(chosen) < count:
+        distance = np.minimum(distance, (states != states[chosen[-1]]).mean(axis=1) + 1e-6)
+        value = left * distance
+        value[chosen] = -1.0
+        chosen.append(int(np.argmax(value)))
+    return [int(pool[k]) for k in chosen]

@@ -1,0 +1,192 @@
+"""Model jobs that train, report, crash and fall silent around a controller that profiles them, on a
+virtual clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from jpa import Advisor
+from malletrain.core.controller import ControllerSettings
+from malletrain.core.events import (
+    Announce,
+    JobState,
+    KeepScalingModel,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    Rescale,
+    RescaleCosted,
+    RescaleFinished,
+    RoundFormed,
+    Start,
+    Stop,
+    Suspend,
+    Tick,
+    WorkersFailed,
+)
+from malletrain.core.planning import PlanningSettings
+from malletrain.core.profiling import ProfilingSettings, advisor_config
+from tests.malletrain.core.controller_world import World
+
+UP, DOWN, REPORT = 2.0, 1.5, 0.25
+
+
+def amdahl(nodes: int) -> float:
+    """Samples/s of a job with a serial part of 5 %."""
+    return 100 * nodes / (1 + 0.05 * (nodes - 1))
+
+
+def settings(**profiling) -> ControllerSettings:
+    advisor = profiling.pop("advisor", None) or advisor_config(patience_s=20.0, donor_quiet_s=30.0)
+    return ControllerSettings(
+        PlanningSettings(t_fwd_s=120.0),
+        settle_s=0.5,
+        max_tries=3,
+        starvation_s=600.0,
+        profiling=ProfilingSettings(advisor, **profiling),
+    )
+
+
+class ProfiledWorld(World):
+    """As :class:`World`, and the jobs train: ``rates``, ``crashes`` (sizes) and ``silent`` (sizes)
+    by job.
+    """
+
+    def __init__(self, nodes: int, config: ControllerSettings | None = None):
+        super().__init__(config or settings(), {f"n{i}": "default" for i in range(nodes)})
+        self.rates = {}
+        self.crashes = {}
+        self.silent = {}
+        self.samples = {}
+        self.epoch = {}
+        self.sizes = {}
+        self.said = []
+        self.kept = {}
+        self._due = []
+        self._count = 0
+
+    # --- what happens ---
+
+    def join(self, *nodes: str) -> None:
+        for node in nodes or sorted(self.classes):
+            self.leased[node] = self.now
+            self.do(NodeJoined(node, self.classes[node]))
+
+    def take(self, *nodes: str) -> None:
+        """The main scheduler takes these nodes, without notice; the jobs on them stand still."""
+        for node in nodes:
+            for job, held in self.running.items():
+                if node in held:
+                    self.epoch[job] += 1
+            self.forget(node)
+            self.do(NodeLost(node))
+
+    def run(self, seconds: float, until=None) -> None:
+        """Let time pass; what is due happens in order."""
+        end = self.now + seconds
+        ticks = 0
+        while not (until is not None and until()):
+            wake = self.controller.next_wakeup()
+            due = self._due[0][0] if self._due else end
+            at = min(due, end if wake is None else max(wake, self.now), end)
+            ticks = ticks + 1 if at <= self.now else 0
+            assert ticks < 50, f"nothing moves at {self.now}: {self.log[-3:]}"
+            self.now = max(self.now, at)
+            if self._due and self._due[0][0] <= self.now:
+                heapq.heappop(self._due)[2]()
+            elif wake is not None and wake <= self.now:
+                self.do(Tick())
+            elif self.now >= end:
+                return
+
+    def until_profiled(self, job: str, seconds: float = 1500.0) -> None:
+        self.run(seconds, until=lambda: self.of("profile-finished", job))
+        assert self.of("profile-finished", job), f"no end of the profile: {self.said[-5:]}"
+
+    # --- what was said ---
+
+    def of(self, kind: str, job: str | None = None) -> list[Announce]:
+        return [a for a in self.said if a.kind == kind and job in (None, a.job)]
+
+    def result(self, job: str) -> str:
+        return self.of("profile-finished", job)[-1].data["result"]
+
+    @property
+    def advisor(self) -> Advisor:
+        return self.controller._profile_runner.profiler.advisor
+
+    # --- the jobs ---
+
+    def carry_out(self, command):
+        if isinstance(command, Announce):
+            self.said.append(command)
+            return
+        if isinstance(command, KeepScalingModel):
+            self.kept[command.job] = command.learned
+            return
+        before = len(self.running.get(getattr(command, "job", None), ()))
+        super().carry_out(command)
+        if isinstance(command, Start | Rescale | Suspend | Stop):
+            self.epoch[command.job] = self.epoch.get(command.job, 0) + 1
+        if isinstance(command, Start | Rescale):
+            size = len(command.nodes)
+            self.sizes.setdefault(command.job, []).append(size)
+            epoch, kind = (
+                self.epoch[command.job],
+                "start" if not before else "up" if size > before else "down",
+            )
+            self._at(self.now + 0.1, command.job, epoch, lambda: self.do(RoundFormed(command.job)))
+            self._at(
+                self.now + (DOWN if kind == "down" else UP),
+                command.job,
+                epoch,
+                lambda: self._up(command.job, epoch, size, kind),
+            )
+
+    def _at(self, time, job, epoch, what):
+        def still():
+            if self.epoch.get(job) == epoch:
+                what()
+
+        self._count += 1
+        heapq.heappush(self._due, (time, self._count, still))
+
+    def _up(self, job, epoch, size, kind):
+        if size in self.crashes.get(job, ()):
+            self.breaks[job] += 1
+            self.do(WorkersFailed(job, f"it cannot use {size} nodes"))
+            return
+        if size in self.silent.get(job, ()):
+            self._at(
+                self.now + 30.0, job, epoch, lambda: self.do(RescaleFinished(job))
+            )  # the daemon's patience with it
+            return
+        self.rescaling.pop(job, None)
+        self.do(RescaleFinished(job))
+        self.do(RescaleCosted(job, kind, DOWN if kind == "down" else UP))
+        began = self.now
+
+        def report():
+            rate = self.rates.get(job, amdahl)(size)
+            if rate > 0:
+                count = round(rate * (self.now - began), 6)
+                self.samples[job] = self.samples.get(job, 0.0) + rate * REPORT
+                self.do(Progressed(job, size, self.now, count, 64.0))
+            self._at(self.now + REPORT, job, epoch, report)
+
+        if self.epoch.get(job) == epoch:
+            self._at(self.now + REPORT, job, epoch, report)
+
+    def check(self, commands):
+        active = self.advisor.profiling
+        states = {name: record.state for name, record in self.controller.jobs.items()}
+        for name, state in states.items():
+            assert (state is JobState.PROFILING) == (name == active), (
+                f"{name} is {state}, but {active} is profiled"
+            )
+        if active is not None:
+            self.controller.jobs[active].state = JobState.RUNNING  # to the world around it it runs
+        super().check(commands)
+        if active is not None:
+            self.controller.jobs[active].state = JobState.PROFILING

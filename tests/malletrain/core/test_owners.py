@@ -1,0 +1,299 @@
+"""Several users under one controller: whose leases, whose nodes, whose turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator import RescaleCost, ScalingCurve
+from malletrain.core.controller import Controller, ControllerSettings
+from malletrain.core.events import (
+    GapsSeen,
+    JobCompleted,
+    JobSubmitted,
+    LeaseNotTaken,
+    NodeJoined,
+    NodeLost,
+    NodeRejected,
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    RescaleFinished,
+    Start,
+    Suspend,
+    TakeLeases,
+    Tick,
+)
+from malletrain.core.planning import PlanningSettings
+from malletrain.core.pools import by_class, class_of, largest, owner_of, pool
+
+SETTLE = 1.0
+
+
+class Site:
+    """A controller whose commands are carried out at once, and the time."""
+
+    def __init__(self, **settings):
+        planning = PlanningSettings(
+            max_running=settings.pop("max_running", 20),
+            t_fwd_s=120.0,
+            cost=RescaleCost(up_s=0.1, down_s=0.1, start_s=0.1),
+        )
+        self.controller = Controller(ControllerSettings(planning, settle_s=SETTLE, **settings))
+        self.now = 0.0
+        self.said = []
+
+    def do(self, *events, after=0.0):
+        """Feed events, let them settle, and return what the controller wanted."""
+        self.now += after
+        said = [c for event in events for c in self.controller.handle(event, self.now)]
+        while (due := self.controller.next_wakeup()) is not None and due <= self.now + 2 * SETTLE:
+            self.now = max(self.now, due)
+            said += self.controller.handle(Tick(), self.now)
+        for command in said:
+            if isinstance(command, Start | Rescale):
+                said += self.controller.handle(RescaleFinished(command.job), self.now)
+        self.said += said
+        return said
+
+    def gaps(self, *nodes, after=0.0):
+        return self.do(GapsSeen(dict.fromkeys(nodes, (None, "default"))), after=after)
+
+    def joins(self, owner, *nodes):
+        return self.do(*(NodeJoined(node, owner=owner) for node in nodes))
+
+    def nodes(self, job):
+        return self.controller.jobs[job].nodes
+
+
+def of(kind, commands):
+    return [c for c in commands if isinstance(c, kind)]
+
+
+def asked(commands):
+    found = {}
+    for c in of(TakeLeases, commands):
+        found.setdefault(c.owner, []).extend(c.nodes)
+    return found
+
+
+def job(name, low, high, owner):
+    """A job that gains ever less from more nodes, so that an equal share is the best."""
+    return JobSubmitted(
+        name,
+        low,
+        high,
+        owner=owner,
+        curve=ScalingCurve.of((k, 10 * k**0.8) for k in range(1, high + 1)),
+    )
+
+
+NODES = tuple(f"n{i}" for i in range(6))
+
+
+def test_leases_are_asked_for_as_the_owners_of_the_jobs_that_want_them():
+    site = Site()
+    site.do(job("a", 1, 8, owner="alice"), job("b", 1, 8, owner="bob"))
+    wanted = asked(site.gaps(*NODES))
+    assert {owner: len(nodes) for owner, nodes in wanted.items()} == {"alice": 3, "bob": 3}
+    assert sorted(wanted["alice"] + wanted["bob"]) == sorted(NODES)
+
+
+def test_a_job_has_only_nodes_of_its_owner():
+    site = Site()
+    site.do(job("a", 1, 8, owner="alice"), job("b", 1, 8, owner="bob"))
+    site.joins("alice", "n0", "n1", "n2")
+    site.joins("bob", "n4", "n5")
+    assert set(site.nodes("a")) == {"n0", "n1", "n2"}
+    assert set(site.nodes("b")) == {"n4", "n5"}
+
+
+def test_a_job_under_its_minimum_in_its_own_pool_waits_although_the_machine_has_nodes():
+    site = Site()
+    site.do(JobSubmitted("b", 2, 8, owner="bob"))
+    site.joins("alice", "n0", "n1", "n2")
+    site.joins("bob", "n4")
+    assert site.nodes("b") == ()
+
+
+def holding_all(**settings):
+    """Alice's job has all the nodes when Bob's comes."""
+    site = Site(**settings)
+    site.do(job("a", 1, 6, owner="alice"))
+    site.gaps(*NODES)
+    site.joins("alice", *NODES)
+    assert len(site.nodes("a")) == 6
+    site.gaps(after=100.0)
+    return site
+
+
+def test_nodes_are_recalled_from_one_owner_for_another_and_asked_for_again_as_that_one():
+    site = holding_all(recall_s=20.0)
+    said = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
+    (recall,) = of(ReclaimNodes, said)
+    assert len(recall.nodes) == 3
+    assert recall.within_s == 20.0
+    site.do(Tick(), after=1.0)
+    assert set(site.nodes("a")) == set(NODES) - set(recall.nodes)
+    rescale = of(Rescale, site.said)[-1]
+    assert rescale.within_s is not None, "the job is told by when the nodes are gone"
+    assert rescale.within_s <= 20.0
+
+    # On their way: nothing more is recalled while they are the main scheduler's.
+    site.do(*(NodeLost(n) for n in recall.nodes), after=5.0)
+    assert not of(ReclaimNodes, site.gaps(after=90.0))
+    assert asked(site.gaps(*recall.nodes)) == {"bob": sorted(recall.nodes)}
+    site.joins("bob", *recall.nodes)
+    assert set(site.nodes("b")) == set(recall.nodes)
+    assert not of(ReclaimNodes, site.gaps(after=200.0)), "they have an equal share"
+
+
+def test_a_node_that_the_main_scheduler_keeps_is_not_counted_on_for_ever():
+    site = holding_all(recall_s=20.0, lease_wait_s=50.0)
+    (recall,) = of(ReclaimNodes, site.do(job("b", 1, 6, owner="bob")) + site.gaps())
+    site.do(*(NodeLost(n) for n in recall.nodes), after=2.0)
+    assert not of(ReclaimNodes, site.gaps(after=40.0))
+    assert of(ReclaimNodes, site.gaps(after=60.0)), "three nodes are left for two jobs"
+
+
+def test_idle_nodes_are_recalled_before_those_at_work():
+    site = Site(give_back_after_s=1000.0)
+    site.do(job("a", 1, 4, owner="alice"))
+    site.joins("alice", *NODES)
+    assert len(site.nodes("a")) == 4
+    idle = set(NODES) - set(site.nodes("a"))
+    (recall,) = of(ReclaimNodes, site.do(job("b", 1, 2, owner="bob"), after=100.0) + site.gaps())
+    assert set(recall.nodes) == idle
+    assert len(site.nodes("a")) == 4
+
+
+def test_gaps_are_taken_before_anything_is_recalled():
+    site = holding_all()
+    assert not asked(site.gaps("n6", "n7"))
+    said = site.do(job("b", 1, 2, owner="bob"))
+    assert asked(said) == {"bob": ["n6", "n7"]}
+    assert not of(ReclaimNodes, said)
+
+
+def test_nodes_are_not_recalled_from_a_job_that_was_rescaled_a_moment_ago():
+    site = Site(min_interval_s=60.0)
+    site.do(job("a", 1, 6, owner="alice"))
+    site.joins("alice", *NODES)
+    assert not of(ReclaimNodes, site.do(job("b", 1, 6, owner="bob")) + site.gaps(after=5.0))
+    assert of(ReclaimNodes, site.gaps(after=70.0))
+
+
+def test_one_user_alone_never_has_a_node_recalled():
+    site = Site(starvation_s=5.0)
+    site.do(job("a", 1, 6, owner="alice"), JobSubmitted("b", 6, 6, owner="alice"))
+    site.joins("alice", *NODES)
+    for _ in range(5):
+        site.gaps(after=100.0)
+    assert not of(ReclaimNodes, site.said)
+
+
+def refusing(site, owner, polls=240, every=15.0):
+    """Polls at which leases come up for everybody but ``owner``; the mean number of nodes of
+    Alice's job.
+    """
+    held = 0
+    for _ in range(polls):
+        site.do(
+            *(
+                NodeLost(name)
+                for name, node in list(site.controller.nodes.items())
+                if node.gone_at is not None
+            )
+        )
+        free = [n for n in NODES if n not in site.controller.nodes]
+        said = site.gaps(*free, after=every - 2 * SETTLE)
+        for name, nodes in asked(said).items():
+            site.do(
+                *(
+                    LeaseNotTaken(n, owner) if name == owner else NodeJoined(n, owner=name)
+                    for n in nodes
+                )
+            )
+        held += len(site.nodes("a"))
+    return held / polls
+
+
+def test_a_user_whose_leases_are_always_refused_does_not_take_the_nodes_from_the_others():
+    site = holding_all()
+    site.do(job("b", 1, 6, owner="bob"))
+    assert refusing(site, "bob") > 5.0
+    assert len(of(ReclaimNodes, site.said)) < 20
+
+
+def test_a_user_who_was_refused_for_a_while_gets_nodes_again():
+    site = holding_all()
+    site.do(job("b", 1, 6, owner="bob"))
+    refusing(site, "bob", polls=40)
+    assert refusing(site, "nobody", polls=60) < 5.0
+    assert len(site.nodes("b")) == 3
+
+
+def test_a_node_on_which_one_users_job_breaks_is_still_good_for_another():
+    site = Site()
+    site.do(job("a", 1, 1, owner="alice"))
+    site.joins("alice", "n0")
+    site.do(NodeRejected("n0"))
+    assert not asked(site.gaps("n0", after=5.0))
+    assert asked(site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")) == {"bob": ["n0"]}
+
+
+def test_owners_have_their_jobs_admitted_turn_by_turn():
+    site = Site(max_running=2)
+    site.do(
+        *(JobSubmitted(f"a{i}", 1, 1, owner="alice") for i in range(3)),
+        JobSubmitted("b0", 1, 1, owner="bob"),
+    )
+    wanted = asked(site.gaps(*NODES))
+    assert {owner: len(nodes) for owner, nodes in wanted.items()} == {"alice": 1, "bob": 1}
+    site.joins("alice", *wanted["alice"])
+    site.joins("bob", *wanted["bob"])
+    assert site.nodes("a0")
+    assert site.nodes("b0")
+    wanted_next = asked(site.do(JobCompleted("b0")))
+    assert [len(nodes) for nodes in wanted_next.values()] == [1]
+    assert set(wanted_next) == {"alice"}
+    assert site.nodes("a1") == (), "Bob's node is not hers"
+    site.gaps(after=60.0)
+    assert of(ReleaseLeases, site.said) == [ReleaseLeases(tuple(wanted["bob"]))]
+
+
+def test_adopted_nodes_of_another_owner_are_not_the_jobs():
+    site = Site()
+    site.controller.hold(10.0)
+    site.do(
+        job("a", 1, 8, owner="alice"),
+        NodeJoined("n0", job="a", owner="bob"),
+        NodeJoined("n1", job="a", owner="alice"),
+    )
+    site.do(Tick(), after=20.0)
+    assert site.nodes("a") == ("n1",)
+    assert not of(Suspend, site.said)
+
+
+@pytest.mark.parametrize(
+    ("node_class", "owner"), [("default", ""), ("gpu", "alice"), ("a b", "x-y_z$")]
+)
+def test_a_pool_is_a_class_and_an_owner(node_class, owner):
+    name = pool(node_class, owner)
+    assert (class_of(name), owner_of(name)) == (node_class, owner)
+    assert owner or name == node_class
+
+
+def test_pools_added_up():
+    nodes = {
+        pool("gpu", "alice"): 2,
+        pool("gpu", "bob"): 3,
+        pool("cpu", "bob"): 4,
+        pool("cpu", "carol"): 0,
+    }
+    assert by_class(nodes) == {"gpu": 5, "cpu": 4}
+    assert {owner: largest(nodes, owner) for owner in ("alice", "bob", "carol", "dave")} == {
+        "alice": 2,
+        "bob": 4,
+        "carol": 0,
+        "dave": 0,
+    }

@@ -1,0 +1,45 @@
+"""Which phase a job is in, from the batch sizes of its reports."""
+
+from malletrain.core.phases import WINDOW, PhaseTracker
+
+
+def feed(tracker, nodes, batch, times=2 * WINDOW):
+    for _ in range(times):
+        tracker.feed(nodes, batch)
+    return tracker.phase
+
+
+def test_the_short_last_step_of_an_epoch_is_no_phase():
+    tracker = PhaseTracker()
+    for _ in range(20):
+        feed(tracker, 3, 128.0, 6)
+        tracker.feed(3, 29.0)
+    assert tracker.phase == "default"
+
+
+def test_another_batch_at_the_same_scale_is_another_phase_and_the_way_back_is_found():
+    tracker = PhaseTracker()
+    feed(tracker, 3, 128.0)
+    assert feed(tracker, 3, 256.0) == "batch x2"
+    assert feed(tracker, 3, 128.0) == "default"
+
+
+def test_a_batch_per_node_is_one_phase_at_all_scales():
+    tracker = PhaseTracker()
+    assert [feed(tracker, k, 32.0 * k) for k in (4, 3, 2, 4)] == ["default"] * 4
+    assert feed(tracker, 4, 64.0 * 4) == "batch x2"
+    assert feed(tracker, 2, 64.0 * 2) == "batch x2"
+    assert feed(tracker, 2, 32.0 * 2) == "default"
+
+
+def test_after_a_restart_it_goes_on_in_the_phase_it_was_in():
+    tracker = PhaseTracker("batch x2")
+    assert feed(tracker, 2, 64.0) == "batch x2"
+    assert feed(tracker, 2, 32.0) == "default"
+
+
+def test_a_few_odd_reports_and_none_at_all_decide_nothing():
+    tracker = PhaseTracker("batch xnonsense")
+    feed(tracker, 2, 64.0)
+    feed(tracker, 2, 640.0, 3)
+    assert feed(tracker, 2, 0.0) == "batch xnonsense"

@@ -1,0 +1,101 @@
+"""From a configuration file to what the scavenger of PBS is told."""
+
+from pathlib import Path
+
+import pytest
+
+from malletrain.config.model import ConfigError, load_config, parse_config
+from malletrain.daemon.backends import backend
+from malletrain.daemon.batch import pbs_settings
+from scavenger.interface import SchedulerError
+from scavenger.pbs.scavenger import PbsScavenger
+
+SITES = Path(__file__).parents[3] / "site-configs"
+
+
+def config(tmp_path, pbs="", gaps=""):
+    text = (
+        f'[daemon]\nstate_dir = "{tmp_path}/state"\n[scheduler]\nkind = '
+        f'"pbs"\n[scheduler.pbs]\n{pbs}\n[gaps]\n{gaps}\n'
+    )
+    return parse_config(text)
+
+
+def test_defaults(tmp_path):
+    made = pbs_settings(config(tmp_path, 'queue = "low"'))
+    assert made.lease.queue == "low"
+    assert made.lease.resources == ("ncpus", "ngpus", "mem")
+    assert made.lease.place == "pack:exclhost"
+    assert made.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
+    assert made.lease.rerunnable == "auto"
+    assert made.output_dir == tmp_path / "state" / "leases"
+    assert made.wanted_grace_s == 15.0
+    assert "#MALLETRAIN-LEASE" in made.template
+    assert made.template.rstrip().endswith('exec "$@"')
+
+
+def test_what_a_site_may_want(tmp_path):
+    pbs = """
+    mode = "backfill"
+    account = "a1"
+    project = "p"
+    resources = []
+    select = "system=polaris"
+    place = "scatter:excl"
+    options = ["-l", "filesystems=home:eagle"]
+    rerunnable = "yes"
+    grace = "20 s"
+    keep_output = false
+    submit_as = ["sudo", "-n", "-u", "{owner}", "--"]
+    """
+    made = pbs_settings(config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]'))
+    assert made.backfill
+    assert (made.time_min_s, made.grace_s, made.output_dir) == (300.0, 20.0, None)
+    assert (made.lease.resources, made.lease.select, made.lease.place) == (
+        (),
+        "system=polaris",
+        "scatter:excl",
+    )
+    assert made.lease.options == ("-l", "filesystems=home:eagle")
+    assert made.lease.rerunnable == "yes"
+    assert made.rules.features == {"gpu_type=a100"}
+    assert made.rules.exclude == {"n1", "n2"}
+
+
+@pytest.mark.parametrize(
+    ("pbs", "key", "words"),
+    [
+        ('submit_as = ["sudo"]', "scheduler.pbs.submit_as", "must hold {owner}"),
+        ('rerunnable = "maybe"', "scheduler.pbs.rerunnable", '"auto"'),
+        ("time_limit = 5", "scheduler.pbs.time_limit", "5 has no unit"),
+        ('partition = "x"', "scheduler.pbs.partition", ""),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_key(tmp_path, pbs, key, words):
+    with pytest.raises(ConfigError) as error:
+        config(tmp_path, pbs)
+    [problem] = error.value.problems
+    assert problem.key.startswith(key)
+    assert words in problem.message
+
+
+def test_the_backend(tmp_path, monkeypatch):
+    made = config(tmp_path)
+    one = backend(made)
+    assert isinstance(one.connect(made), PbsScavenger)
+    assert one.grace_s(made) == 10.0
+    one.prepare(made)
+    assert (Path(made.state_dir) / "leases").is_dir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = list(one.check(made))
+    assert "cannot reach the daemon at 127.0.0.1:0" in found[0][1]
+    assert "qstat is not installed" in found[1][1]
+    with pytest.raises(SchedulerError, match="cannot be read"):
+        pbs_settings(config(tmp_path, 'script = "/no/such"'))
+
+
+@pytest.mark.parametrize("name", ["pbs.toml", "polaris.toml"])
+def test_the_sites_that_come_with_it(name, tmp_path):
+    made = load_config(SITES / name)
+    assert made.scheduler.kind == "pbs"
+    assert pbs_settings(made).lease.queue == "preemptable"

@@ -1,0 +1,123 @@
+"""From a configuration file to what the scavenger of Slurm is told."""
+
+from pathlib import Path
+
+import pytest
+
+from malletrain.config.model import ConfigError, parse_config
+from malletrain.daemon.backends import backend
+from malletrain.daemon.batch import slurm_settings
+from malletrain.identity.keys import KeyRing
+from scavenger.interface import SchedulerError
+from scavenger.slurm.scavenger import SlurmScavenger
+
+LEAST = '[daemon]\nstate_dir = "{state}"\n[scheduler]\nkind = "slurm"\n'
+
+
+def config(tmp_path, slurm="", gaps="", daemon=""):
+    text = LEAST.format(state=tmp_path / "state").replace("[scheduler]", f"{daemon}\n[scheduler]")
+    return parse_config(f"{text}[scheduler.slurm]\n{slurm}\n[gaps]\n{gaps}\n")
+
+
+def test_defaults(tmp_path):
+    made = slurm_settings(config(tmp_path, 'partition = "low"'))
+    assert made.lease.partition == "low"
+    assert made.lease.exclusive
+    assert made.time_limit_s == 12 * 3600
+    assert made.time_min_s is None, "Slurm need not fit a lease in where it can preempt it"
+    assert made.grace_s is None
+    assert made.output_dir == tmp_path / "state" / "leases"
+    assert made.idle_for_s is None
+    assert made.wanted_grace_s == 15.0
+    assert "#MALLETRAIN-LEASE" in made.template
+    assert made.template.rstrip().endswith('exec "$@"')
+
+
+def test_what_a_site_may_want(tmp_path):
+    slurm = """
+    mode = "backfill"
+    qos = "low"
+    gres = "gpu:4"
+    exclusive = false
+    options = ["--licenses=a b"]
+    time_min = "10 min"
+    grace = "20 s"
+    submit_as = ["sudo", "-n", "-u", "{owner}", "--"]
+    keep_output = false
+    """
+    gaps = """
+    nodes = ["n[1-3]", "m1"]
+    exclude = ["n2"]
+    features = ["ib"]
+    hours = ["sat-sun"]
+    reserve = 2
+    idle_for = "10 s"
+    hold = "4 s"
+    classes = ["a100"]
+    """
+    made = slurm_settings(config(tmp_path, slurm, gaps))
+    assert made.backfill
+    assert (made.lease.qos, made.lease.gres, made.lease.exclusive, made.lease.options) == (
+        "low",
+        "gpu:4",
+        False,
+        ("--licenses=a b",),
+    )
+    assert (made.time_min_s, made.grace_s, made.output_dir) == (600.0, 20.0, None)
+    assert made.rules.nodes == {"n1", "n2", "n3", "m1"}
+    assert made.rules.exclude == {"n2"}
+    assert made.rules.features == {"ib"}
+    assert made.rules.reserve == 2
+    assert len(made.rules.hours.spans) == 1
+    assert (made.idle_for_s, made.hold_s, made.node_classes) == (10.0, 4.0, ("a100",))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "gaps", "key", "words"),
+    [
+        ("", 'hours = ["always"]', "gaps.hours", "accepted is"),
+        ("", 'nodes = ["n[1-"]', "gaps.nodes", "no list of nodes"),
+        ("", 'features = "ib"', "gaps.features", "a list of texts"),
+        ('options = ["licenses=x"]', "", "scheduler.slurm.options", "is no option"),
+        ('submit_as = ["sudo"]', "", "scheduler.slurm.submit_as", "must hold {owner}"),
+        ('launch = "mpirun"', "", "scheduler.slurm.launch", '"auto"'),
+        ("grace = 5", "", "scheduler.slurm.grace", "5 has no unit"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_key(tmp_path, slurm, gaps, key, words):
+    with pytest.raises(ConfigError) as error:
+        config(tmp_path, slurm, gaps)
+    [problem] = error.value.problems
+    assert problem.key.startswith(key)
+    assert words in problem.message
+
+
+def test_the_tag_is_of_the_daemons_key(tmp_path):
+    made = config(tmp_path)
+    before = slurm_settings(made).tag
+    KeyRing(made.state_dir)
+    after = slurm_settings(made).tag
+    assert len(before) == len(after) == 8
+    assert before != after == slurm_settings(made).tag
+
+
+def test_a_batch_script_of_the_sites_own(tmp_path):
+    own = tmp_path / "own.sh"
+    own.write_text('#!/bin/bash\nmodule load python\n#MALLETRAIN-LEASE\nexec "$@"\n')
+    assert "module load" in slurm_settings(config(tmp_path, f'script = "{own}"')).template
+    with pytest.raises(SchedulerError, match="cannot be read"):
+        slurm_settings(config(tmp_path, 'script = "/no/such"'))
+
+
+def test_the_backend(tmp_path, monkeypatch):
+    made = config(tmp_path)
+    one = backend(made)
+    assert isinstance(one.connect(made), SlurmScavenger)
+    assert one.grace_s(made) == 30.0
+    one.prepare(made)
+    assert (Path(made.state_dir) / "leases").is_dir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = list(one.check(made))
+    assert "cannot reach the daemon at 127.0.0.1:0" in found[0][1]
+    assert "scontrol is not installed" in found[1][1]
+    assert len(list(one.check(config(tmp_path, daemon='listen = "tcp://0.0.0.0:0"')))) == 1

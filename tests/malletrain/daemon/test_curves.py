@@ -1,0 +1,219 @@
+"""Which curve a new job starts with, and what is kept of each job for the next of its kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from jpa import MeasuredCurve, RescaleCosts
+from malletrain.core.controller import Controller
+from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
+from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
+from malletrain.daemon.curves import Curves
+from malletrain.protocol import messages
+from malletrain.store.schema import CurveRow, JobRow
+from malletrain.store.store import Store
+
+
+class Clock:
+    time = 100.0
+
+    def now(self):
+        self.time += 1
+        return self.time
+
+
+def curve_of(rates):
+    curve = MeasuredCurve()
+    for nodes, rate in rates.items():
+        curve = curve.with_measurement(nodes, rate, 0.02 * rate, 1.0)
+    return curve
+
+
+MEASURED = ScalingModel(
+    curve_of({1: 100.0, 2: 190.0, 4: 340.0}),
+    RescaleCosts().observe("up", 3.0),
+    True,
+    "measured",
+    "All sizes.",
+    5.0,
+)
+
+
+@pytest.fixture
+def curves(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path}/m.db") as store:
+        (tmp_path / "train.py").write_text("print(1)\n")
+        made = Curves(store, Clock(), Controller(), RescaleCosts())
+        made.store, made.script = store, str(tmp_path / "train.py")
+        yield made
+
+
+def spec(curves, *args, **more):
+    return messages.JobSpec(
+        "a", "ada", curves.script, "/", "python", tuple(args), min_nodes=1, max_nodes=4, **more
+    )
+
+
+def new(curves, job, *args, **more):
+    """Submit a job; what it starts with."""
+    made = spec(curves, *args, **more)
+    curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
+    return curves.begin(job, made), made
+
+
+def test_the_first_of_its_kind_starts_with_nothing(curves):
+    learned, _ = new(curves, "j1")
+    assert learned is None
+    assert curves.store.profile("j1").key
+
+
+def test_a_resubmitted_job_inherits_and_is_a_little_less_sure(curves):
+    _, made = new(curves, "j1", "--lr", "0.1", "--layers", "3")
+    curves.keep("j1", made, MEASURED)
+    learned, _ = new(curves, "j2", "--layers=3", "--lr", "0.2")
+    assert learned is not None
+    assert learned.curve.measured_sizes == (1, 2, 4)
+    assert learned.curve.estimate(4)[0] == pytest.approx(340.0)
+    assert learned.curve.estimate(4)[1] > MEASURED.curve.estimate(4)[1]
+    assert learned.costs.up == (3.0,)
+    assert not learned.profiled
+
+
+@pytest.mark.parametrize("other", [("--layers", "4"), ("--layers", "3", "more")])
+def test_other_arguments_are_another_kind(curves, other):
+    _, made = new(curves, "j1", "--layers", "3")
+    curves.keep("j1", made, MEASURED)
+    assert new(curves, "j2", *other)[0] is None
+
+
+def test_another_number_of_processes_or_another_script_is_another_kind(curves):
+    _, made = new(curves, "j1")
+    curves.keep("j1", made, MEASURED)
+    assert new(curves, "j2", nproc_per_node=2)[0] is None
+    with open(curves.script, "a") as file:
+        file.write("print(2)\n")
+    assert new(curves, "j3")[0] is None
+
+
+def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
+    _, made = new(curves, "j1", "--layers", "3", profile_key="sweep")
+    curves.keep("j1", made, MEASURED)
+    learned, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
+    assert learned.curve.measured_sizes == ()
+    assert learned.known
+    rate, std = learned.curve.estimate(4)
+    assert rate == pytest.approx(340.0, rel=0.05)
+    assert std > 0.2 * rate
+
+
+def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves):
+    _, made = new(curves, "j1", "--layers", "3")
+    curves.described("j1", made, {"parameters": 1_000_000, "flops_per_sample": None})
+    curves.keep("j1", made, MEASURED)
+    learned, other = new(curves, "j2", "--layers", "4")
+    assert learned is None
+    suggested = curves.described("j2", other, {"parameters": 1_200_000, "flops_per_sample": None})
+    assert suggested is not None
+    assert 200 < suggested.curve.estimate(4)[0] < 340
+    assert (
+        curves.described("j2", other, {"parameters": 1_200_000, "flops_per_sample": None}) is None
+    ), "every rank says it"
+    assert curves.described("j2", other, {"parameters": "many", "flops_per_sample": -1.0}) is None
+
+
+def test_a_restart_finds_what_the_job_knew(curves):
+    _, made = new(curves, "j1")
+    curves.keep("j1", made, MEASURED)
+    again = curves.begin("j1", made)
+    assert again.to_dict() == MEASURED.to_dict()
+
+
+def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curves):
+    kinds = {}
+    for job, args, key in (
+        ("j1", ("--lr", "1"), ""),
+        ("j2", ("--lr", "2"), ""),
+        ("j3", ("--deep",), ""),
+        ("j4", (), "sweep"),
+    ):
+        _, made = new(curves, job, *args, profile_key=key)
+        kinds[job] = curves.kind(job, made)
+    assert kinds["j1"] == kinds["j2"] != ""
+    assert kinds["j3"] not in ("", kinds["j1"])
+    assert kinds["j4"] == ""
+
+
+def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
+    controller = curves._controller
+    for k in range(5):
+        controller.handle(NodeJoined(f"c{k}", "cpu" if k < 3 else "gpu"), 0.0)
+    _, made = new(curves, "j1")
+    assert curves.store.profile("j1").node_class == "cpu", "the usual class, until it runs"
+    controller.handle(JobSubmitted("j1", 1, 4), 0.0)
+    controller.jobs["j1"].nodes = ("c3", "c4")
+    curves.keep("j1", made, MEASURED)
+    row = curves.store.profile("j1")
+    assert row.node_class == "gpu"
+    assert curves.store.curve(row.key).node_class == "gpu"
+    assert new(curves, "j2")[0] is None, "on the usual class nothing is known"
+    for k in range(3):
+        controller.handle(NodeLost(f"c{k}"), 1.0)
+    learned, _ = new(curves, "j3")
+    assert learned is not None
+    assert learned.curve.measured_sizes == (1, 2, 4)
+
+
+def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):
+    _, made = new(curves, "j1")
+    half = ScalingModel(curve_of({4: 340.0}))
+    curves.keep("j1", made, half)
+    assert curves.begin("j1", made).curve.measured_sizes == (4,)
+    assert new(curves, "j2")[0] is None
+
+
+@pytest.mark.parametrize(
+    "damage", [{"curve": {"version": 99}}, {"curve": {}}, {"x": 1}, {"curve": [1]}, {"curve": None}]
+)
+def test_a_damaged_curve_is_as_none(curves, damage):
+    _, made = new(curves, "j1")
+    key = curves.store.profile("j1").key
+    curves.store.put_curve(CurveRow(key, "default", 1, damage, "j1", 1.0))
+    assert new(curves, "j2")[0] is None
+    assert made.min_nodes == 1
+
+
+def test_interruptions_and_reasons_are_kept(curves):
+    new(curves, "j1")
+    curves.interrupted("j1", {"by": "j2", "before": 4, "nodes": 2})
+    curves.waits("j1", "It needs 2 nodes more.")
+    row = curves.store.profile("j1")
+    assert [(i["by"], i["before"], i["nodes"]) for i in row.interruptions] == [("j2", 4, 2)]
+    assert row.waits == "It needs 2 nodes more."
+    curves.keep("j1", spec(curves), MEASURED)
+    assert curves.store.profile("j1").waits == ""
+
+
+def test_a_script_that_cannot_be_read_has_a_key_all_the_same(curves):
+    made = messages.JobSpec("a", "ada", "/does/not/exist.py", "/", "python")
+    curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
+    assert curves.begin("j1", made) is None
+    assert len(curves.store.profile("j1").key) == 32
+
+
+def test_many_sizes_are_handed_to_the_planner_as_a_selection():
+    assert named(range(1, 9), ()) == list(range(1, 9))
+    for sizes in (range(1, 100_001), [k * 2 for k in range(1, 5000)]):
+        chosen = named(sizes, (14, 3, 200_000))
+        assert len(chosen) <= MOST_POINTS + 1
+        assert {chosen[0], chosen[-1]} == {min(sizes), max(sizes)}
+        assert 14 in chosen
+        assert set(chosen) <= set(sizes)
+
+
+def test_caution_counts_after_a_profile_only():
+    sizes = range(1, 5)
+    seen = ScalingModel(curve_of({1: 100.0}))
+    assert seen.bid_curve(sizes, 1.0).at(4) > 200
+    assert ScalingModel().bid_curve(sizes, 1.0) is None
+    cautious = MEASURED.bid_curve(sizes, 1.0)
+    assert cautious.at(3) < MEASURED.curve.estimate(3)[0]

@@ -1,0 +1,104 @@
+"""What strangers are answered: whatever they send, a reply."""
+
+import asyncio
+import threading
+from itertools import islice
+
+import pytest
+
+from malletrain.config.model import parse_config
+from malletrain.daemon.login import MOST_WAITING, STRANGER, Login
+from malletrain.identity.keys import KeyRing, new_pair
+from malletrain.identity.users import UsersError, login_payload
+from malletrain.protocol import messages
+
+KEY = new_pair().public
+
+
+class Believes:
+    """In place of MUNGE. Credentials are user names; ``go``: answers are given when this is set."""
+
+    def __init__(self, server):
+        self.server = server
+        self.go = threading.Event()
+        self.go.set()
+        self.together = self.most = 0
+
+    def user(self, credential, payload):
+        self.together += 1
+        self.most = max(self.most, self.together)
+        try:
+            assert self.go.wait(20)
+            assert payload.startswith(login_payload(self.server, ""))
+            if credential == "odd":
+                raise OSError(5, "of a kind that nobody thought of")
+            if not credential:
+                raise UsersError("That is nothing.")
+            return credential
+        finally:
+            self.together -= 1
+
+
+@pytest.fixture
+def door(tmp_path):
+    keys = KeyRing(tmp_path / "state", strangers=True)
+    settings = (
+        f'[daemon]\nstate_dir = "{tmp_path}/state"\nmunge = true\n[scheduler]\nkind = '
+        '"slurm"\n[scheduler.slurm]\n'
+    )
+    made = Login(
+        parse_config(settings + 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]\n'), keys
+    )
+    made._munge = Believes(keys.server.public)
+    return made
+
+
+def login(door, credential, key=KEY):
+    return door.answer(key, messages.Request("r1", "login", {"credential": credential}))
+
+
+def test_who_is_believed_becomes_a_user(door):
+    reply = asyncio.run(login(door, "ann"))
+    assert (reply.ok, reply.data) == (True, {"user": "ann"})
+    assert door._keys.identity(KEY) == "client:ann"
+
+
+def test_strangers_are_told_what_to_do(door):
+    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "submit", {})))
+    assert (reply.ok, reply.code, reply.data) == (False, STRANGER, {"munge": True})
+
+
+@pytest.mark.parametrize(
+    ("params", "code", "words"),
+    [
+        ({}, None, "That is nothing"),
+        ({"credential": ""}, None, "That is nothing"),
+        ({"credential": "odd"}, "internal", "could not check your credential"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_reply(door, params, code, words):
+    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "login", params)))
+    assert not reply.ok
+    assert (reply.code or None) == code
+    assert words in reply.error
+    assert door._keys.identity(KEY) == f"stranger:{KEY}"
+    assert asyncio.run(login(door, "ann")).ok, "others come in still"
+
+
+def test_one_credential_is_checked_at_a_time_and_few_wait(door):
+    async def crowd():
+        door._munge.go.clear()
+        asked = [asyncio.ensure_future(login(door, f"u{i}", new_pair().public)) for i in range(100)]
+        refused = [
+            await answer for answer in islice(asyncio.as_completed(asked), 100 - MOST_WAITING - 1)
+        ]
+        door._munge.go.set()
+        return refused, await asyncio.gather(*asked)
+
+    refused, replies = asyncio.run(asyncio.wait_for(crowd(), 30))
+    assert {reply.error for reply in refused} == {
+        "Too many users are just logging in; try again in a moment."
+    }
+    assert sum(reply.ok for reply in replies) == MOST_WAITING + 1
+    assert door._munge.most == 1
+    assert asyncio.run(login(door, "ann")).ok

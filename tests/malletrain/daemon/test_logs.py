@@ -1,0 +1,95 @@
+import json
+import logging
+import re
+
+import pytest
+import structlog
+
+from malletrain.daemon import logs
+
+
+@pytest.fixture
+def written(capsys):
+    """What was logged so far, as a function."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield lambda: capsys.readouterr().err
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_lines_for_people(written):
+    logs.configure("info", "text")
+    log = logs.get_logger(node="n07").bind(job="j3")
+    log.debug("not shown")
+    log.warning("node lost", notice=False, after=1.23456789, why="a b", empty="")
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} warning node lost  job=j3 node=n07 "
+        r"after=1\.23457 empty='' notice=false why='a b'\n",
+        written(),
+    )
+
+
+def test_lines_for_a_collector(written):
+    logs.configure("debug", "json")
+    logs.get_logger(lease="l1").debug("taken", path=json, n=3)
+    entry = json.loads(written())
+    assert (entry["event"], entry["level"], entry["lease"], entry["n"]) == (
+        "taken",
+        "debug",
+        "l1",
+        3,
+    )
+    assert entry["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize("fmt", logs.FORMATS)
+def test_exceptions_are_written_without_the_values_of_variables(written, fmt):
+    logs.configure("info", fmt)
+    try:
+        secret = "pass" + "word-1"
+        int(secret[:0] or "x")
+    except ValueError:
+        logs.get_logger().exception("it broke")
+    text = written()
+    assert "ValueError" in text
+    assert "it broke" in text
+    assert "password-1" not in text
+    if fmt == "json":
+        assert len(text.splitlines()) == 1
+
+
+def test_libraries_take_the_same_way_and_are_quieter(written):
+    logs.configure("info", "json")
+    logging.getLogger("alembic.runtime").info("not shown")
+    logging.getLogger("some.library").warning("told %s", "once")
+    entry = json.loads(written())
+    assert (entry["event"], entry["level"], entry["logger"]) == (
+        "told once",
+        "warning",
+        "some.library",
+    )
+
+
+def test_a_value_cannot_forge_a_line(written):
+    logs.configure("info", "text")
+    logs.get_logger().info("script said", text="x\n2026-01-01 error all is lost")
+    assert len(written().splitlines()) == 1
+
+
+def test_configured_twice_each_line_comes_once(written):
+    logs.configure("info", "text")
+    logs.configure("error", "text")
+    logging.getLogger("x").error("once")
+    logs.get_logger().info("not shown")
+    assert len(written().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("level", "fmt"), [("loud", "text"), ("info", "xml")])
+def test_unknown_words_are_refused(level, fmt):
+    with pytest.raises(
+        ValueError,
+        match="Log level is one of debug, info, warning, error and format one of text, json",
+    ):
+        logs.configure(level, fmt)

@@ -1,0 +1,112 @@
+import socket
+import urllib.request
+
+import pytest
+
+from malletrain.daemon.metrics import JOB_STATES, Metrics, MetricsError
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"malletrain_{name}", labels)
+
+
+def test_gauges_show_what_was_said_last():
+    metrics = Metrics()
+    metrics.nodes(training=4, free=1, leaving=2)
+    metrics.nodes(training=3, free=0, leaving=0)
+    metrics.jobs({"running": 2, "queued": 5})
+    metrics.jobs({"running": 1})
+    metrics.polled(1e9, idle_nodes=7)
+    assert [value(metrics, "leased_nodes", use=use) for use in ("training", "free", "leaving")] == [
+        3,
+        0,
+        0,
+    ]
+    assert [value(metrics, "jobs", state=state) for state in JOB_STATES] == [0, 0, 1, 0, 0, 0, 0]
+    assert value(metrics, "idle_nodes") == 7
+    assert value(metrics, "last_poll_timestamp_seconds") == 1e9
+
+
+def test_counters_count():
+    metrics = Metrics()
+    metrics.samples(10)
+    metrics.samples(0)
+    metrics.samples(5)
+    metrics.preemption(notice=True)
+    metrics.lease_requested(3)
+    metrics.lease_ended("preempted")
+    metrics.invalid_message("agent")
+    metrics.poll_failed()
+    metrics.node_seconds("training", 2.5)
+    assert value(metrics, "samples_total") == 15
+    assert value(metrics, "preemptions_total", notice="yes") == 1
+    assert value(metrics, "preemptions_total", notice="no") == 0
+    assert value(metrics, "leases_requested_total") == 3
+    assert value(metrics, "leases_ended_total", reason="preempted") == 1
+    assert value(metrics, "invalid_messages_total", sender="agent") == 1
+    assert value(metrics, "poll_failures_total") == 1
+    assert value(metrics, "node_seconds_total", use="training") == 2.5
+
+
+def test_histograms():
+    metrics = Metrics()
+    metrics.rescale("up", 4.0)
+    metrics.rescale("up", None)
+    metrics.plan(0.02, gap=0.001)
+    metrics.loop_lag(-0.5)
+    assert value(metrics, "rescales_total", kind="up") == 2
+    assert value(metrics, "rescale_seconds_count", kind="up") == 1
+    assert value(metrics, "rescale_seconds_bucket", kind="up", le="5.0") == 1
+    assert value(metrics, "rescale_seconds_bucket", kind="up", le="3.0") == 0
+    assert value(metrics, "plan_seconds_count") == 1
+    assert value(metrics, "plan_gap") == 0.001
+    assert value(metrics, "event_loop_lag_seconds_sum") == 0
+
+
+def test_jobs_that_ended_are_shown_no_more():
+    metrics = Metrics()
+    metrics.job("j1", rate=120.0, nodes=4, samples=1e6)
+    metrics.job("j2", rate=60.0, nodes=2, samples=1e3)
+    assert value(metrics, "job_samples_per_second", job="j1") == 120.0
+    metrics.job_ended("j1")
+    metrics.job_ended("j1")
+    assert value(metrics, "job_samples_per_second", job="j1") is None
+    assert value(metrics, "job_nodes", job="j2") == 2
+
+
+def test_two_daemons_in_one_process_do_not_share_numbers():
+    one, two = Metrics(), Metrics()
+    one.poll_failed()
+    assert value(two, "poll_failures_total") == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_served_over_http_until_stopped(host):
+    metrics = Metrics()
+    metrics.started("0.1.0")
+    try:
+        port = metrics.serve(f"{host}:0")
+    except MetricsError:
+        if host == "[::1]":
+            pytest.skip("this machine has no IPv6 loopback")
+        raise
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'malletrain_info{version="0.1.0"} 1.0' in text
+    assert 'malletrain_jobs{state="suspended"} 0.0' in text
+    metrics.stop()
+    metrics.stop()
+    with socket.socket(socket.AF_INET6 if host == "[::1]" else socket.AF_INET) as probe:
+        assert probe.connect_ex((host.strip("[]"), port)) != 0
+
+
+def test_a_port_in_use_is_told():
+    first = Metrics()
+    port = first.serve("127.0.0.1:0")
+    try:
+        with pytest.raises(
+            MetricsError, match=f"cannot be served at 127.0.0.1:{port}: Address already in use"
+        ):
+            Metrics().serve(f"127.0.0.1:{port}")
+    finally:
+        first.stop()

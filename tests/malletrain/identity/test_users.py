@@ -1,0 +1,149 @@
+"""Who the users of a daemon are: the list, and MUNGE."""
+
+import os
+import subprocess
+
+import pytest
+
+from malletrain.identity.keys import new_pair, user_name
+from malletrain.identity.users import (
+    Munge,
+    Users,
+    UsersError,
+    login_payload,
+    parse_users,
+    read_users,
+)
+
+ADA, BOB = new_pair().public, new_pair().public
+
+
+def test_a_list(tmp_path):
+    text = (
+        f"# the group\n\nada {ADA}\n  bob\t{BOB}  # his laptop\nada "
+        f"{(second := new_pair().public)}\n"
+    )
+    assert parse_users(text) == {ADA: "ada", BOB: "bob", second: "ada"}
+    assert parse_users("") == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ada", "line 2: it must be a user name and a key"),
+        (f"{ADA} ada", "line 2"),
+        ("ada short", "line 2"),
+        (f"ada {BOB} and more", "line 2"),
+        (f"../ada {BOB}", "line 2"),
+        (f"bob {ADA}", "the key of bob is that of ada already"),
+    ],
+    ids=[
+        "no key",
+        "the other way round",
+        "a short key",
+        "more words",
+        "a path for a name",
+        "two users of one key",
+    ],
+)
+def test_a_wrong_line_is_told(line, words):
+    with pytest.raises(UsersError, match=words):
+        parse_users(f"ada {ADA}\n{line}\n")
+
+
+def test_a_list_that_others_could_have_written_is_not_believed(tmp_path, monkeypatch):
+    path = tmp_path / "users"
+    path.write_text(f"ada {ADA}\n")
+    path.chmod(0o664)
+    with pytest.raises(UsersError, match="can be written by others"):
+        read_users(path)
+    path.chmod(0o644)
+    assert read_users(path) == {ADA: "ada"}
+    os.chown(path, 12345, -1) if os.geteuid() == 0 else monkeypatch.setattr(
+        os, "geteuid", lambda: 12345
+    )
+    with pytest.raises(UsersError, match="can be written by others"):
+        read_users(path)
+
+
+def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("malletrain.identity.users.LOOK_EVERY_S", 0.0)
+    path = tmp_path / "users"
+    users = Users(path)
+    assert users.user_of(ADA) is None
+    assert "not there" in users.problem
+    path.write_text(f"ada {ADA}\n")
+    assert (users.user_of(ADA), users.user_of(BOB), users.problem) == ("ada", None, "")
+    path.write_text(f"ada {ADA}\nbob {BOB}\n")
+    assert users.user_of(BOB) == "bob"
+    path.write_text(f"ada {ADA}\nbob\n")
+    assert users.user_of(BOB) == "bob"
+    assert "line 2" in users.problem
+    path.write_text(f"bob {BOB}\n")
+    assert (users.user_of(ADA), users.problem) == (None, "")
+    path.unlink()
+    assert users.user_of(BOB) is None
+
+
+@pytest.fixture(scope="module")
+def munge(tmp_path_factory):
+    """A MUNGE service of this test's own."""
+    root = tmp_path_factory.mktemp("munge")
+    key, socket = root / "key", root / "socket"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    options = {
+        "socket": socket,
+        "key-file": key,
+        "pid-file": root / "pid",
+        "log-file": root / "log",
+        "seed-file": root / "seed",
+    }
+    argv = [
+        "munged",
+        "--foreground",
+        "--force",
+        *(f"--{name}={path}" for name, path in options.items()),
+    ]
+    service = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    for line in service.stderr:
+        if "work thread" in line:
+            break
+    yield Munge(str(socket))
+    service.terminate()
+    service.communicate()
+
+
+def test_munge_says_whose_a_credential_is(munge):
+    payload = login_payload(ADA, BOB)
+    credential = munge.credential(payload)
+    assert munge.user(credential, payload) == user_name()
+    with pytest.raises(UsersError, match="used before"):
+        munge.user(credential, payload)
+
+
+def test_a_credential_is_good_for_one_key_at_one_daemon(munge):
+    for other in (
+        login_payload(ADA, ADA),
+        login_payload(BOB, BOB),
+        "",
+        login_payload(ADA, BOB) + " ",
+    ):
+        with pytest.raises(UsersError, match="another purpose"):
+            munge.user(munge.credential(other), login_payload(ADA, BOB))
+
+
+@pytest.mark.parametrize(
+    "credential",
+    ["", "root", "MUNGE:AwQ:", "MUNGE:" + "A" * 10_000, "MUNGE:€", "MUNGE:\udc80", "MUNGE:\0"],
+)
+def test_what_is_no_credential(munge, credential):
+    with pytest.raises(UsersError, match=r"no credential|refused"):
+        munge.user(credential, "x")
+
+
+def test_without_the_service(tmp_path):
+    with pytest.raises(UsersError, match=r"munge refused: .*Failed to access"):
+        Munge(str(tmp_path / "none")).credential("x")

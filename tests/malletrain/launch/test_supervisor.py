@@ -1,0 +1,230 @@
+"""Nobody outlives the process they are tied to, whatever way it dies."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from malletrain.launch import supervisor
+from tests.malletrain.agent.node_side import alive, eventually, processes_with
+
+SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
+SLEEP = "import time; time.sleep(600)"
+# A script that starts a helper by double fork: no parent, no session of ours, deaf to SIGTERM.
+FAMILY = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """A mark in the environment of everything a test starts; what is left at its end is a failure
+    of the test.
+    """
+    mark = f"TETHER_TEST={tmp_path}"
+    yield mark
+    for pid in processes_with(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(mark, *command, **options):
+    name, _, value = mark.partition("=")
+    return subprocess.Popen(command, env={**os.environ, name: value}, **options)
+
+
+def middle_man(mark, tmp_path, *options_and_command):
+    """A process that starts a tethered one, as an agent does; returns it and the tethered pid."""
+    note = tmp_path / "child"
+    code = (
+        "import os, subprocess, sys, time\n"
+        "argv = [a.replace('PARENT', str(os.getpid())) for a in sys.argv[2:]]\n"
+        "child = subprocess.Popen(argv)\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    parent = start(
+        mark,
+        sys.executable,
+        "-c",
+        code,
+        str(note),
+        *SUPERVISOR,
+        "--parent",
+        "PARENT",
+        *options_and_command,
+    )
+    eventually(lambda: note.exists() and note.read_text(), "the tethered process starts")
+    return parent, int(note.read_text())
+
+
+def test_a_tethered_process_dies_with_its_parent(mark, tmp_path):
+    parent, child = middle_man(mark, tmp_path, "--", sys.executable, "-c", SLEEP)
+    eventually(
+        lambda: SLEEP in Path(f"/proc/{child}/cmdline").read_text(),
+        "the command runs in place of the tether",
+    )
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive(child), "the tethered process is gone")
+
+
+def test_nothing_starts_when_the_parent_is_gone_already(tmp_path):
+    result = subprocess.run(
+        [*SUPERVISOR, "--parent", "1", "--", "touch", str(tmp_path / "started")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "is gone; nothing is started" in result.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_command_that_cannot_be_run_is_named(tmp_path):
+    result = subprocess.run(
+        [*SUPERVISOR, "--", "/no/such/program"], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (
+        127,
+        "The command cannot be run: /no/such/program: No such file or directory.\n",
+    )
+
+
+@pytest.mark.parametrize("argv", [[], ["--parent", "1"], ["--wrong", "x", "--", "true"]])
+def test_wrong_options_are_refused(argv):
+    assert subprocess.run([*SUPERVISOR, *argv], capture_output=True, check=False).returncode == 2
+
+
+def test_output_is_appended_to_a_file_per_rank_and_round(tmp_path):
+    environment = {**os.environ, "MALLETRAIN_GENERATION": "7", "RANK": "3"}
+    (tmp_path / supervisor.rank_log_name(7, 3)).write_text("before\n")
+    command = [
+        *SUPERVISOR,
+        "--per-rank-log",
+        str(tmp_path),
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2",
+    ]
+    subprocess.run(command, env=environment, check=True)
+    assert (tmp_path / "g7-rank3.log").read_text() == "before\nout\nerr\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("raise SystemExit(5)", 5), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_a_keeper_ends_as_its_command_did(code, expected):
+    assert (
+        subprocess.run(
+            [*SUPERVISOR, "--keep", "--", sys.executable, "-c", code], check=False
+        ).returncode
+        == expected
+    )
+
+
+def test_a_keeper_passes_sigterm_on(mark):
+    keeper = start(mark, *SUPERVISOR, "--keep", "--", sys.executable, "-c", SLEEP)
+    eventually(lambda: len(processes_with(mark)) == 2, "keeper and command run")
+    keeper.terminate()
+    assert keeper.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("victim", ["command", "parent"])
+def test_a_keeper_leaves_no_double_forked_process_behind(mark, tmp_path, victim):
+    note = tmp_path / "helper"
+    parent, keeper = middle_man(
+        mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(note)
+    )
+    eventually(lambda: note.exists() and note.read_text(), "the helper runs")
+    helper = int(note.read_text())
+    assert helper in supervisor.descendants(keeper)
+    if victim == "command":
+        [command] = [
+            pid
+            for pid, (above, _) in supervisor.process_table().items()
+            if above == keeper and pid != helper
+        ]
+        os.kill(command, signal.SIGKILL)
+        eventually(lambda: processes_with(mark) == [parent.pid], "only the parent is left")
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not processes_with(mark), "nobody is left")
+
+
+def test_descendants_pass_through_zombies():
+    table = {1: (0, "S"), 5: (1, "S"), 6: (5, "Z"), 7: (6, "S"), 8: (1, "S")}
+    assert sorted(supervisor.descendants(5, table)) == [7]
+    assert sorted(supervisor.descendants(1, table)) == [5, 7, 8]
+
+
+def test_a_tether_is_quick_to_start():
+    """Not a limit in time: it must not import what is not needed (each worker of each round pays
+    for it).
+    """
+    shown = subprocess.run(
+        [sys.executable, "-I", "-S", "-X", "importtime", supervisor.__file__, "--", "true"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    modules = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
+    assert not modules & {
+        "subprocess",
+        "argparse",
+        "re",
+        "logging",
+        "asyncio",
+        "malletrain",
+        "zmq",
+        "pathlib",
+        "typing",
+    }
+
+
+def test_a_keeper_whose_parent_is_suspended_leaves_the_node(mark, tmp_path):
+    helper = tmp_path / "helper"
+    parent, keeper = middle_man(
+        mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper)
+    )
+    eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
+    os.kill(parent.pid, signal.SIGSTOP)
+    try:
+        eventually(
+            lambda: not alive(int(helper.read_text())),
+            "the family is gone while the parent stands still",
+        )
+        assert supervisor.is_stopped(parent.pid)
+    finally:
+        os.kill(parent.pid, signal.SIGCONT)
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive(keeper), "the keeper has ended")
+
+
+def test_a_short_stop_is_no_suspension(mark, tmp_path):
+    helper = tmp_path / "helper"
+    parent, _ = middle_man(
+        mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper)
+    )
+    eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
+    os.kill(parent.pid, signal.SIGSTOP)
+    eventually(lambda: supervisor.is_stopped(parent.pid), "it stands still")
+    os.kill(parent.pid, signal.SIGCONT)
+    eventually(lambda: not supervisor.is_stopped(parent.pid), "it goes on")
+    assert alive(int(helper.read_text()))
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not alive(int(helper.read_text())), "all are gone")

@@ -1,0 +1,202 @@
+"""What arrives from a socket: honest messages come through whole, forged ones are refused with a
+sentence.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import msgspec
+import pytest
+
+from malletrain.protocol import messages
+
+HONEST = [
+    messages.Hello(
+        "n1",
+        "l1",
+        "10.0.0.1",
+        77,
+        8,
+        "gpu a100",
+        12.5,
+        messages.Assignment("j1", "failed", 3, (messages.Failure(2, -9, 1.7e9, "Killed"),)),
+    ),
+    messages.Heartbeat("abcd1234-3", 10**10),
+    messages.Phase(
+        messages.Assignment("j1", "running", 4, address="tcp://10.0.0.1:4000"), "the last\nlines"
+    ),
+    messages.StoreUp("j1", 3, "n1", 65535),
+    messages.Drained("j1", 3, False, "No worker here takes snapshots."),
+    messages.Released("j1"),
+    messages.Leaving(0.0, "preempted"),
+    messages.Progress("j1", 3, 1023, 4_194_304, 1e12, 10**9, 4096.0, 1.7e9, 1.7e9),
+    messages.Mark("j1", 3, 0, "import", 1.7e9),
+    messages.Metric("j1", 0, "loss", -1e300),
+    messages.Notice(
+        "j1",
+        0,
+        "snapshot",
+        "",
+        {
+            "saved": True,
+            "path": "/tmp/s",
+            "bytes": 2**40,
+            "seconds": 0.5,
+            "samples": 1e9,
+            "steps": 3,
+        },
+    ),
+    messages.Notice("j1", 0, "profile", "", {"parameters": 70 * 10**9, "flops_per_sample": None}),
+    messages.LogChunk("j1", 3, "rank1023", "n1", 2**50, b"\0\xff"),
+    messages.LogChunk("j1", 0, "launcher", "n1", 0, b""),
+    messages.LogChunk("j1", 0, "service", "n1", 0, b""),
+    messages.Request("0123456789abcdef0123456789abcdef", "events", {"since": 0, "job": None}),
+]
+
+
+@pytest.mark.parametrize("message", HONEST, ids=lambda m: type(m).__name__)
+def test_what_is_sent_arrives(message):
+    assert messages.decode(messages.encode(message)) == message
+
+
+BIG = 2**64 - 1
+FORGED = [
+    ("hello", {"node": "n\x1fbob", "lease": "l1", "host": "h", "pid": 1}),
+    ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "node_class": "default\x1fbob"}),
+    ("hello", {"node": "n" * 256, "lease": "l1", "host": "h", "pid": 1}),
+    ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "leaving_in_s": math.nan}),
+    ("leaving", {"in_s": math.nan}),
+    ("leaving", {"in_s": math.inf}),
+    ("leaving", {"in_s": -1.0}),
+    ("phase", {"assignment": {"job": "j1", "phase": "failed", "generation": -1}}),
+    (
+        "phase",
+        {
+            "assignment": {
+                "job": "j1",
+                "phase": "failed",
+                "failures": [{"rank": BIG, "exitcode": 1, "time": 1.0}],
+            }
+        },
+    ),
+    (
+        "phase",
+        {
+            "assignment": {
+                "job": "j1",
+                "phase": "failed",
+                "failures": [{"rank": 1, "exitcode": 1, "time": math.nan}],
+            }
+        },
+    ),
+    ("phase", {"assignment": {"job": "j1", "phase": "x" * 65}}),
+    ("storeup", {"job": "j1", "generation": 1, "host": "h", "port": 65536}),
+    ("drained", {"job": "j1", "generation": 1, "saved": True, "sentence": "x" * 8193}),
+    *(
+        (
+            "progress",
+            {
+                "job": "j1",
+                "generation": 1,
+                "rank": 0,
+                "pid": 1,
+                "samples": 1.0,
+                "steps": 1,
+                "batch": 1.0,
+                "first": 1.0,
+                "last": 1.0,
+                **c,
+            },
+        )
+        for c in (
+            {"generation": BIG},
+            {"generation": -1},
+            {"rank": 2**63},
+            {"pid": BIG},
+            {"steps": BIG},
+            {"samples": math.nan},
+            {"samples": math.inf},
+            {"samples": 1e16},
+            {"samples": -1.0},
+            {"batch": math.nan},
+            {"first": -1.0},
+            {"last": math.inf},
+            {"job": "j" * 65},
+        )
+    ),
+    ("mark", {"job": "j1", "generation": 1, "rank": 0, "name": "n" * 65, "time": 1.0}),
+    ("metric", {"job": "j1", "rank": 0, "name": "loss", "value": math.nan}),
+    ("metric", {"job": "j1", "rank": 0, "name": "n" * 8193, "value": 1.0}),
+    *(
+        ("notice", {"job": "j1", "rank": 0, "kind": "snapshot", "sentence": "", "data": data})
+        for data in (
+            {"a": b"bytes"},
+            {"a": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)},
+            {"a": {"nested": 1}},
+            {"a": {(1, 2): 3}},
+            {1: 2},
+            {"a": BIG},
+            {"a": math.inf},
+            {"a": "x" * 8193},
+            {str(i): i for i in range(65)},
+        )
+    ),
+    *(
+        (
+            "logchunk",
+            {
+                "job": "j1",
+                "generation": 1,
+                "stream": "rank0",
+                "node": "n1",
+                "offset": 0,
+                "data": b"x",
+                **c,
+            },
+        )
+        for c in (
+            {"offset": BIG},
+            {"offset": -1},
+            {"generation": BIG},
+            {"stream": ".."},
+            {"stream": "rank"},
+            {"stream": "rank0\n"},
+            {"stream": "rank0/../x"},
+            {"stream": "rank٣"},
+            {"node": "n\0"},
+        )
+    ),
+    ("request", {"id": "x" * 65, "op": "jobs"}),
+    ("request", {"id": "x", "op": "o" * 65}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), FORGED, ids=lambda x: x if isinstance(x, str) else repr(x)[-60:]
+)
+def test_what_no_honest_process_sends_is_refused(kind, fields):
+    with pytest.raises(messages.WireError, match="does not fit the protocol"):
+        messages.decode([messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"type": "heartbeat", "boot": "b", "x" * 10**6: 1}, {"type": "x" * 10**6}],
+    ids=["field", "type"],
+)
+def test_what_was_wrong_is_said_in_few_words(message):
+    with pytest.raises(messages.WireError) as refused:
+        messages.decode([messages.PROTOCOL, msgspec.msgpack.encode(message)])
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [2**64, object(), "\udc80", "x" * messages.MAX_MESSAGE_BYTES],
+    ids=["large", "object", "surrogate", "long"],
+)
+def test_what_cannot_be_sent_is_said_so(data):
+    with pytest.raises(messages.WireError):
+        messages.encode(messages.Reply("1", True, data))

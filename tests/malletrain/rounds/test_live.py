@@ -1,0 +1,162 @@
+"""The rounds of a live job: who goes on when somebody is lost, who is told to give up which round,
+who is waited for.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.protocol.messages import Assignment, Failure
+from malletrain.rounds.actions import Broke, Formed, LeftOut, SaveRound, SendAbort, SendRelease
+from malletrain.rounds.live import MOST_JOINS, LiveRounds
+from malletrain.rounds.restart import Stage
+
+KILLED, RAISED, LOST_PEER, GAVE_UP = (
+    Failure(0, -9, 1.0),
+    Failure(0, 1, 1.0, "ValueError: oops"),
+    Failure(0, 1, 1.0, "RuntimeError: [pair.cc] Connection closed by peer"),
+    Failure(0, 75, 1.0),
+)
+
+
+class Live:
+    """A live job whose agents say what the test has them say."""
+
+    def __init__(self, *nodes: str, min_nodes: int = 1) -> None:
+        self.rounds = LiveRounds(min_nodes=min_nodes)
+        self.now = 10.0
+        self.rounds.move(nodes, self.now)
+        for node in nodes:
+            self.says(node, "ready", 0)
+        self.run()
+
+    def says(
+        self, node: str, phase: str, generation: int | None = None, *failures: Failure
+    ) -> list:
+        number = self.rounds.generation if generation is None else generation
+        return self.rounds.phase(node, Assignment("job", phase, number, failures), self.now)
+
+    def run(self) -> list:
+        """All members of the newest round come to run in it."""
+        actions = self.rounds.store_up(self.rounds.members[0], self.rounds.generation, "host", 1)
+        number = self.rounds.generation
+        for node in self.rounds.members:
+            actions += self.says(node, "running", number)
+        return actions
+
+    def fails(self, node: str, failure: Failure = KILLED) -> list:
+        return self.says(node, "failed", self.rounds.phases[node].generation, failure)
+
+
+def of(kind: type, actions: list) -> list:
+    return [a for a in actions if isinstance(a, kind)]
+
+
+def aborts(actions: list) -> set[tuple[str, int]]:
+    return {(a.node, a.generation) for a in of(SendAbort, actions)}
+
+
+def rounds(actions: list) -> list[tuple[str, ...]]:
+    return [a.members for a in of(SaveRound, actions)]
+
+
+def test_those_left_go_on_without_waiting_for_the_worker_that_failed():
+    live = Live("a", "b", "c")
+    assert live.rounds.stage is Stage.RUNNING
+    actions = live.fails("b")
+    assert aborts(actions) == {("a", 1), ("c", 1)}
+    assert rounds(actions) == [("a", "c")]
+    actions = live.run()
+    assert len(of(Formed, actions)) == 1
+    assert rounds(actions) == [("a", "c", "b")], (
+        "its worker is started and joins while the others train"
+    )
+    assert not aborts(actions)
+    assert of(Formed, live.run())
+    assert live.rounds.members == ("a", "c", "b")
+
+
+def test_a_lost_node_in_the_group_breaks_it_and_a_lost_joiner_does_not():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    assert live.rounds.members == ("a", "b", "c")
+    assert live.rounds.generation == 2
+    actions = live.rounds.gone("c", live.now)
+    assert aborts(actions) == {("a", 2), ("b", 2)}, (
+        "round 1, in which a and b train, is not concerned"
+    )
+    assert rounds(actions) == [("a", "b")]
+    actions = live.rounds.gone("b", live.now)
+    assert {("a", 1), ("a", 2), ("a", 3)} == aborts(actions)
+    assert rounds(actions) == [("a",)]
+
+
+def test_a_joiner_may_fail_a_few_times_before_its_node_is_left_out():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    for attempt in range(1, MOST_JOINS + 1):
+        before = live.rounds.generation
+        actions = live.says("c", "failed", 0, KILLED)
+        assert rounds(actions) == [("a", "b")]
+        assert live.rounds.generation == before + 1, (
+            "one round takes the place of the one that came to nothing"
+        )
+        assert bool(of(LeftOut, actions)) == (attempt == MOST_JOINS)
+        actions = live.run()
+        assert rounds(actions) == ([("a", "b", "c")] if attempt < MOST_JOINS else [])
+        live.rounds.phases.get("c")
+        if attempt < MOST_JOINS:
+            live.says("c", "ready", 0)  # started again for the round
+
+
+def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():
+    live = Live("a", "b")
+    assert not live.says("a", "lost")
+    due = live.rounds.next_wakeup()
+    assert due == live.now + live.rounds.settings.verdict_s
+    live.now = due
+    actions = live.rounds.tick(live.now)
+    assert aborts(actions) == {("a", 1), ("b", 1)}
+    assert rounds(actions) == [("a", "b")]
+    assert live.rounds.next_wakeup() != due
+    assert of(Formed, live.run())
+
+
+def test_nobody_waits_for_a_node_that_cannot_be_reached():
+    live = Live("a", "b", "c")
+    live.rounds.suspects.add("b")
+    actions = live.says("a", "lost")
+    assert aborts(actions) == {("a", 1), ("c", 1)}
+    assert rounds(actions) == [("a", "c")]
+    live.run()
+    assert live.rounds.members == ("a", "c")
+    live.rounds.suspects.discard("b")  # it was only its connection: it joins again
+    assert rounds(live.says("b", "lost", 1)) == [("a", "c", "b")]
+
+
+@pytest.mark.parametrize(
+    ("failure", "counts"), [(KILLED, False), (RAISED, True), (LOST_PEER, False), (GAVE_UP, False)]
+)
+def test_a_script_that_fails_by_itself_uses_up_a_try_while_the_others_go_on(failure, counts):
+    live = Live("a", "b")
+    actions = live.fails("b", failure)
+    assert bool(of(Broke, actions)) == counts
+    assert rounds(actions) == [("a",)]
+    assert live.rounds.stage is Stage.FORMING
+
+
+def test_leavers_are_released_when_the_others_have_left_the_old_group():
+    live = Live("a", "b", "c")
+    actions = live.rounds.move(("a", "b"), live.now)
+    assert rounds(actions) == [("a", "b")]
+    assert not of(SendRelease, actions)
+    assert [a.node for a in of(SendRelease, live.run())] == ["c"]
+
+
+def test_too_few_survivors_wait_for_a_plan():
+    live = Live("a", "b", min_nodes=2)
+    actions = live.rounds.gone("b", live.now)
+    assert aborts(actions) == {("a", 1)}, "nobody waits in the broken group"
+    assert not rounds(actions)

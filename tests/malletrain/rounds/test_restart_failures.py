@@ -1,0 +1,205 @@
+"""The rounds of one job when its workers fail: what is a failure of the job, and which cause is
+named.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.protocol.failures import by_cause, describe
+from malletrain.protocol.messages import Failure
+from malletrain.rounds.restart import (
+    Broke,
+    JobRounds,
+    SaveRound,
+    SendAssign,
+    SendRelease,
+    SendRound,
+)
+from tests.malletrain.rounds.rounds_tables import (
+    CLOSED,
+    SETTINGS,
+    STORE,
+    fails,
+    running,
+    says,
+    settle,
+)
+
+# --- workers that fail ---
+
+
+def test_a_crash_is_reported_after_the_verdict_with_the_first_cause():
+    r = running("a", "b", "c")
+    assert fails(r, 110.0, "c", rank=2, tail=f"first\n{CLOSED}", time=109.8) == []
+    assert (
+        fails(r, 110.1, "b", rank=1, tail="Traceback\nValueError: bad batch\n\n", time=109.9) == []
+    )
+    assert fails(r, 110.2, "a", rank=0, code=-15, tail="", time=109.7) == []
+    assert r.tick(111.9) == []
+    (broke,) = r.tick(112.0)
+    assert [f.rank for f in broke.failures] == [1, 0, 2]
+    assert broke.sentence == "Rank 1 exited with code 1. Its last line: ValueError: bad batch"
+    assert r.next_wakeup() is None
+
+
+def test_a_crash_is_reported_once_however_late_the_other_ranks_notice():
+    r = running("a", "b")
+    fails(r, 110.0, "b", rank=1)
+    assert len(r.tick(112.0)) == 1
+    assert fails(r, 114.0, "a", tail=CLOSED) == []
+    assert r.tick(130.0) == []
+    assert r.move(("a", "b"), 131.0) == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+    settle(r, 132.0, "a", "b")
+    fails(r, 140.0, "a")
+    assert len(r.tick(142.0)) == 1, "the next round's crash counts again"
+
+
+def test_a_crash_that_was_reported_is_not_reported_again_while_joiners_come_up():
+    r = running("a", "b")
+    fails(r, 110.0, "b", rank=1)
+    assert len(r.tick(112.0)) == 1
+    r.move(("a", "b", "c"), 112.0)
+    assert fails(r, 113.0, "a") == []
+    assert r.tick(126.9) == []
+    assert says(r, 126.9, "ready", "c")[0] == SaveRound(2, ("a", "b", "c"))
+
+
+def test_a_loss_while_joiners_come_up_shortens_the_wait_for_them():
+    r = running("a", "b", "c")
+    r.move(("a", "c", "d"), 110.0)
+    assert r.next_wakeup() == 170.0
+    r.gone("b", 111.0)
+    assert r.next_wakeup() == 126.0
+
+
+def test_a_crash_while_joiners_come_up_counts_too():
+    r = running("a")
+    r.move(("a", "b"), 110.0)
+    assert fails(r, 112.0, "a") == []
+    (broke,) = r.tick(114.0)
+    assert isinstance(broke, Broke)
+    assert r.move(("a", "b"), 114.0) == []
+    assert says(r, 115.0, "ready", "b")[0] == SaveRound(2, ("a", "b"))
+
+
+def test_a_launcher_that_ends_while_the_job_runs():
+    r = running("a", "b")
+    says(r, 110.0, "exited", "b")
+    (broke,) = r.tick(112.0)
+    assert "launcher ended on b" in broke.sentence
+    assert r.move(("a", "b"), 112.0) == [SendAssign("b")]
+    assert r.next_wakeup() == 127.0
+    assert says(r, 114.0, "ready", "b") == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+
+
+@pytest.mark.parametrize("first", ["failures", "loss"])
+def test_failures_because_of_a_lost_node_are_no_failure_of_the_job(first):
+    r = running("a", "b", "c")
+    if first == "failures":
+        fails(r, 110.0, "a", tail=CLOSED)
+        r.gone("b", 111.0)
+    else:
+        r.gone("b", 110.0)
+        fails(r, 111.0, "a", tail=CLOSED)
+    fails(r, 111.5, "c", tail=CLOSED)
+    assert r.tick(150.0) == []
+    assert r.next_wakeup() is None
+    assert r.move(("a", "c"), 151.0)[0] == SaveRound(2, ("a", "c"))
+
+
+def test_when_every_last_word_speaks_of_a_peer_the_news_of_a_loss_gets_more_time():
+    r = running("a", "b", "c")
+    fails(r, 110.0, "a", tail=CLOSED)
+    fails(r, 110.0, "c", tail=CLOSED)
+    assert r.tick(112.0) == []
+    assert r.next_wakeup() == 116.0
+    r.gone("b", 115.0)
+    assert r.tick(116.0) == []
+
+    r = running("a", "b")
+    fails(r, 110.0, "a", tail=CLOSED)
+    r.tick(112.0)
+    (broke,) = r.tick(116.0)
+    assert broke.sentence.startswith("Rank 0 exited with code 1")
+
+
+def test_while_an_agent_cannot_be_reached_there_is_no_verdict():
+    r = running("a", "b")
+    r.suspects.add("b")
+    fails(r, 110.0, "a")
+    assert r.tick(112.0) == []
+    assert r.next_wakeup() == 114.0
+    r.suspects.discard("b")
+    assert len(r.tick(114.0)) == 1
+
+    r = running("a", "b")
+    r.suspects.add("b")
+    fails(r, 110.0, "a")
+    r.tick(112.0)
+    r.gone("b", 113.0)
+    assert r.next_wakeup() is None
+
+
+def test_a_plan_that_comes_before_the_verdict_restarts_the_workers_anyway():
+    r = running("a", "b")
+    fails(r, 110.0, "a")
+    assert r.move(("a",), 111.0)[:2] == [SendRelease("b"), SaveRound(2, ("a",))]
+    assert r.tick(113.0) == []
+
+
+def test_who_does_not_join_the_round_in_time_is_named():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "ready", "a", "b")
+    r.store_up("a", 1, *STORE)
+    says(r, 2.0, "running", "a")
+    assert r.tick(61.0) == [Broke((), "b did not join the round within 60 s.")]
+    assert r.move(("a", "b"), 61.0) == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+
+
+def test_a_member_that_cannot_be_reached_gets_more_time_to_join():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "ready", "a", "b")
+    r.suspects.add("b")
+    assert r.tick(61.0) == []
+    assert r.next_wakeup() == 63.0
+
+
+def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "ready", "a", "b")
+    r.store_up("a", 1, *STORE)
+    says(r, 2.0, "running", "a")
+    assert fails(r, 2.5, "a") == []
+    assert says(r, 3.0, "running", "b") == []
+    (broke,) = r.tick(4.5)
+    assert isinstance(broke, Broke)
+
+
+# --- first causes ---
+
+
+@pytest.mark.parametrize(
+    ("failures", "sentence"),
+    [
+        (
+            [Failure(3, 1, 5.0, "a\nKeyError: 'x'\n")],
+            "Rank 3 exited with code 1. Its last line: KeyError: 'x'",
+        ),
+        ([Failure(0, -9, 5.0)], "Rank 0 was killed by signal 9."),
+        ([Failure(0, 1, 1.0, CLOSED), Failure(1, -9, 2.0)], "Rank 1 was killed by signal 9."),
+        (
+            [Failure(0, -15, 1.0, "x"), Failure(1, 1, 2.0, CLOSED)],
+            "Rank 0 was killed by signal 15. Its last line: x",
+        ),
+        (
+            [Failure(1, 7, 2.0, "later"), Failure(0, 7, 1.0, "sooner")],
+            "Rank 0 exited with code 7. Its last line: sooner",
+        ),
+    ],
+)
+def test_the_first_cause_in_one_sentence(failures, sentence):
+    assert describe(by_cause(failures)) == sentence

@@ -1,0 +1,253 @@
+"""The rounds of one job when nodes are lost, must be left in a hurry, or never come up."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.rounds.restart import (
+    Broke,
+    Formed,
+    JobRounds,
+    LeftOut,
+    SaveRound,
+    SendAssign,
+    SendDrain,
+    SendRelease,
+    SendRound,
+    Stage,
+)
+from tests.malletrain.rounds.rounds_tables import (
+    CLOSED,
+    SETTINGS,
+    STORE,
+    fails,
+    running,
+    says,
+    settle,
+)
+
+# --- a node is lost ---
+
+
+def test_survivors_and_ready_joiners_form_a_round_without_a_drain():
+    r = running("a", "b", "c")
+    r.move(("a", "b", "c", "d", "e"), 110.0)
+    says(r, 111.0, "ready", "d")
+    assert r.gone("a", 112.0) == []
+    fails(r, 112.5, "b", tail=CLOSED)
+    assert r.move(("b", "c", "d", "e"), 113.0) == [
+        SaveRound(2, ("b", "c", "d")),
+        SendRound("b", 2, 0, 3, None),
+    ]
+
+
+def test_those_that_are_left_after_a_loss_wait_for_no_joiner():
+    r = running("a", "b")
+    r.gone("b", 110.0)
+    assert r.move(("a", "c"), 111.0) == [
+        SendAssign("c"),
+        SaveRound(2, ("a",)),
+        SendRound("a", 2, 0, 1, None),
+    ]
+    assert r.tick(130.0) == []
+    assert says(r, 131.0, "running", "a") == [Formed(2, ("a",))]
+    assert r.stage is Stage.WARMING, "the joiner comes up while the others train"
+    assert says(r, 132.0, "ready", "c") == [SendDrain("a", 2, 1)]
+    assert SaveRound(3, ("a", "c")) in r.drained("a", 2, 133.0)
+
+
+def test_when_too_few_are_left_to_train_the_wait_for_joiners_is_long():
+    r = running("a", "b", low=2)
+    r.gone("b", 110.0)
+    r.move(("a", "c"), 111.0)
+    assert r.next_wakeup() == 171.0
+
+
+def test_a_loss_in_the_middle_of_a_drain_goes_straight_to_the_next_round():
+    r = running("a", "b", "c")
+    r.move(("a", "b", "c", "d"), 110.0)
+    says(r, 111.0, "ready", "d")
+    assert r.gone("b", 112.0) == [SaveRound(2, ("a", "c", "d")), SendRound("a", 2, 0, 3, None)]
+    assert r.move(("a", "c", "d"), 113.0) == [], "the plan that follows changes nothing"
+    assert settle(r, 114.0, "a", "c", "d").stage is Stage.RUNNING
+
+
+def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
+    r = running("a", "b")
+    r.move(("a",), 110.0, within_s=5.0)
+    assert r.gone("b", 111.0) == [SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
+
+
+def test_under_the_minimum_nothing_is_formed_and_nobody_is_blamed():
+    r = JobRounds(SETTINGS, min_nodes=2)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "ready", "a")
+    assert r.gone("b", 2.0) == []
+    assert r.tick(1000.0) == []
+    assert r.next_wakeup() is None
+    assert r.move((), 3.0) == [SendRelease("a")]
+
+    r = running("a", "b", low=2)
+    r.move(("a", "b", "c"), 110.0)
+    says(r, 111.0, "ready", "c")
+    r.gone("c", 112.0)
+    assert r.gone("b", 112.0) == []
+    assert r.stage is Stage.WARMING
+    assert r.move((), 113.0) == [SendRelease("a")]
+
+
+def test_a_member_lost_while_the_round_is_formed():
+    r = running("a")
+    r.move(("a", "b"), 110.0)
+    says(r, 111.0, "ready", "b")
+    r.drained("a", 1, 112.0)
+    assert r.gone("b", 113.0) == []
+    assert r.move(("a",), 114.0) == [SaveRound(3, ("a",)), SendRound("a", 3, 0, 1, None)]
+
+
+def test_if_no_plan_follows_a_loss_the_round_goes_on_without_the_lost_node():
+    r = running("a")
+    r.move(("a", "b"), 110.0)
+    says(r, 111.0, "ready", "b")
+    r.drained("a", 1, 112.0)
+    r.gone("b", 113.0)
+    assert r.tick(172.0) == [SaveRound(3, ("a",)), SendRound("a", 3, 0, 1, None)]
+
+
+def test_the_node_of_the_store_is_lost_before_the_others_heard_of_it():
+    r = running("a", "b")
+    r.move(("a", "b", "c"), 110.0)
+    says(r, 111.0, "ready", "c")
+    r.drained("a", 1, 112.0)
+    r.gone("a", 113.0)
+    assert r.move(("b", "c"), 114.0) == [SaveRound(3, ("b", "c")), SendRound("b", 3, 0, 2, None)]
+    assert r.store_up("a", 2, *STORE) == []
+    assert r.store_up("b", 3, "b", 1) == [SendRound("c", 3, 1, 2, ("b", 1))]
+
+
+# --- in a hurry ---
+
+
+def test_in_a_hurry_survivors_go_on_and_grow_when_the_joiner_is_ready():
+    r = running("a", "b")
+    assert r.move(("a", "c"), 110.0, within_s=5.0) == [SendAssign("c"), SendDrain("a", 1, 1)]
+    assert r.drain_s == 3.0
+    assert r.drained("a", 1, 111.0) == [
+        SendRelease("b"),
+        SaveRound(2, ("a",)),
+        SendRound("a", 2, 0, 1, None),
+    ]
+    r.store_up("a", 2, *STORE)
+    says(r, 112.0, "starting", "c")
+    assert says(r, 113.0, "running", "a") == [Formed(2, ("a",))]
+    assert r.stage is Stage.WARMING
+    assert says(r, 115.0, "ready", "c") == [SendDrain("a", 2, 2)]
+    assert r.drained("a", 2, 116.0) == [SaveRound(3, ("a", "c")), SendRound("a", 3, 0, 2, None)]
+
+
+def test_a_joiner_that_is_ready_in_time_takes_part_at_once():
+    r = running("a", "b")
+    r.move(("a", "b", "c"), 105.0)
+    r.move(("a", "c"), 110.0, within_s=5.0)
+    says(r, 110.5, "ready", "c")
+    assert r.drained("a", 1, 111.0)[:2] == [SendRelease("b"), SaveRound(2, ("a", "c"))]
+
+
+def test_without_enough_survivors_the_job_gives_the_joiners_a_moment_and_saves_in_time():
+    r = running("a", "b", low=2)
+    assert r.move(("a", "c"), 110.0, within_s=20.0) == [SendAssign("c")]
+    assert r.next_wakeup() == 111.0
+    assert r.tick(111.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 112.0) == [SendRelease("b")]
+    assert r.stage is Stage.WARMING
+    assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
+
+
+def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
+    r = running("a")
+    assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
+    assert r.next_wakeup() == 111.0
+    assert r.tick(111.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 112.0) == [SendRelease("a")]
+    assert says(r, 120.0, "ready", "b") == [SaveRound(2, ("b",)), SendRound("b", 2, 0, 1, None)]
+
+
+def test_a_leaving_joiner_is_no_reason_to_hurry():
+    r = running("a")
+    r.move(("a", "b", "c"), 110.0)
+    assert r.move(("a", "b"), 111.0, within_s=5.0) == [SendRelease("c")]
+    assert r.stage is Stage.WARMING
+    assert says(r, 115.0, "ready", "b") == [SendDrain("a", 1, 1)]
+
+
+def test_a_second_shorter_notice_shortens_the_drain():
+    r = running("a", "b", "c")
+    r.move(("a", "b"), 110.0, within_s=60.0)
+    assert r.next_wakeup() == 120.0
+    assert r.move(("a",), 111.0, within_s=2.0) == []
+    assert r.next_wakeup() == pytest.approx(112.2)
+
+
+# --- launchers that do not come up ---
+
+
+def test_a_joiner_that_does_not_come_up_is_left_out_and_nothing_was_disturbed():
+    r = running("a")
+    r.move(("a", "b"), 110.0)
+    assert r.next_wakeup() == 170.0
+    assert r.tick(170.0) == [
+        SendRelease("b"),
+        LeftOut(("b",), "the launcher did not come up there in time"),
+        Formed(1, ("a",)),
+    ]
+    assert (r.stage, r.target) == (Stage.RUNNING, ("a",))
+
+
+def test_partial_growth():
+    r = running("a")
+    r.move(("a", "b", "c"), 110.0)
+    says(r, 111.0, "ready", "b")
+    assert r.tick(170.0) == [
+        SendRelease("c"),
+        LeftOut(("c",), "the launcher did not come up there in time"),
+        SendDrain("a", 1, 1),
+    ]
+
+
+def test_a_launcher_that_ends_on_one_node_makes_that_node_unfit():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    assert says(r, 1.0, "exited", "b") == [], "it may be the job's fault"
+    actions = says(r, 2.0, "ready", "a")
+    assert actions[:2] == [SendRelease("b"), LeftOut(("b",), "the launcher ended there at once")]
+    assert actions[2:] == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]
+
+
+def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    assert says(r, 1.0, "exited", "b", "a") == []
+    (broke,) = says(r, 2.0, "exited", "c")
+    assert isinstance(broke, Broke)
+    assert "ended at once on a, b, c" in broke.sentence
+    assert r.stage is Stage.IDLE
+    assert r.move(("a", "b", "c"), 3.0) == [SendAssign("a"), SendAssign("b"), SendAssign("c")]
+
+
+def test_no_launcher_anywhere_in_time_is_a_try():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    assert r.tick(60.0) == [Broke((), "No launcher came up in time on a, b.")]
+
+
+def test_a_node_left_out_that_the_minimum_needs_leaves_the_rest_to_the_controller():
+    r = JobRounds(SETTINGS, min_nodes=2)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "ready", "a")
+    assert r.tick(60.0) == [
+        SendRelease("b"),
+        LeftOut(("b",), "the launcher did not come up there in time"),
+    ]
+    assert r.next_wakeup() is None
+    assert r.move(("a", "c"), 61.0) == [SendAssign("c")]
+    assert says(r, 62.0, "ready", "c")[0] == SaveRound(1, ("a", "c"))

@@ -1,0 +1,240 @@
+"""The membership of a service: tables of events and what follows, and random histories."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from malletrain.protocol.messages import Assignment, Failure
+from malletrain.rounds.actions import (
+    Broke,
+    Finished,
+    Formed,
+    LeftOut,
+    SaveRound,
+    SendAssign,
+    SendRelease,
+    SendView,
+)
+from malletrain.rounds.restart import RoundSettings, Stage
+from malletrain.rounds.service import ServiceRounds
+
+SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, verdict_s=2.0)
+
+
+def up(rounds, node, now=0.0, phase="ready"):
+    return rounds.phase(node, Assignment("job", phase, 0, (), f"{node}:1"), now)
+
+
+def ended(rounds, node, now=0.0):
+    return rounds.phase(
+        node, Assignment("job", "exited", 0, (Failure(0, -9, now, "last words"),)), now
+    )
+
+
+def serving(*nodes):
+    rounds = ServiceRounds(SETTINGS)
+    rounds.move(nodes, 0.0)
+    for node in nodes:
+        up(rounds, node)
+    return rounds
+
+
+def views(actions):
+    """Who is told what: node → (node, leaving) of each member."""
+    return {
+        a.node: tuple((n, left is not None) for n, _, left in a.members)
+        for a in actions
+        if isinstance(a, SendView)
+    }
+
+
+def kinds(actions):
+    return [type(a) for a in actions]
+
+
+def test_members_are_told_as_they_come_up():
+    rounds = ServiceRounds(SETTINGS)
+    assert kinds(rounds.move(("a", "b"), 0.0)) == [SendAssign, SendAssign]
+    first = up(rounds, "a")
+    assert views(first) == {"a": (("a", False),)}
+    assert kinds(first)[0] is SaveRound, "saved before anybody hears of it"
+    second = up(rounds, "b")
+    assert views(second) == dict.fromkeys("ab", (("a", False), ("b", False)))
+    assert Formed(2, ("a", "b")) in second
+    assert rounds.stage is Stage.RUNNING
+
+
+def test_nobody_is_stopped_because_another_joins():
+    rounds = serving("a")
+    assert kinds(rounds.move(("a", "b"), 1.0)) == [SendAssign]
+    assert set(views(up(rounds, "b", 2.0))) == {"a", "b"}
+
+
+def test_a_leaver_is_announced_and_released_when_it_is_drained():
+    rounds = serving("a", "b")
+    leaving = rounds.move(("a",), 5.0, within_s=30.0)
+    assert views(leaving) == dict.fromkeys("ab", (("a", False), ("b", True)))
+    assert rounds.next_wakeup() == 5.0 + 0.95 * 24.0, "less than the agent leaves it"
+    done = rounds.drained("b", rounds.generation, 6.0)
+    assert SendRelease("b") in done
+    assert views(done) == {"a": (("a", False),)}
+    assert rounds.drained("a", rounds.generation, 6.0) == [], "nobody asked it to"
+
+
+def test_a_leaver_that_says_nothing_is_released_in_time():
+    rounds = serving("a", "b")
+    rounds.move(("a",), 5.0)
+    assert rounds.tick(14.9) == []
+    assert SendRelease("b") in rounds.tick(15.0)
+
+
+def test_the_notice_can_be_taken_back():
+    rounds = serving("a", "b")
+    rounds.move(("a",), 5.0)
+    back = rounds.move(("a", "b"), 6.0)
+    assert views(back) == dict.fromkeys("ab", (("a", False), ("b", False)))
+    assert SendAssign("b") not in back
+    assert rounds.tick(100.0) == []
+
+
+def test_a_loss_is_told_at_once():
+    rounds = serving("a", "b", "c")
+    assert views(rounds.gone("b", 1.0)) == dict.fromkeys("ac", (("a", False), ("c", False)))
+
+
+def test_a_process_that_ends_is_the_jobs_fault_when_its_node_is_not_lost():
+    rounds = serving("a", "b")
+    assert views(ended(rounds, "b", 1.0)) == {"a": (("a", False),)}
+    assert rounds.tick(2.9) == []
+    broke = rounds.tick(3.0)
+    assert kinds(broke) == [Broke]
+    assert "killed by signal 9. Its last line: last words" in broke[0].sentence
+    assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b")
+    lost = serving("a", "b")
+    ended(lost, "b", 1.0)
+    lost.gone("b", 2.0)
+    assert lost.tick(3.0) == []
+
+
+def test_the_verdict_waits_while_the_agent_cannot_be_reached():
+    rounds = serving("a", "b")
+    ended(rounds, "b", 1.0)
+    rounds.suspects.add("b")
+    assert rounds.tick(3.0) == []
+    rounds.suspects.clear()
+    assert kinds(rounds.tick(5.0)) == [Broke]
+
+
+def test_a_node_on_which_it_does_not_come_up_is_left_out():
+    rounds = ServiceRounds(SETTINGS)
+    rounds.move(("a", "b", "c"), 0.0)
+    up(rounds, "a")
+    ended(rounds, "b", 1.0)
+    assert [a.nodes for a in rounds.tick(3.0) if isinstance(a, LeftOut)] == [("b",)]
+    late = rounds.tick(60.0)
+    assert [a.nodes for a in late if isinstance(a, LeftOut)] == [("c",)]
+    assert any(isinstance(a, Formed) for a in late)
+    nowhere = ServiceRounds(SETTINGS)
+    nowhere.move(("a",), 0.0)
+    assert kinds(nowhere.tick(60.0)) == [Broke]
+
+
+def test_done_when_all_are_done():
+    rounds = serving("a", "b")
+    assert Finished() not in up(rounds, "a", phase="succeeded")
+    assert up(rounds, "b", phase="succeeded") == [Finished()]
+
+
+def test_what_was_missed_is_told_again():
+    rounds = serving("a", "b")
+    again = rounds.phase("a", Assignment("job", "running", 1, (), "a:1"), 9.0)
+    assert views(again) == {"a": (("a", False), ("b", False))}
+    assert rounds.phase("a", Assignment("job", "running", rounds.generation, (), "a:1"), 9.0) == []
+
+
+def test_adoption_takes_over_who_is_there():
+    rounds = ServiceRounds(SETTINGS)
+    held = {n: Assignment("job", "running", 7, (), f"{n}:1") for n in ("b", "a", "c")}
+    actions = rounds.adopt(7, ("b", "a", "lost"), held, 0.0)
+    assert rounds.members == ("b", "a", "c")
+    assert set(views(actions)) == {"a", "b", "c"}
+    assert rounds.generation == 8
+    assert rounds.stage is Stage.RUNNING
+
+
+class Histories(RuleBasedStateMachine):
+    """Nodes come, go, die and say things in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.rounds = ServiceRounds(SETTINGS)
+        self.now = 0.0
+        self.held = set()
+        self.releasing = set()
+        self.newest = {}
+        self.saved = 0
+
+    def follow(self, actions):
+        for a in actions:
+            if isinstance(a, SendAssign):
+                assert a.node not in self.releasing
+                self.held.add(a.node)
+            elif isinstance(a, SendRelease):
+                self.releasing.add(a.node)
+            elif isinstance(a, SaveRound):
+                assert a.generation > self.saved
+                self.saved = a.generation
+            elif isinstance(a, SendView):
+                assert a.generation == self.saved, "told before it was saved"
+                assert a.generation >= self.newest.get(a.node, 0)
+                assert a.node in [n for n, _, _ in a.members]
+                self.newest[a.node] = a.generation
+            elif isinstance(a, Broke):
+                self.follow(self.rounds.move(self.rounds.target, self.now))
+
+    @rule(
+        nodes=st.permutations("abcd"), count=st.integers(0, 4), within=st.sampled_from([None, 5.0])
+    )
+    def plan(self, nodes, count, within):
+        self.follow(self.rounds.move(nodes[:count], self.now, within))
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["ready", "running", "exited", "drained", "released", "gone"]),
+    )
+    def news(self, data, what):
+        node = data.draw(st.sampled_from(sorted(self.held)))
+        if what == "drained":
+            self.follow(self.rounds.drained(node, self.saved, self.now))
+        elif what == "gone" or (what == "released" and node in self.releasing):
+            self.held.discard(node)
+            self.releasing.discard(node)
+            self.newest.pop(node, None)
+            self.follow(getattr(self.rounds, what)(node, self.now))
+        elif what != "released":
+            generation = self.newest.get(node, 0) if what == "running" else 0
+            self.follow(
+                self.rounds.phase(
+                    node, Assignment("job", what, generation, (), f"{node}:1"), self.now
+                )
+            )
+
+    @rule(seconds=st.floats(0.1, 70.0))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.follow(self.rounds.tick(self.now))
+
+    @invariant()
+    def nobody_leaves_for_ever(self):
+        due = self.rounds.next_wakeup()
+        leavers = [n for n, _, left in self.rounds.view if left is not None]
+        assert not leavers or due is not None
+        assert set(leavers).isdisjoint(self.rounds.target)
+        assert set(self.rounds.members) <= self.held - self.releasing
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,133 @@
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import text
+
+from malletrain.store.database import open_engine, schema_version
+from malletrain.store.schema import HEAD
+from malletrain.store.store import EventRow, JobRow, Store, StoreError, migrations, schema
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/malletrain.db"
+
+
+def at_version(url: str, revision: str):
+    """An engine on a database that Alembic brought to ``revision``."""
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        migrations.upgrade(connection, revision)
+        assert schema_version(connection) == revision
+    return engine
+
+
+FIRST_JOB = (
+    "INSERT INTO jobs (id, number, name, owner, spec, state, reason, submitted, generation, "
+    "planned_nodes, members, tries, samples, "
+    "samples_before, node_seconds, metrics, notices, snapshot, failure) "
+    "VALUES ('j7', 7, 'old', 'ada', '{}', 'running', '', 1.5, 3, '[\"a\"]', '[\"a\"]', 0, 9.0, "
+    "4.0, 2.0, '{}', '[]', '{}', '')"
+)
+
+
+def test_what_the_first_version_stored_is_there_after_every_later_step(url):
+    engine = at_version(url, "0001")
+    with engine.begin() as connection:
+        connection.execute(text(FIRST_JOB))
+        connection.execute(text("INSERT INTO meta VALUES ('last_job', '7')"))
+        connection.execute(
+            text(
+                "INSERT INTO events (time, kind, job, node, lease, data) VALUES (2.0, "
+                "'job-started', 'j7', 'a', '', '{\"x\": 1}')"
+            )
+        )
+    engine.dispose()
+    with Store.open(url) as store:
+        job = store.get_job("j7")
+        assert (job.name, job.state, job.generation, job.planned_nodes, job.samples) == (
+            "old",
+            "running",
+            3,
+            ("a",),
+            9.0,
+        )
+        assert store.events_since() == [
+            EventRow(2.0, "job-started", job="j7", node="a", data={"x": 1}, seq=1)
+        ]
+        assert store.new_job_id() == "j8"
+        with store.transaction() as connection:
+            assert schema_version(connection) == HEAD
+
+
+def test_the_code_knows_its_newest_step():
+    assert migrations.versions()[-1] == HEAD
+    assert migrations.versions() == sorted(migrations.versions())
+
+
+def test_the_steps_lead_to_the_tables_that_the_code_uses(url):
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    engine = at_version(url, HEAD)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, schema.metadata) == []
+    engine.dispose()
+
+
+def test_opening_twice_changes_nothing(url):
+    with Store.open(url) as store:
+        store.add_job(JobRow("j1", "x", "ada", "{}", "queued"))
+    with Store.open(url) as store:
+        assert [job.id for job in store.list_jobs()] == ["j1"]
+
+
+def test_a_later_version_is_refused_and_left_alone(url):
+    engine = at_version(url, HEAD)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9876'"))
+    with pytest.raises(
+        StoreError,
+        match=f"schema version 9876; this malletrain knows versions up to {HEAD}.*later malletrain",
+    ):
+        Store.open(url)
+    with engine.connect() as connection:
+        assert schema_version(connection) == "9876"
+    engine.dispose()
+
+
+def test_a_step_that_fails_leaves_nothing_behind(url):
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE rescales (somebody_elses INTEGER)")
+        )  # the last table of the first step
+    with pytest.raises(StoreError, match=r"already exists.*Nothing of this step was saved"):
+        Store.open(url)
+    with engine.connect() as connection:
+        tables = (
+            connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'"))
+            .scalars()
+            .all()
+        )
+    assert tables == ["rescales"]
+    engine.dispose()
+
+
+def test_no_migration_no_alembic(url):
+    """Alembic costs 12 MB of memory; a start on a database that is up to date does without."""
+    Store.open(url).close()
+    code = (
+        f"import sys; from malletrain.store.store import Store; Store.open({url!r}); "
+        "print('alembic' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

@@ -1,0 +1,535 @@
+import io
+import json
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from malletrain.store.schema import NODE_JOINED, NODE_LOST
+from malletrain.store.store import (
+    EventRow,
+    JobRow,
+    LeaseRow,
+    ObservationRow,
+    RescaleRow,
+    Store,
+    StoreError,
+)
+from malletrain.store.store import store as store_module
+from scavenger.trace.trace import trace
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/malletrain.db"
+
+
+@pytest.fixture
+def store(url):
+    with Store.open(url) as opened:
+        yield opened
+
+
+def new_job(store: Store, name: str = "job", **fields) -> JobRow:
+    return store.add_job(
+        JobRow(store.new_job_id(), name, "ada", '{"script": "train.py"}', "queued", **fields)
+    )
+
+
+# --- rows ---
+
+anything = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | st.integers() | numbers | st.text(max_size=8)
+json_values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3))
+maybe = st.none() | numbers
+counts = st.integers(0, 2**31 - 1)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One store for all examples of the round trips: opening one for each would take a minute."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store')}/s.db") as opened:
+        opened.add_job(JobRow("j0", "base", "ada", "{}", "queued"))
+        yield opened
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    row=st.builds(
+        JobRow,
+        id=st.just("new"),
+        name=anything,
+        owner=anything,
+        spec=anything,
+        state=anything,
+        reason=anything,
+        submitted=numbers,
+        started=maybe,
+        ended=maybe,
+        generation=st.integers(0, 2**62),
+        planned_nodes=st.lists(anything).map(tuple),
+        members=st.lists(anything).map(tuple),
+        tries=counts,
+        last_broke=maybe,
+        samples=numbers,
+        node_seconds=numbers,
+        last_progress=maybe,
+        metrics=st.dictionaries(anything, numbers),
+        notices=st.lists(anything).map(tuple),
+        snapshot=st.dictionaries(anything, json_values),
+        failure=anything,
+    )
+)
+def test_jobs_come_back_as_they_went(shared, row):
+    row = replace(row, id=shared.new_job_id())
+    shared.add_job(row)
+    assert shared.get_job(row.id) == row
+    changed = replace(
+        row, name=row.name + "'", planned_nodes=(*row.planned_nodes, "n"), started=1.5
+    )
+    assert (
+        shared.update_job(
+            row.id, name=changed.name, planned_nodes=changed.planned_nodes, started=1.5
+        )
+        == changed
+    )
+    assert shared.get_job(row.id) == changed
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            EventRow,
+            time=numbers,
+            kind=anything,
+            job=anything,
+            node=anything,
+            lease=anything,
+            generation=st.none() | st.integers(0, 2**62),
+            data=st.dictionaries(anything, json_values),
+        ),
+        max_size=5,
+    )
+)
+def test_events_come_back_as_they_went(shared, rows):
+    before = max((event.seq for event in shared.last_events(1)), default=0)
+    stored = shared.add_events(rows)
+    assert [replace(row, seq=0) for row in stored] == rows
+    assert shared.events_since(before) == stored
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lease=st.builds(
+        LeaseRow,
+        id=st.integers(1, 50).map("l{}".format),
+        node=anything,
+        state=anything,
+        scheduler_id=anything,
+        public_key=anything,
+        node_class=anything,
+        owner=anything,
+        requested=numbers,
+        started=maybe,
+        ended=maybe,
+        end_reason=anything,
+    ),
+    observation=st.builds(
+        ObservationRow,
+        job=st.just("j0"),
+        nodes=counts,
+        batch=numbers,
+        rate=numbers,
+        spread=numbers,
+        seconds=numbers,
+        samples=numbers,
+        time=numbers,
+    ),
+    rescale=st.builds(
+        RescaleRow,
+        job=st.just("j0"),
+        generation=st.integers(0, 30),
+        kind=anything,
+        from_nodes=counts,
+        to_nodes=counts,
+        began=numbers,
+        ended=maybe,
+        cost_s=maybe,
+        phases=st.dictionaries(anything, numbers),
+    ),
+)
+def test_the_other_rows_come_back_as_they_went(shared, lease, observation, rescale):
+    shared.put_lease(lease)
+    assert shared.get_lease(lease.id) == lease
+    shared.put_observation(observation)
+    assert observation in shared.observations("j0")
+    assert shared.observation_history("j0")[-1] == observation
+    shared.put_rescale(rescale)
+    assert rescale in shared.rescales("j0")
+
+
+def test_text_that_is_none_costs_a_character_only(store):
+    job = new_job(store)
+    store.update_job(job.id, failure="a\0b\udcffc", metrics={"loss": math.nan, "big": math.inf})
+    found = store.get_job(job.id)
+    assert found.failure == "a\N{REPLACEMENT CHARACTER}b?c"
+    assert math.isnan(found.metrics["loss"])
+    assert found.metrics["big"] == math.inf
+
+
+# --- jobs and leases ---
+
+
+def test_ids_are_never_given_twice(url):
+    with Store.open(url) as store:
+        assert [store.new_job_id(), store.new_job_id(), store.new_lease_id()] == ["j1", "j2", "l1"]
+    with Store.open(url) as store:
+        assert [store.new_job_id(), store.new_lease_id()] == ["j3", "l2"]
+
+
+def test_boots_are_counted_under_one_name(url):
+    with Store.open(url) as store:
+        first = store.boot()
+    with Store.open(url) as store:
+        second = store.boot()
+    assert (first.number, second.number) == (1, 2)
+    assert first.daemon_id == second.daemon_id
+    assert str(first) != str(second)
+
+
+def test_jobs_are_listed_in_order_of_submission(store):
+    ids = [new_job(store).id for _ in range(12)]
+    store.update_job("j3", state="running")
+    store.update_job("j11", state="running")
+    assert [job.id for job in store.list_jobs()] == ids
+    assert [job.id for job in store.list_jobs(states=["running"])] == ["j3", "j11"]
+    assert store.list_jobs(states=[]) == []
+    assert store.list_jobs(owner="grace") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("j1", ["j1"]),
+        ("j", ["j1", "j2", "j3", "j4"]),
+        ("mnist", ["j1", "j2"]),
+        ("mnist-", ["j3"]),
+        ("mn%", []),
+        ("m_", ["j4"]),
+        ("j9", []),
+        ("", []),
+    ],
+)
+def test_jobs_are_found_by_what_people_type(store, text, ids):
+    for name in ("mnist", "mnist", "mnist-large", "m_x"):
+        new_job(store, name)
+    assert [job.id for job in store.find_jobs(text)] == ids
+
+
+def test_wrong_updates_are_refused(store):
+    job = new_job(store)
+    with pytest.raises(TypeError, match="no field colour"):
+        store.update_job(job.id, colour="red")
+    with pytest.raises(TypeError, match="no field id"):
+        store.update_job(job.id, id="j7")
+    with pytest.raises(StoreError, match='no row "j7"'):
+        store.update_job("j7", state="running")
+    with pytest.raises(StoreError, match="refused"):
+        store.add_job(job)
+    with pytest.raises(ValueError, match="is not an id"):
+        store.add_job(replace(job, id="../x"))
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        store.put_rescale(RescaleRow("j7", 1, "up", 1, 2, 0.0))
+
+
+def test_active_leases_are_those_that_have_not_ended(store):
+    for node in ("a", "b", "c"):
+        store.put_lease(LeaseRow(store.new_lease_id(), node, "requested"))
+    store.update_lease("l1", state="ended", ended=5.0, end_reason="preempted")
+    store.put_lease(replace(store.get_lease("l2"), state="leaving"))
+    assert [(lease.id, lease.state) for lease in store.active_leases()] == [
+        ("l2", "leaving"),
+        ("l3", "requested"),
+    ]
+    assert [lease.id for lease in store.list_leases()] == ["l1", "l2", "l3"]
+
+
+# --- transactions ---
+
+
+def test_a_transaction_is_all_or_nothing(store):
+    job = new_job(store)
+
+    def half_way():
+        with store.transaction():
+            store.update_job(job.id, state="running")
+            with store.transaction():
+                store.add_event(EventRow(1.0, "job-started", job=job.id))
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        half_way()
+    assert store.get_job(job.id).state == "queued"
+    assert store.events_since() == []
+    with store.transaction():
+        store.update_job(job.id, state="running")
+        store.add_event(EventRow(1.0, "job-started", job=job.id))
+    assert store.get_job(job.id).state == "running"
+    assert len(store.events_since()) == 1
+
+
+WRITER = """
+import os, sys
+from malletrain.store.schema import EventRow, JobRow
+from malletrain.store.store import Store
+store = Store.open(sys.argv[1])
+job = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "running"))
+n = 0
+while n != int(sys.argv[2]):
+    n += 1
+    with store.transaction():
+        store.update_job(job.id, generation=n)
+        store.add_event(EventRow(float(n), "step", job=job.id, data={"pad": "x" * 3000}))
+    os.write(1, f"{job.id} {n}\\n".encode())
+"""
+
+
+@contextmanager
+def writer(url: str, steps: int = -1):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, str(steps)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+@pytest.mark.parametrize("lines", [1, 17, 400])
+def test_kill_9_loses_nothing_that_was_committed(url, lines):
+    with writer(url) as process:
+        for _ in range(lines):
+            job, told = process.stdout.readline().split()
+        os.kill(process.pid, signal.SIGKILL)
+        for line in process.stdout:  # what it committed before the signal arrived
+            job, told = line.split()
+        process.wait()
+    with Store.open(url) as store:
+        kept = store.get_job(job).generation
+        steps = [event.time for event in store.events_since(0, limit=100_000, job=job)]
+        assert int(told) <= kept <= int(told) + 1  # a step may be committed and not yet told
+        assert steps == [float(n) for n in range(1, kept + 1)]
+
+
+def test_two_processes_write_without_losing_anything(url):
+    with writer(url, 150) as one, writer(url, 150) as two:
+        told = [process.communicate(timeout=60)[0].splitlines() for process in (one, two)]
+    assert [len(lines) for lines in told] == [150, 150]
+    with Store.open(url) as store:
+        assert sorted(job.id for job in store.list_jobs()) == ["j1", "j2"]
+        assert [job.generation for job in store.list_jobs()] == [150, 150]
+        seqs = [event.seq for event in store.events_since(0, limit=1000)]
+        assert len(seqs) == len(set(seqs)) == 300
+
+
+def test_a_full_disk_is_told_and_changes_nothing(store):
+    job = new_job(store)
+    with store.transaction() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar()
+        connection.execute(text(f"PRAGMA max_page_count={pages}"))
+    with pytest.raises(StoreError, match=r"full.*Nothing of this step was saved"):
+        store.update_job(job.id, failure="x" * 1_000_000)
+    assert store.get_job(job.id) == job
+
+
+# --- the audit trail ---
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM events", "UPDATE events SET kind = 'x'", "DELETE FROM events WHERE seq = 1"],
+)
+def test_the_database_itself_refuses_to_change_events(store, statement):
+    stored = store.add_event(EventRow(1.0, "job-started"))
+    with pytest.raises(StoreError, match="audit trail"), store.transaction() as connection:
+        connection.execute(text(statement))
+    assert store.events_since() == [stored]
+
+
+def test_events_are_read_from_a_number_on(store):
+    stored = store.add_events(
+        EventRow(float(i), "x", job=f"j{i % 2}", node="n" if i == 3 else "") for i in range(6)
+    )
+    assert [event.seq for event in stored] == [1, 2, 3, 4, 5, 6]
+    assert [event.seq for event in store.events_since(2, limit=3)] == [3, 4, 5]
+    assert [event.seq for event in store.events_since(0, job="j1")] == [2, 4, 6]
+    assert [event.seq for event in store.events_since(0, node="n")] == [4]
+    assert [event.seq for event in store.last_events(2)] == [5, 6]
+    assert store.add_events([]) == []
+
+
+def export(store: Store) -> str:
+    file = io.StringIO()
+    rows = store.export_trace(file)
+    assert rows == file.getvalue().count("\n") - 1
+    return file.getvalue()
+
+
+def test_the_trail_becomes_a_trace(store):
+    for time, kind, node in [
+        (100.0, NODE_LOST, "a"),  # never held: no row
+        (100.5, NODE_JOINED, "a"),
+        (100.5, NODE_JOINED, "b"),
+        (103.0, "job-started", "a"),
+        (104.25, NODE_JOINED, "a"),  # adopted again after a restart
+        (105.0, NODE_LOST, "a"),
+        (105.0, NODE_JOINED, "a"),  # back within a millisecond
+        (90.0, NODE_LOST, "b"),  # the clock was set back
+    ]:
+        store.add_event(EventRow(time, kind, node=node))
+    assert (
+        export(store)
+        == "time_s,node,event\n0.000,a,idle\n0.000,b,idle\n4.500,a,busy\n4.501,a,idle\n4.501,b,busy\n"  # noqa: E501
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.floats(0, 3), st.sampled_from([NODE_JOINED, NODE_LOST]), st.sampled_from("abc")
+        ),
+        max_size=15,
+    )
+)
+def test_every_exported_trace_is_a_valid_one(changes):
+    with Store.open("sqlite://") as store:
+        now = 1e9
+        for step, kind, node in changes:
+            now += step
+            store.add_event(EventRow(now, kind, node=node))
+        text = export(store)
+    if text.count("\n") > 1:
+        read = trace.parse(text)
+        assert len(read.names) == len({line.split(",")[1] for line in text.splitlines()[1:]})
+
+
+# --- what was measured ---
+
+
+def test_one_observation_a_scale_and_a_bounded_history(store, monkeypatch):
+    monkeypatch.setattr(store_module, "HISTORY_PER_JOB", 10)
+    one, two = new_job(store), new_job(store)
+    store.put_observation(ObservationRow(two.id, 1, 32.0, 5.0, 0.5, 10.0, 50.0, 0.0))
+    for i in range(25):
+        store.put_observation(
+            ObservationRow(one.id, 1 + i % 3, 32.0, float(i), 0.5, 10.0, 320.0, float(i))
+        )
+    assert [(row.nodes, row.rate) for row in store.observations(one.id)] == [
+        (1, 24.0),
+        (2, 22.0),
+        (3, 23.0),
+    ]
+    assert [row.rate for row in store.observation_history(one.id)] == [
+        float(i) for i in range(15, 25)
+    ]
+    assert len(store.observation_history(two.id)) == 1
+
+
+def test_a_rescale_is_completed_later(store):
+    job = new_job(store)
+    row = RescaleRow(job.id, 1, "up", 1, 4, began=10.0)
+    store.put_rescale(row)
+    done = replace(row, ended=16.0, cost_s=5.5, phases={"import": 3.0})
+    store.put_rescale(done)
+    store.put_rescale(replace(row, generation=2, kind="loss"))
+    assert store.rescales(job.id)[0] == done
+    assert store.totals().rescales == {"up": 1, "loss": 1}
+
+
+def test_totals(store):
+    assert store.totals().samples == 0.0
+    new_job(store, samples=10.0, node_seconds=2.0)
+    new_job(store, samples=5.0)
+    store.add_event(EventRow(0.0, "preempted"))
+    totals = store.totals()
+    assert (totals.jobs, totals.samples, totals.node_seconds, totals.events) == (
+        {"queued": 2},
+        15.0,
+        2.0,
+        {"preempted": 1},
+    )
+
+
+# --- opening ---
+
+
+def test_the_file_is_private_and_safe(url, tmp_path):
+    with Store.open(url) as store, store.transaction() as connection:
+        pragmas = {
+            name: connection.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+        assert pragmas == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1}
+        for file in tmp_path.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite:////dev/null/x.db", "cannot be opened"),
+        ("nonsense", "not the URL of a database"),
+        ("oracel://x", "not the URL of a database"),
+        ("mysql+mysqldb://x/y", "driver.*not installed"),
+    ],
+)
+def test_databases_that_cannot_be_opened(url, words):
+    with pytest.raises(StoreError, match=words):
+        Store.open(url)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "x.db").write_text(
+        "this is a letter and not a database, whatever its name says" * 20
+    )
+    with pytest.raises(StoreError, match="not a database"):
+        Store.open(f"sqlite:///{tmp_path}/x.db")
+
+
+def test_specs_are_kept_byte_for_byte(store):
+    spec = json.dumps({"z": 1, "a": [1.0, "é"]}, indent=3, ensure_ascii=False)
+    job = store.add_job(JobRow(store.new_job_id(), "x", "ada", spec, "queued"))
+    assert store.get_job(job.id).spec == spec
+
+
+def test_the_newest_jobs_come_in_order_of_submission_too(store):
+    for i in range(1, 6):
+        store.add_job(
+            JobRow(store.new_job_id(), f"job{i}", "me", "{}", "running" if i == 3 else "completed")
+        )
+    assert [j.id for j in store.list_jobs(newest=2)] == ["j4", "j5"]
+    assert [j.id for j in store.list_jobs(["completed"], newest=3)] == ["j2", "j4", "j5"]
+    assert store.list_jobs(newest=0) == []
+    assert len(store.list_jobs(newest=100)) == 5
+
+
+def test_rescales_are_counted_by_job(store):
+    for _ in range(2):
+        store.add_job(JobRow(store.new_job_id(), "job", "me", "{}", "running"))
+    for generation in (1, 2, 3):
+        store.put_rescale(RescaleRow("j2", generation, "up", 1, 2, 0.0))
+    assert store.rescale_counts() == {"j2": 3}

@@ -1,0 +1,258 @@
+"""report() and its neighbours: cumulative, throttled, silent without an agent, and never a reason
+for training to stop.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+import malletrain
+from malletrain.protocol.worker_channel import Mark, Metric, Profile, Progress
+from malletrain.training import report
+from tests.malletrain.agent.node_side import eventually
+from tests.malletrain.training.worker_side import as_plain_script, as_worker
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    with as_worker(monkeypatch, rank=2, world=4) as agent:
+        yield agent
+
+
+def test_the_first_report_is_sent_at_once_and_the_rest_together(agent):
+    for _ in range(1000):
+        malletrain.report(32)
+    early = agent.received(Progress)
+    assert (early[0].samples, early[0].steps, early[0].batch) == (32, 1, 32)
+    assert early[0].sender.job == "job-1"
+    assert (early[0].sender.generation, early[0].sender.rank, early[0].sender.pid) == (
+        3,
+        2,
+        os.getpid(),
+    )
+    malletrain.report(7)
+    report.flush()
+    last = agent.received(Progress)[-1]
+    assert (last.samples, last.steps, last.batch) == (32007, 1001, 7)
+    assert last.first == early[0].first <= last.last
+
+
+def test_nothing_new_sends_nothing(agent):
+    malletrain.report(1)
+    agent.received()
+    report.flush()
+    assert agent.received() == []
+
+
+def test_lost_datagrams_lose_nothing(agent, monkeypatch):
+    monkeypatch.setattr(
+        report, "SEND_INTERVAL_S", 0
+    )  # every report is a datagram: the agent's queue soon is full
+    for _ in range(2000):
+        malletrain.report(2)
+    agent.received()
+    malletrain.report(2)
+    last = agent.received(Progress)[-1]
+    assert (last.samples, last.steps) == (4002, 2001)
+    assert last.unsent > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [
+        (3, 3),
+        (0, 0),
+        (2.5, 2.5),
+        (numpy.int64(4), 4),
+        (numpy.float32(1.5), 1.5),
+        (torch.tensor(5), 5),
+        (numpy.array([6]), 6),
+    ],
+)
+def test_what_a_script_may_pass(agent, value, counted):
+    malletrain.report(value)
+    assert agent.received(Progress)[-1].samples == counted
+
+
+class Hostile:
+    def item(self):
+        raise ZeroDivisionError
+
+    def __repr__(self):
+        raise ZeroDivisionError
+
+
+NAN, INF, HUGE = float("nan"), float("inf"), pytest.param(10**5000, id="huge")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "32",
+        -1,
+        -0.5,
+        NAN,
+        INF,
+        HUGE,
+        True,
+        [1],
+        torch.ones(3),
+        numpy.ones(2),
+        Hostile(),
+        Hostile,
+    ],
+)
+def test_what_a_script_may_not_pass_is_told_once_and_ignored(agent, capsys, value):
+    malletrain.report(value)
+    malletrain.report(value)
+    assert capsys.readouterr().err.count("report() takes the number of samples") == 1
+    assert agent.received(Progress) == []
+
+
+def test_metrics_marks_and_facts(agent, capsys):
+    malletrain.metric("accuracy", torch.tensor(0.5))
+    malletrain.mark("ready", at=12.5)
+    malletrain.describe(parameters=1234, flops_per_sample=5e6)
+    malletrain.metric("loss", float("nan"))
+    malletrain.metric("", 1)
+    malletrain.metric("shape", [1, 2])
+    messages = agent.received()
+    assert [(type(m), getattr(m, "name", None)) for m in messages] == [
+        (Metric, "accuracy"),
+        (Mark, "ready"),
+        (Profile, None),
+    ]
+    assert messages[0].value == 0.5
+    assert messages[1].time == 12.5
+    assert (messages[2].parameters, messages[2].flops_per_sample) == (1234, 5e6)
+    assert capsys.readouterr().err.count("it is ignored") == 3
+
+
+def test_nonsense_is_told_and_never_raised(agent, capsys):
+    malletrain.mark(Hostile())
+    malletrain.mark("ready", at="noon")
+    malletrain.describe(parameters=-1)
+    malletrain.describe(parameters="many")
+    malletrain.metric(Hostile(), 1.0)
+    malletrain.metric("big", 10**5000)
+    assert agent.received() == []
+    assert capsys.readouterr().err.count("ignored") == 6
+
+
+def test_an_agent_that_goes_away_and_comes_back_changes_nothing(agent):
+    malletrain.report(1)
+    agent.received()
+    os.rename(agent.path, agent.path + ".gone")
+    for _ in range(5):
+        malletrain.report(1)
+    malletrain.metric("accuracy", 0.9)
+    os.rename(agent.path + ".gone", agent.path)
+    report.flush()
+    messages = agent.received()
+    assert [m.value for m in messages if isinstance(m, Metric)] == [0.9]
+    assert [m.samples for m in messages if isinstance(m, Progress)] == [6]
+
+
+def test_without_an_agent_everything_is_a_no_op(monkeypatch, capsys):
+    with as_plain_script(monkeypatch):
+        malletrain.report(32)
+        malletrain.metric("accuracy", 1.0)
+        malletrain.mark("ready")
+        malletrain.describe(parameters=1)
+        report.flush()
+        assert report.totals() == (0, 0)
+        assert report.open_flags() is None
+    assert capsys.readouterr().err == ""
+
+
+def test_flags_that_cannot_be_read_are_told_and_do_no_harm(agent, monkeypatch, capsys):
+    monkeypatch.setenv("MALLETRAIN_FLAGS", "/nowhere/flags")
+    assert report.open_flags() is None
+    assert "Snapshots on demand are off" in capsys.readouterr().err
+
+
+def test_a_forked_child_is_not_its_parent(agent):
+    malletrain.report(5)
+    agent.received()
+    child = os.fork()
+    if child == 0:
+        malletrain.report(7)
+        os._exit(0)
+    os.waitpid(child, 0)
+    (message,) = agent.received(Progress)
+    assert (message.sender.pid, message.samples, message.steps) == (child, 7, 1)
+    malletrain.report(1)
+    report.flush()
+    assert agent.received(Progress)[-1].samples == 6
+
+
+def test_a_worker_marks_its_start_and_sends_the_rest_when_it_ends(agent):
+    script = (
+        "import malletrain\nfor _ in range(100): "
+        "malletrain.report(3)\nmalletrain.metric('accuracy', 0.75)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    messages = agent.received()
+    assert [m.name for m in messages if isinstance(m, Mark)] == ["start", "import", "first"]
+    start, imported, first = (m.time for m in messages if isinstance(m, Mark))
+    assert start <= imported + 0.02  # the kernel tells the start to 10 ms
+    assert imported <= first
+    assert [m.value for m in messages if isinstance(m, Metric)] == [0.75]
+    assert [m for m in messages if isinstance(m, Progress)][-1].samples == 300
+
+
+def test_what_a_worker_did_before_it_was_stopped_in_a_collective_is_known(agent):
+    """A worker on another node than rank 0's is stopped while it waits for rank 0, which stands
+    still: it says nothing more by itself.
+    """
+    script = "import malletrain, os, sys\nfor _ in range(100): malletrain.report(3)\nos.read(0, 1)"
+    worker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    try:
+        counts = []
+        eventually(
+            lambda: (
+                counts.extend(m.samples for m in agent.received(Progress))
+                or (counts and counts[-1] == 300)
+            ),
+            "the last count",
+        )
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        worker.communicate()
+    assert worker.returncode == -signal.SIGTERM
+
+
+def test_importing_malletrain_imports_the_standard_library_only():
+    script = (
+        "import sys; before = set(sys.modules); import malletrain, json\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "malletrain.report(1)\n"
+        "then = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps([sorted(new), sorted(then), dir(malletrain)]))"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLETRAIN")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        env=clean,
+    )
+    imported, then, names = json.loads(done.stdout)
+    assert set(imported) <= set(sys.stdlib_module_names) | {"malletrain"}
+    assert set(then) <= set(sys.stdlib_module_names) | {"malletrain"}
+    assert {"report", "metric", "Snapshot", "ElasticSampler"} <= set(names)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'reprot'"):
+        malletrain.reprot  # noqa: B018

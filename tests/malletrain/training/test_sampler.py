@@ -1,0 +1,356 @@
+"""ElasticSampler: over any sequence of orderly rescales every sample of every epoch is seen exactly
+once, and no rank goes without.
+"""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from malletrain import ElasticSampler
+from malletrain.training import report
+
+
+def group(world, **arguments):
+    """One sampler per rank."""
+    return [ElasticSampler(rank=rank, world_size=world, **arguments) for rank in range(world)]
+
+
+class Run:
+    """A training run in which every rank fetches ahead of its steps, as DataLoader workers do."""
+
+    def __init__(self, samplers, state=None, ahead=0):
+        self.samplers = samplers
+        self.ahead = ahead
+        for sampler in samplers:
+            if state is not None:
+                sampler.load_state_dict(state)
+        self.open_epoch()
+
+    def open_epoch(self):
+        self.epoch = self.samplers[0].epoch
+        self.loaders = [iter(sampler) for sampler in self.samplers]
+        self.fetched = [[] for _ in self.samplers]
+
+    def step(self):
+        """One step of all ranks: (epoch, batches)."""
+        for loader, fetched in zip(self.loaders, self.fetched, strict=True):
+            fetched.extend(itertools.islice(loader, self.ahead + 1 - len(fetched)))
+        assert len({len(fetched) > 0 for fetched in self.fetched}) == 1, (
+            "some rank has a batch while another has none"
+        )
+        assert self.fetched[0], "an epoch without a step left must not be entered"
+        epoch, batches = self.epoch, [fetched.pop(0) for fetched in self.fetched]
+        for sampler in self.samplers:
+            sampler.advance()
+        states = [sampler.state_dict() for sampler in self.samplers]
+        assert all(state == states[0] for state in states), "the ranks disagree about the position"
+        if self.samplers[0].epoch != epoch:
+            assert not any(
+                fetched or list(loader)
+                for fetched, loader in zip(self.fetched, self.loaders, strict=True)
+            )
+            self.open_epoch()
+        return epoch, batches
+
+
+@st.composite
+def plans(draw):
+    """(sampler arguments, [(world size, steps, batches fetched ahead), ...])"""
+    most = draw(st.integers(1, 8))
+    samples = draw(st.integers(most, 90))
+    arguments = {
+        "num_samples": samples,
+        "max_world_size": most,
+        "seed": draw(st.integers(0, 2**70)),
+    }
+    if draw(st.booleans()):
+        arguments["global_batch_size"] = draw(st.integers(most, 100))
+    else:
+        arguments["batch_size"] = draw(st.integers(1, 20))
+    arguments["shuffle"] = draw(st.booleans())
+    rounds = draw(
+        st.lists(
+            st.tuples(st.integers(1, most), st.integers(1, 12), st.integers(0, 4)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    return arguments, rounds
+
+
+@settings(deadline=None, max_examples=200)
+@given(plans())
+def test_every_sample_exactly_once_over_any_rescales(plan):
+    arguments, rounds = plan
+    seen = {}
+    state = None
+    for world, steps, ahead in rounds:
+        run = Run(group(world, **arguments), state, ahead)
+        for _ in range(steps):
+            epoch, batches = run.step()
+            sizes = [len(batch) for batch in batches]
+            assert min(sizes) >= 1
+            assert max(sizes) - min(sizes) <= 1
+            seen.setdefault(epoch, []).extend(itertools.chain(*batches))
+            left = arguments["num_samples"] - run.samplers[0].position
+            assert left >= arguments["max_world_size"]
+        state = run.samplers[0].state_dict()
+    everything = list(range(arguments["num_samples"]))
+    assert sorted(seen) == list(range(len(seen)))
+    for epoch, samples in seen.items():
+        assert len(set(samples)) == len(samples)
+        if epoch < state["epoch"]:
+            assert sorted(samples) == everything
+        else:
+            assert len(samples) == state["position"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(plans())
+def test_a_fixed_global_batch_means_the_same_steps_at_any_scale(plan):
+    arguments, rounds = plan
+    arguments.pop("batch_size", None)
+    arguments.setdefault("global_batch_size", arguments["max_world_size"] + 3)
+    alone = Run(group(1, **arguments))
+    state = None
+    for world, steps, ahead in rounds:
+        run = Run(group(world, **arguments), state, ahead)
+        for _ in range(steps):
+            epoch, batches = run.step()
+            assert (epoch, [list(itertools.chain(*batches))]) == alone.step()
+        state = run.samplers[0].state_dict()
+
+
+@settings(deadline=None, max_examples=100)
+@given(plans(), st.integers(1, 4))
+def test_drop_last_gives_full_batches_only_and_repeats_nothing(plan, batch):
+    arguments, rounds = plan
+    arguments.pop("global_batch_size", None)
+    arguments |= {"batch_size": batch, "drop_last": True}
+    arguments["num_samples"] += batch * arguments["max_world_size"]
+    seen = {}
+    state = None
+    for world, steps, ahead in rounds:
+        run = Run(group(world, **arguments), state, ahead)
+        for _ in range(steps):
+            epoch, batches = run.step()
+            assert {len(one) for one in batches} == {batch}
+            seen.setdefault(epoch, []).extend(itertools.chain(*batches))
+        state = run.samplers[0].state_dict()
+    for epoch, samples in seen.items():
+        assert len(set(samples)) == len(samples)
+        if epoch < state["epoch"]:
+            assert arguments["num_samples"] - len(samples) < batch * arguments["max_world_size"]
+
+
+@given(plans(), st.integers(1, 8))
+@settings(deadline=None, max_examples=100)
+def test_the_lengths_are_the_numbers_of_steps(plan, world):
+    arguments, _ = plan
+    sampler = ElasticSampler(
+        rank=0, world_size=min(world, arguments["max_world_size"]), **arguments
+    )
+    assert len(sampler) == sampler.steps_per_epoch == len(list(sampler))
+    next(iter(sampler))
+    sampler.advance()
+    if sampler.epoch == 0:
+        assert len(sampler) == sampler.steps_per_epoch - 1 == len(list(sampler))
+
+
+@given(st.integers(1, 7), st.integers(7, 30), st.integers(0, 5))
+@settings(deadline=None, max_examples=50)
+def test_the_loss_weight_makes_the_gradient_the_mean_over_the_global_batch(world, batch, seed):
+    data = torch.randn(60, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    samplers = group(world, num_samples=60, global_batch_size=batch, max_world_size=7)
+    run = Run(samplers)
+    for _ in range(3):
+        weights = [sampler.loss_weight for sampler in samplers]
+        _, batches = run.step()
+        averaged = (
+            sum(data[one].mean() * weight for one, weight in zip(batches, weights, strict=True))
+            / world
+        )
+        assert torch.isclose(
+            averaged, data[list(itertools.chain(*batches))].mean(), rtol=1e-12, atol=1e-12
+        )
+    even = ElasticSampler(64, global_batch_size=16, rank=1, world_size=4)
+    assert even.loss_weight == 1.0
+
+
+def test_epochs_differ_and_seeds_differ():
+    def order(seed, epoch):
+        sampler = ElasticSampler(50, batch_size=10, seed=seed, rank=0, world_size=1)
+        sampler.set_position(epoch, 0)
+        return tuple(itertools.chain(*sampler))
+
+    orders = {order(seed, epoch) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    assert order(3, 4) == order(3, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_real_data_loader_and_a_restart_in_between(workers):
+    data = torch.arange(37)
+
+    def loaders(world, state=None):
+        samplers = group(world, num_samples=37, global_batch_size=8, max_world_size=4)
+        if state:
+            for sampler in samplers:
+                sampler.load_state_dict(state)
+        return samplers, [
+            iter(DataLoader(data, batch_sampler=sampler, num_workers=workers))
+            for sampler in samplers
+        ]
+
+    seen = []
+    samplers, iterators = loaders(2)
+    for _ in range(2):
+        for iterator in iterators:
+            seen.extend(next(iterator).tolist())
+        for sampler in samplers:
+            sampler.advance()
+    state = samplers[0].state_dict()
+    assert state["position"] == 16
+    del iterators
+    samplers, iterators = loaders(3, state)
+    for batches in zip(*iterators, strict=True):
+        seen.extend(torch.cat(batches).tolist())
+        for sampler in samplers:
+            sampler.advance()
+    assert sorted(seen) == list(range(37))
+    assert samplers[0].epoch == 1
+
+
+def test_epochs_resume_where_the_state_says_and_a_finished_run_has_none_left():
+    sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    seen = []
+    for epoch in sampler.epochs(3):
+        for _ in sampler:
+            sampler.advance()
+            seen.append((epoch, sampler.position))
+            if len(seen) == 6:
+                state = sampler.state_dict()
+    assert len(seen) == 12
+    assert list(sampler.epochs(3)) == []
+    again = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    again.load_state_dict(state)
+    resumed = []
+    for epoch in again.epochs(3):
+        for _ in again:
+            again.advance()
+            resumed.append((epoch, again.position))
+    assert resumed == seen[6:]
+
+
+def test_leaving_an_epoch_early_goes_on_with_the_next_and_is_told(capsys):
+    report._told.clear()
+    sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    visited = []
+    for epoch in sampler.epochs(3):
+        visited.append(epoch)
+        for _ in sampler:
+            sampler.advance()
+            break
+    assert visited == [0, 1, 2]
+    assert capsys.readouterr().err.count("was left after 5 of 20 samples") == 1
+
+
+def test_a_forgotten_advance_is_an_error_after_the_first_epoch():
+    sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    epochs = sampler.epochs(3)
+    next(epochs)
+    assert len(list(sampler)) == 4
+    with pytest.raises(RuntimeError, match=r"without a single call of sampler\.advance"):
+        next(epochs)
+
+
+def test_advancing_past_what_the_loader_took_is_an_error():
+    sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    batches = iter(sampler)
+    next(batches)
+    next(batches)
+    sampler.advance(batches=2)
+    assert sampler.position == 10
+    with pytest.raises(RuntimeError, match="more often than batches were taken"):
+        sampler.advance()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "exactly one of"),
+        ({"batch_size": 4, "global_batch_size": 4}, "exactly one of"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1, not 0"),
+        ({"batch_size": 2.5}, "not 2.5"),
+        ({"batch_size": 4, "num_samples": 0}, "num_samples"),
+        ({"batch_size": 4, "world_size": 0}, "world_size"),
+        ({"batch_size": 4, "rank": 4}, "rank 4 is not one of the 4 ranks"),
+        ({"batch_size": 4, "max_world_size": 3}, "max_world_size is 3, but there are 4 ranks"),
+        ({"batch_size": 4, "max_world_size": 101}, "100 samples are fewer than the 101 ranks"),
+        (
+            {"global_batch_size": 7, "max_world_size": 8},
+            "a global batch of 7 samples cannot be shared by the 8 ranks",
+        ),
+        (
+            {"batch_size": 20, "max_world_size": 6, "drop_last": True},
+            "no full global batch of 120 samples",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(arguments, complaint):
+    with pytest.raises(ValueError, match="ElasticSampler") as caught:
+        ElasticSampler(**({"num_samples": 100, "rank": 0, "world_size": 4} | arguments))
+    assert complaint in str(caught.value)
+
+
+def test_rank_and_world_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "6")
+    sampler = ElasticSampler(100, global_batch_size=10)
+    assert (sampler.rank, sampler.world_size, sampler.max_world_size) == (1, 2, 6)
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "one")
+    assert ElasticSampler(100, global_batch_size=10).max_world_size == 2
+
+
+STATE = ElasticSampler(20, batch_size=5, rank=0, world_size=1).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"num_samples": 21}, "written for a dataset of 21 samples, but this one has 20"),
+        ({"version": 2}, "version 2"),
+        ({"position": 21}, "no sample 21 of 20"),
+        ({"position": -1}, "no sample -1 of 20"),
+        ({"epoch": -1}, "in epoch -1"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ElasticSampler(20, batch_size=5, rank=0, world_size=1).load_state_dict(STATE | change)
+
+
+def test_the_order_of_the_state_wins(capsys):
+    sampler = ElasticSampler(20, batch_size=5, seed=1, rank=0, world_size=1)
+    sampler.load_state_dict(STATE | {"position": 5})
+    assert sampler.seed == 0
+    assert "seed 0" in capsys.readouterr().err
+    rest = list(itertools.chain(*sampler))
+    first = next(iter(ElasticSampler(20, batch_size=5, seed=0, rank=0, world_size=1)))
+    assert sorted(first + rest) == list(range(20))
+
+
+def test_a_tail_too_short_for_more_ranks_than_were_planned_is_left_out_and_told(capsys):
+    small = ElasticSampler(20, batch_size=6, rank=0, world_size=1, max_world_size=2)
+    for _ in itertools.islice(small, 3):
+        small.advance()
+    assert small.position == 18
+    big = ElasticSampler(20, batch_size=6, rank=0, world_size=3, max_world_size=3)
+    big.load_state_dict(small.state_dict())
+    assert (big.epoch, big.position) == (1, 0)
+    assert "The last 2 samples of epoch 0 are left out" in capsys.readouterr().err

@@ -1,0 +1,516 @@
+"""Snapshot: what is saved comes back, at any wrapping and world size; what cannot be saved stops
+nothing; drains are served.
+"""
+
+import math
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import malletrain
+from malletrain import Snapshot, SnapshotError
+from malletrain.protocol.worker_channel import (
+    Capable,
+    Drained,
+    Mark,
+    Profile,
+    Progress,
+    SnapshotTaken,
+)
+from malletrain.training import snapshot_file
+from tests.malletrain.training.test_snapshot_file import small_disk
+from tests.malletrain.training.worker_side import as_plain_script, as_worker
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    with as_worker(monkeypatch) as agent:
+        yield agent
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    with as_plain_script(monkeypatch):
+        yield
+
+
+class Training:
+    """A small training run with everything a snapshot carries: momentum, dropout, a scheduler, a
+    sampler and all generators.
+    """
+
+    def __init__(self, path, seed=0, **options):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        self.model = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.sampler = malletrain.ElasticSampler(50, batch_size=10, seed=seed, rank=0, world_size=1)
+        self.facts = {"best": 0.0}
+        self.snapshot = Snapshot(
+            path,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            facts=self.facts,
+            **options,
+        )
+
+    def train(self, steps):
+        for _ in range(steps):
+            batch = torch.tensor(next(iter(self.sampler)), dtype=torch.float32)
+            noise = random.random() + numpy.random.random()
+            loss = self.model(batch[:, None] * torch.ones(4) / 50 + noise).square().sum()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.facts["best"] = float(loss.detach())
+            self.sampler.advance()
+        return self
+
+    def state(self):
+        return (
+            [tensor.tolist() for tensor in self.model.state_dict().values()],
+            self.scheduler.get_last_lr(),
+            self.sampler.state_dict(),
+            dict(self.facts),
+        )
+
+
+@pytest.mark.usefixtures("plain")
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(tmp_path):
+    undisturbed = Training(tmp_path / "none.pt").train(13).state()
+    path = tmp_path / "x.pt"
+    first = Training(path)
+    assert not first.snapshot.restore()
+    assert first.train(6).snapshot.save()
+    first.train(3)  # lost
+    second = Training(path, seed=99)
+    assert second.snapshot.restore()
+    assert second.train(7).state() == undisturbed
+
+
+@pytest.mark.usefixtures("plain")
+def test_wrappings_come_and_go(tmp_path):
+    path = tmp_path / "x.pt"
+    inner = nn.Linear(3, 3)
+    compiled = torch.compile(inner)
+    Snapshot(path, model=nn.DataParallel(compiled)).save()
+    assert set(snapshot_file.read(str(path))["objects"]["model"]) == {"weight", "bias"}
+    bare = nn.Linear(3, 3)
+    assert Snapshot(path, model=bare).restore()
+    assert torch.equal(bare.weight, inner.weight)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        other = nn.Linear(3, 3)
+        assert Snapshot(path, model=nn.parallel.DistributedDataParallel(other)).restore()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(other.weight, inner.weight)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_damaged_newest_snapshot_is_passed_over_and_both_are_named(tmp_path, capsys):
+    path = tmp_path / "x.pt"
+    run = Training(path).train(2)
+    run.snapshot.save()
+    good = run.state()
+    run.train(2).snapshot.save()
+    os.truncate(path, 500)
+    again = Training(path, seed=5)
+    assert again.snapshot.restore()
+    assert again.state() == good
+    said = capsys.readouterr().err
+    assert f"{path} is damaged" in said
+    assert f"Going on from {path}.prev" in said
+    again.train(1).snapshot.save()
+    assert (
+        snapshot_file.read(f"{path}.prev")["objects"]["sampler"] == good[2]
+    )  # the damaged one did not push it out
+    os.remove(path)
+    assert Training(path).snapshot.restore()
+    assert f"{path} is absent" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plain")
+def test_no_good_snapshot_is_not_a_new_run(tmp_path):
+    path = tmp_path / "x.pt"
+    path.write_bytes(b"garbage")
+    with pytest.raises(
+        SnapshotError, match=f"{path} is damaged.*No good snapshot is left. To train anew"
+    ) as caught:
+        Training(path).snapshot.restore()
+    assert "move it away" in str(caught.value)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_state_that_does_not_fit_names_the_object(tmp_path):
+    path = tmp_path / "x.pt"
+    Snapshot(path, net=nn.Linear(2, 2)).save()
+    with pytest.raises(
+        SnapshotError,
+        match=f"state of 'net' in snapshot {path} does not fit the script's Linear: .*size "
+        "mismatch",
+    ):
+        Snapshot(path, net=nn.Linear(2, 3)).restore()
+    sampler = malletrain.ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    Snapshot(path, sampler=sampler).save()
+    with pytest.raises(SnapshotError, match="dataset of 20 samples, but this one has 30"):
+        Snapshot(
+            path, sampler=malletrain.ElasticSampler(30, batch_size=5, rank=0, world_size=1)
+        ).restore()
+
+
+@pytest.mark.usefixtures("plain")
+def test_objects_that_came_or_went_are_told(tmp_path, capsys):
+    path = tmp_path / "x.pt"
+    facts = {"a": 1, "b": torch.ones(2)}
+    Snapshot(path, facts=facts, old={"x": 1}).save()
+    mine = {"a": 0, "c": 3}
+    assert Snapshot(path, facts=mine, new={"y": 1}).restore()
+    assert mine["a"] == 1
+    assert mine["c"] == 3
+    assert torch.equal(mine["b"], torch.ones(2))
+    said = capsys.readouterr().err
+    assert "holds nothing called 'new'" in said
+    assert "also holds 'old'" in said
+
+
+class ZeroRedundancyOptimizer:
+    def state_dict(self):
+        return {}
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize(
+    ("error", "complaint", "arguments"),
+    [
+        (ValueError, "nothing to save", {}),
+        (ValueError, "every_s must be", {"every_s": -1, "facts": {}}),
+        (ValueError, "every_s must be", {"every_s": math.nan, "facts": {}}),
+        (ValueError, "keep must be", {"keep": -1, "facts": {}}),
+        (TypeError, r"epoch is a int without state_dict", {"epoch": 3}),
+        (
+            TypeError,
+            "optimizer is a ZeroRedundancyOptimizer, which rank 0 cannot save alone",
+            {"optimizer": ZeroRedundancyOptimizer()},
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(tmp_path, error, complaint, arguments):
+    with pytest.raises(error, match=complaint):
+        Snapshot(tmp_path / "x.pt", **arguments)
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    with as_worker(monkeypatch, rank=1, world=2):
+        snapshot = Snapshot(tmp_path / "x.pt", every_s=0, facts={})
+        assert not snapshot.save()
+        snapshot.step()
+        snapshot.step()
+    assert os.listdir(tmp_path) == []
+
+
+def test_saves_are_reported_with_their_size_and_the_work_they_hold(agent, tmp_path):
+    snapshot = Snapshot(tmp_path / "x.pt", model=nn.Linear(10, 10))
+    snapshot.restore()
+    malletrain.report(30)
+    malletrain.report(31)
+    assert snapshot.save()
+    messages = agent.received()
+    (taken,) = [message for message in messages if isinstance(message, SnapshotTaken)]
+    assert (taken.saved, taken.path, taken.samples, taken.steps) == (
+        True,
+        str(tmp_path / "x.pt"),
+        61,
+        2,
+    )
+    assert taken.bytes == os.path.getsize(tmp_path / "x.pt")
+    assert taken.seconds > 0
+    assert [message.name for message in messages if isinstance(message, Mark)] == [
+        "restoring",
+        "restored",
+        "first",
+    ]
+    assert [message for message in messages if isinstance(message, Progress)][
+        -1
+    ].samples == 61  # flushed before
+
+
+def test_step_announces_itself_once_and_saves_when_due(agent, tmp_path):
+    snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, model=nn.Linear(10, 10))
+    for _ in range(3):
+        snapshot.step()
+    assert [type(message) for message in agent.received()] == [Capable, Profile]
+    assert os.listdir(tmp_path) == []
+    snapshot = Snapshot(tmp_path / "x.pt", every_s=0, model=nn.Linear(10, 10))
+    snapshot.step()
+    snapshot.step()
+    messages = agent.received()
+    assert [type(message) for message in messages] == [
+        Capable,
+        Profile,
+        SnapshotTaken,
+        SnapshotTaken,
+    ]
+    assert messages[1].parameters == 110
+
+
+# --- when it cannot be written ---
+
+
+def failures(agent):
+    return [message.sentence for message in agent.received(SnapshotTaken) if not message.saved]
+
+
+def test_a_full_disk_stops_nothing_and_is_told_once(agent, tmp_path, capsys):
+    with small_disk(tmp_path):
+        path = tmp_path / "x.pt"
+        model = nn.Linear(100, 100)
+        facts = {"pad": torch.zeros(10)}
+        snapshot = Snapshot(path, every_s=0, model=model, facts=facts)
+        snapshot.step()
+        assert failures(agent) == []
+        facts["pad"] = torch.zeros(1_000_000)
+        for _ in range(3):
+            snapshot.step()
+        (sentence,) = failures(agent)
+        assert f"Snapshot to {path} failed: No space left on device. Free space there" in sentence
+        assert "The last good one, saved " in sentence
+        assert "training goes on" in sentence
+        assert capsys.readouterr().err == f"malletrain: {sentence}\n"
+        assert sorted(os.listdir(tmp_path)) == ["x.pt"]
+        assert snapshot_file.read(str(path))["objects"]["facts"]["pad"].numel() == 10
+        facts["pad"] = torch.zeros(20)
+        snapshot.step()
+        assert "work again" in capsys.readouterr().err
+        assert snapshot_file.read(str(path))["objects"]["facts"]["pad"].numel() == 20
+
+
+def test_a_read_only_file_system_stops_nothing(agent, tmp_path):
+    path = tmp_path / "x.pt"
+    snapshot = Snapshot(path, every_s=0, facts={"number": 1})
+    with small_disk(tmp_path):
+        assert snapshot.save()
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        assert not snapshot.save()
+        assert snapshot_file.read(str(path))["objects"]["facts"] == {"number": 1}
+    (sentence,) = failures(agent)
+    assert (
+        "Read-only file system. Give Snapshot a path on a file system that can be written."
+        in sentence
+    )
+
+
+def test_a_path_below_a_file_stops_nothing(agent, tmp_path):
+    (tmp_path / "file").write_text("")
+    snapshot = Snapshot(tmp_path / "file" / "x.pt", every_s=0, facts={})
+    snapshot.step()
+    snapshot.step()
+    (sentence,) = failures(agent)
+    assert "A part of the path is a file" in sentence
+    assert "There is none yet" in sentence
+
+
+class Moody:
+    mood = "no memory"
+
+    def state_dict(self):
+        raise RuntimeError(self.mood)
+
+    load_state_dict = state_dict
+
+
+def test_each_cause_is_told_once(agent, tmp_path, capsys):
+    moody = Moody()
+    snapshot = Snapshot(tmp_path / "x.pt", every_s=0, moody=moody)
+    for mood in ("no memory", "no memory", "no luck", "no memory"):
+        moody.mood = mood
+        assert not snapshot.save()
+    assert len(failures(agent)) == 2
+    said = capsys.readouterr().err
+    assert said.count("RuntimeError: no memory") == said.count("RuntimeError: no luck") == 1
+
+
+def test_a_process_left_over_from_an_earlier_round_does_not_overwrite(tmp_path, monkeypatch):
+    path = tmp_path / "x.pt"
+    with as_worker(monkeypatch, generation=3):
+        old = Snapshot(path, facts={"who": "old"})
+        old.save()
+        with as_worker(monkeypatch, generation=4):
+            new = Snapshot(path, facts={"who": "new"})
+            assert new.restore()
+            new._objects["facts"]["who"] = "new"
+            assert new.save()
+        monkeypatch.setenv("MALLETRAIN_GENERATION", "3")
+        assert not old.save()
+    assert snapshot_file.read(str(path))["objects"]["facts"] == {"who": "new"}
+    with as_worker(
+        monkeypatch, generation=4
+    ):  # its own file, or one that came from elsewhere but not from a later round
+        shutil.copy(path, tmp_path / "copy")
+        os.replace(tmp_path / "copy", path)
+        assert new.save()
+
+
+# --- on demand ---
+
+
+def wait_for(condition, limit=20.0):
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def drained(agent, seen):
+    seen.extend(agent.received(Drained))
+    return seen
+
+
+def test_a_drain_saves_reports_and_stands_still_until_it_is_taken_back(agent, tmp_path):
+    facts = {"step": 0}
+    snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, facts=facts)
+    snapshot.step()
+    malletrain.report(10)
+    malletrain.report(10)
+    facts["step"] = 2
+    agent.flags.request_drain(7)
+    trainer = threading.Thread(target=snapshot.step)
+    trainer.start()
+    seen = []
+    wait_for(lambda: len(drained(agent, seen)) >= 2)  # repeated, because one may be lost
+    assert {(message.number, message.saved) for message in seen} == {(7, True)}
+    assert snapshot_file.read(str(tmp_path / "x.pt"))["objects"]["facts"] == {"step": 2}
+    written = os.stat(tmp_path / "x.pt").st_mtime_ns
+    agent.flags.request_drain(8)
+    wait_for(lambda: drained(agent, seen)[-1].number == 8)
+    assert trainer.is_alive()
+    assert os.stat(tmp_path / "x.pt").st_mtime_ns == written  # nothing had happened since
+    agent.flags.request_drain(0)
+    trainer.join(20)
+    assert not trainer.is_alive()
+    snapshot.step()
+    agent.flags.request_drain(8)
+    snapshot.step()  # served already
+    assert os.stat(tmp_path / "x.pt").st_mtime_ns == written
+
+
+def test_the_progress_is_flushed_on_every_rank_when_a_drain_begins(tmp_path, monkeypatch):
+    with as_worker(monkeypatch, rank=1, world=2) as agent:
+        snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, facts={})
+        for _ in range(20):
+            malletrain.report(1)
+        agent.received()
+        agent.flags.request_drain(1)
+        malletrain.report(1)
+        snapshot.step()
+        assert agent.received(Progress)[-1].samples == 21
+        assert os.listdir(tmp_path) == []
+
+
+def test_standing_still_ends_when_nobody_comes(agent, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("malletrain.training.snapshot.STAND_STILL_S", 0.1)
+    snapshot = Snapshot(tmp_path / "x.pt", facts={})
+    agent.flags.request_drain(1)
+    snapshot.step()
+    assert "nobody came; training goes on" in capsys.readouterr().err
+    snapshot.step()
+    assert {message.number for message in agent.received(Drained)} == {1}
+
+
+def test_a_drain_whose_snapshot_fails_says_so_and_trains_on(agent, tmp_path):
+    snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, moody=Moody())
+    agent.flags.request_drain(4)
+    snapshot.step()
+    (message,) = agent.received(Drained)
+    assert (message.number, message.saved) == (4, False)
+    assert "no memory" in message.sentence
+
+
+# --- ranks agree ---
+
+
+@pytest.mark.usefixtures("plain")
+def test_every_rank_loads_what_rank_0_chose(tmp_path):
+    path = tmp_path / "x.pt"
+    store = torch.distributed.HashStore()
+    for number in (1, 2):
+        Snapshot(path, facts={"number": number}).save()
+    zero, one = Snapshot(path, facts={}), Snapshot(path, facts={})
+    os.truncate(path, 300)  # rank 0 falls back; rank 1, which checks no sums, must follow
+    payload, name = zero._agreed(store, 0)
+    assert (payload["objects"]["facts"], name) == ({"number": 1}, f"{path}.prev")
+    payload, name = one._agreed(store, 1)
+    assert (payload["objects"]["facts"], name) == ({"number": 1}, f"{path}.prev")
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_rank_waits_for_a_folder_that_is_late(tmp_path):
+    path = tmp_path / "x.pt"
+    store = torch.distributed.HashStore()
+    Snapshot(path, facts={"number": 1}).save()
+    stale = path.read_bytes()
+    Snapshot(path, keep=0, facts={"number": 2}).save()
+    assert Snapshot(path, keep=0, facts={})._agreed(store, 0)[0]["objects"]["facts"] == {
+        "number": 2
+    }
+    fresh = path.read_bytes()
+    path.write_bytes(stale)
+    found = []
+    waiter = threading.Thread(
+        target=lambda: found.append(Snapshot(path, keep=0, facts={})._agreed(store, 1)[0])
+    )
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive()
+    (tmp_path / "late").write_bytes(fresh)
+    os.replace(tmp_path / "late", path)
+    waiter.join(20)
+    assert found[0]["objects"]["facts"] == {"number": 2}
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("malletrain.training.snapshot.SHARED_FOLDER_WAIT_S", 0.1)
+    path = tmp_path / "x.pt"
+    store = torch.distributed.HashStore()
+    Snapshot(path, facts={"number": 1}).save()
+    Snapshot(path, facts={})._agreed(store, 0)
+    os.remove(path)
+    with pytest.raises(
+        SnapshotError,
+        match=r"Rank 3 cannot see the snapshot that rank 0 restored.*in a folder that all nodes "
+        r"share",
+    ):
+        Snapshot(path, facts={})._agreed(store, 3)
+
+
+@pytest.mark.usefixtures("plain")
+def test_nobody_waits_for_a_rank_0_that_failed_or_found_nothing(tmp_path):
+    path = tmp_path / "x.pt"
+    store = torch.distributed.HashStore()
+    zero, one = Snapshot(path, facts={}), Snapshot(path, facts={})
+    assert zero._agreed(store, 0) == (None, "")
+    assert one._agreed(store, 1) == (None, "")
+    path.write_bytes(b"garbage")
+    with pytest.raises(SnapshotError, match="No good snapshot is left"):
+        zero._agreed(store, 0)
+    with pytest.raises(SnapshotError, match="No good snapshot is left"):
+        one._agreed(store, 1)

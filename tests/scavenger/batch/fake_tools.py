@@ -1,0 +1,79 @@
+"""Small imitations of a scheduler's command-line tools: they answer what they were told to, or
+hang, fail or print garbage.
+
+Each tool is a shell script in one directory. What it does next stands in files beside it, so that a
+test can change it while a scavenger runs; every call is written down.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SCRIPT = """#!/bin/sh
+here={here}
+printf '%s\\n' "{name} $*" >>"$here/calls"
+stdin="$here/{name}.stdin.$$"
+cat >"$stdin"
+ln -f "$stdin" "$here/{name}.stdin"
+# A script of the test's own decides, if there is one.
+[ -f "$here/{name}.sh" ] && . "$here/{name}.sh"
+mode=$(cat "$here/{name}.mode" 2>/dev/null)
+case "$mode" in
+    hang) exec sleep 600;;
+    fail*) printf '%s\\n' "${{mode#fail }}" >&2; exit 1;;
+esac
+[ -f "$here/{name}.out" ] && {substitute} "$here/{name}.out"
+exit 0
+"""
+
+
+class FakeTools:
+    """Imitations of ``names`` in ``root``; ``environment`` finds them before the real ones."""
+
+    def __init__(self, root: Path, names: tuple[str, ...]) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            # squeue and sinfo are told the mark of the poll in their format (-o MARK|…): a MARK in
+            # the answer becomes it.
+            substitute = (
+                """sed "s/MARK/$(printf '%s' "$*" | sed -n 's/.*-o \\([0-9a-f]*\\)|.*/\\1/p')/g" """
+            )
+            path = root / name
+            path.write_text(SCRIPT.format(here=root, name=name, substitute=substitute))
+            path.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{root}:{os.environ['PATH']}"}
+
+    def answers(self, name: str, text: str) -> None:
+        """From now on the tool prints ``text`` and succeeds."""
+        (self.root / f"{name}.out").write_text(text)
+        (self.root / f"{name}.mode").unlink(missing_ok=True)
+
+    def hangs(self, name: str) -> None:
+        """From now on the tool gives no answer."""
+        (self.root / f"{name}.mode").write_text("hang")
+
+    def fails(self, name: str, complaint: str) -> None:
+        """From now on the tool complains and ends with status 1."""
+        (self.root / f"{name}.mode").write_text(f"fail {complaint}")
+
+    def works(self, name: str) -> None:
+        """The tool answers again."""
+        (self.root / f"{name}.mode").unlink(missing_ok=True)
+
+    def runs(self, name: str, script: str) -> None:
+        """From now on the tool does what this shell text says (``$here`` is the directory); what it
+        does not end goes on as usual.
+        """
+        (self.root / f"{name}.sh").write_text(script)
+
+    def calls(self, name: str = "") -> list[str]:
+        """Every call so far, ``NAME ARGUMENTS``."""
+        path = self.root / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith(name)]
+
+    def stdin(self, name: str) -> bytes:
+        """What the last call of the tool read."""
+        return (self.root / f"{name}.stdin").read_bytes()

@@ -1,0 +1,193 @@
+"""What becomes of a lease by its job and by what was decided about it before."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.batch.lease_books import NO_MORE_FOR_S, REMEMBERED_S, LeaseBooks, LeaseJob, own_jobs
+from scavenger.interface import Lease, LeaseState
+
+NOW = 10_000.0
+PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.ENDED
+
+
+def books(max_leases=0):
+    return LeaseBooks("Slurm", 60.0, max_leases, "me")
+
+
+def job(state, lease_id="l1", reason="", **options):
+    return LeaseJob(
+        Lease(lease_id, "7", state, "n1", reason, NOW + 9 if state is RUNNING and reason else None),
+        "me",
+        "n1",
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "hold", "kept", "state", "reason", "cancelled"),
+    [
+        (job(RUNNING), "", {}, RUNNING, "", False),
+        (job(RUNNING, reason="preempted"), "", {}, RUNNING, "preempted", False),
+        (job(RUNNING), "taken back", {"n1": "wanted"}, RUNNING, "", False),
+        (job(RUNNING, lost="suspended"), "", {}, ENDED, "suspended", True),
+        (job(RUNNING, lost="suspended", ending=True), "", {}, ENDED, "suspended", False),
+        (job(PENDING, reason="Priority", submitted=NOW - 59), "", {}, PENDING, "Priority", False),
+        (
+            job(PENDING, reason="Priority", submitted=NOW - 61),
+            "",
+            {},
+            ENDED,
+            "it did not start within 60 s (Priority)",
+            True,
+        ),
+        (
+            job(PENDING, submitted=NOW - 61),
+            "",
+            {},
+            ENDED,
+            "it did not start within 60 s (no reason given)",
+            True,
+        ),
+        (job(PENDING, reason="Priority"), "", {}, PENDING, "Priority", False),
+        (job(PENDING), "taken back", {}, ENDED, "taken back", True),
+        (job(PENDING), "", {"n1": "a job needs it"}, ENDED, "a job needs it", True),
+        (job(PENDING), "", {"n2": "a job needs it"}, PENDING, "", False),
+        (job(PENDING, lost="it is held"), "taken back", {}, ENDED, "it is held", True),
+        (
+            job(ENDED, reason="its command ended", lost="x"),
+            "taken back",
+            {},
+            ENDED,
+            "its command ended",
+            False,
+        ),
+    ],
+)
+def test_what_becomes_of_a_lease(one, hold, kept, state, reason, cancelled):
+    made = books()
+    [lease], unwanted = made.look({"l1": one}, hold, kept, NOW)
+    assert (lease.state, lease.reason) == (state, reason)
+    assert unwanted == ([one] if cancelled else [])
+    assert lease.leaving_by is None or lease.state is RUNNING
+    if state is ENDED and one.alive:
+        [again], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 5)
+        assert (again.state, again.reason) == (ENDED, reason), (
+            "what was given up stays given up, should its job start all the same"
+        )
+        assert [j.id for j in unwanted] == ["7"]
+
+
+def test_what_was_given_up_is_cancelled_should_it_turn_up_and_forgotten_at_last():
+    made = books()
+    made.give_up("l1", "no answer", NOW)
+    made.give_up("l1", "given back", NOW + 1)
+    [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 2)
+    assert (lease.state, lease.reason, len(unwanted)) == (ENDED, "no answer", 1)
+    made.look({}, "", {}, NOW + REMEMBERED_S)
+    assert made.given_up == {}
+
+
+def test_how_many_more_there_may_be():
+    made = books(max_leases=3)
+    assert made.room(1, NOW) == (2, "the configuration allows 3 leases")
+    assert books().room(1000, NOW) is None
+    made.look({"l1": job(RUNNING), "l2": job(ENDED, "l2")}, "", {}, NOW)
+    made.limit_reached("me", "QOSMaxSubmitJobPerUserLimit", NOW)
+    assert (
+        made.refusal("me", NOW)
+        == "Slurm refuses more jobs of ours for now: QOSMaxSubmitJobPerUserLimit"
+    )
+    count, words = made.room(1, NOW, "me")
+    assert count == 0, "one job is there, and one is as many as the scheduler takes"
+    assert "refuses more jobs of ours than 1 for now" in words
+    assert made.room(0, NOW, "me")[0] == 1
+    after = NOW + NO_MORE_FOR_S
+    assert (made.refusal("me", after), made.room(1, after, "me")) == (
+        "",
+        (2, "the configuration allows 3 leases"),
+    )
+
+
+def test_a_limit_of_one_user_stops_no_other():
+    made = books(max_leases=3)
+    made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)
+    made.limit_reached("ann", "AssocMaxSubmitJobLimit", NOW)
+    assert (
+        made.refusal("ann", NOW + 299)
+        == "Slurm refuses more jobs of ann for now: AssocMaxSubmitJobLimit"
+    )
+    assert [made.refusal(user, NOW) for user in ("bob", "me", "")] == ["", "", ""]
+    assert made.room(2, NOW) == (1, "the configuration allows 3 leases"), "only that is common"
+    assert made.room(0, NOW, "ann")[0] == 1, "one of the jobs is ann's"
+    assert made.room(0, NOW, "bob")[0] == 3
+
+
+class Named(NamedTuple):
+    """A job of a scheduler."""
+
+    name: str
+    user: str
+    state: str
+
+
+def own(made, *jobs):
+    found = own_jobs(
+        [Named(f"x-{name}", user, state) for name, user, state in jobs],
+        "x-",
+        made.user_of,
+        ("PD",),
+        ("CD",),
+    )
+    return {lease: (job.user, job.state) for lease, job in found.items()}
+
+
+def test_a_job_is_ours_only_if_it_is_of_the_user_whom_the_lease_was_taken_for():
+    made = books()
+    made.know("l1", "ann", NOW)
+    made.know("l1", "bob", NOW)  # an id is one user's
+    theirs = ("l1", "ann", "PD")
+    for fake in (("l1", "bob", "R"), ("l1", "me", "R"), ("l1", "root", "S"), ("l2", "bob", "R")):
+        assert own(made, theirs, fake) == own(made, fake, theirs) == {"l1": ("ann", "PD")}
+        assert own(made, fake) == {}
+    assert own(made, theirs, ("l1", "ann", "R"), ("l1", "ann", "CD")) == {"l1": ("ann", "R")}
+    assert own(made, ("l7", "me", "R"), ("l7", "bob", "R")) == {"l7": ("me", "R")}, (
+        "of unknown leases our own user's jobs are ours"
+    )
+
+
+def test_whose_a_lease_is_stays_known_while_its_job_is_there():
+    made = books()
+    made.know("l1", "ann", NOW)
+    made.know("l2", "ann", NOW)
+    for later in range(0, 3 * int(REMEMBERED_S), 600):
+        made.look({"l1": job(PENDING)}, "", {}, NOW + later)
+    assert (made.user_of("l1"), made.user_of("l2")) == ("ann", "me")
+    made.look({}, "", {}, NOW + later + REMEMBERED_S)
+    assert made.user_of("l1") == "me"
+
+
+STATES = st.sampled_from([PENDING, RUNNING, ENDED])
+JOBS = st.lists(st.tuples(STATES, st.floats(0.0, 200.0), st.booleans(), st.booleans()), max_size=6)
+
+
+@given(st.lists(st.tuples(JOBS, st.booleans()), max_size=5))
+def test_no_lease_comes_back_and_every_one_that_ended_for_us_is_cancelled(looks):
+    made, over = books(), set()
+    for step, (found, held) in enumerate(looks):
+        now = NOW + 10 * step
+        jobs = {
+            f"l{i}": job(
+                state, f"l{i}", submitted=now - waited, lost="lost" if lost else "", ending=ending
+            )
+            for i, (state, waited, lost, ending) in enumerate(found)
+        }
+        leases, unwanted = made.look(jobs, "held" if held else "", {}, now)
+        assert [lease.id for lease in leases] == list(jobs)
+        ended = {lease.id for lease in leases if lease.state is ENDED}
+        assert over & jobs.keys() <= ended
+        wrong = {i for i in ended if jobs[i].alive}
+        assert {one.lease.id for one in unwanted} == {i for i in wrong if not jobs[i].ending}
+        over |= wrong

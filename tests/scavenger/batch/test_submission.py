@@ -1,0 +1,46 @@
+"""What the complaints of a scheduler's commands about many jobs at once mean."""
+
+from typing import NamedTuple
+
+import pytest
+
+from scavenger.batch.commands import Result
+from scavenger.batch.submission import Submitter
+from scavenger.pbs.job import PBS
+from scavenger.slurm.job import SLURM
+
+
+class Job(NamedTuple):
+    id: str
+    user: str = "me"
+
+
+class Said:
+    """Commands that always say the same."""
+
+    def __init__(self, complaint):
+        self.complaint = complaint
+
+    def run(self, argv, stdin=None, environment=None):
+        return Result(tuple(argv), 1, "", self.complaint, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "ended", "other"),
+    [
+        (SLURM, "scancel: error: Kill job error on job id 5: Invalid job id "
+                "specified", "scancel: error: job id 6: Access denied"),
+        (PBS, "qdel: Unknown Job Id 5.server", "qdel: Unauthorized Request 6.server"),
+    ],
+    ids=["slurm", "pbs"],
+)  # fmt: skip
+def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, other):
+    def cancel(*lines):
+        return Submitter(dialect, (), "me", 1000.0, Said("\n".join(lines) + "\n"), {}).cancel(
+            [Job("5"), Job("6")]
+        )
+
+    assert cancel(ended) is None
+    assert cancel(ended, ended) is None
+    assert other in str(cancel(ended, other))
+    assert cancel("") is not None, "it failed and does not say why"

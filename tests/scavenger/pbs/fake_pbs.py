@@ -1,0 +1,119 @@
+"""A PBS for tests: the imitation of pbs_machine.py behind tools that can be told to hang, fail or
+print garbage (fake_tools.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.scavenger.batch.fake_tools import FakeTools
+from tests.scavenger.pbs import pbs_machine
+
+NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel")
+QUEUES: dict[str, dict[str, Any]] = {
+    "workq": {"Priority": 0},
+    "expressq": {"Priority": 200},
+    "preemptable": {"Priority": 10, "kill_delay": 8},
+}
+
+
+def hosts_of(count: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Hosts n1, n2, … with one vnode each, named as in the recordings."""
+    return {f"n{i}": {f"pbs0[{i}]": {"ncpus": 2, "mem": "2gb"}} for i in range(1, count + 1)}
+
+
+class FakePbs:
+    """One imitated PBS in ``root``. ``environment`` finds its commands before the real ones."""
+
+    def __init__(
+        self,
+        root: Path,
+        hosts: int | dict[str, Any] = 4,
+        queues: dict[str, Any] | None = None,
+        preempt_order: str = "D",
+    ) -> None:
+        self.root = root
+        self.state_dir = root / "pbs"
+        self.state_dir.mkdir(parents=True)
+        made = pbs_machine.new_state(
+            hosts_of(hosts) if isinstance(hosts, int) else hosts, queues or QUEUES, preempt_order
+        )
+        (self.state_dir / "state.json").write_text(json.dumps(made))
+        self.tools = FakeTools(root / "bin", NAMES)
+        self.environment = self.tools.environment
+        for name in NAMES:
+            self.tools.runs(
+                name,
+                f'[ -f "$here/{name}.mode" ] || [ -f "$here/{name}.out" ] || exec '
+                f'{self._command(name)} "$@" <"$stdin"',
+            )
+        self.server = subprocess.Popen(
+            [sys.executable, "-I", "-S", pbs_machine.__file__, str(self.state_dir), "serve"]
+        )
+
+    def _command(self, name: str) -> str:
+        return f"'{sys.executable}' -I -S '{pbs_machine.__file__}' '{self.state_dir}' {name}"
+
+    def works(self, name: str) -> None:
+        """The tool is itself again."""
+        (self.tools.root / f"{name}.out").unlink(missing_ok=True)
+        self.tools.works(name)
+
+    def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the state, as an administrator would."""
+        with pbs_machine.state_of(self.state_dir) as state:
+            change(state)
+
+    def state(self) -> dict[str, Any]:
+        with pbs_machine.state_of(self.state_dir) as state:
+            return dict(state)
+
+    def jobs(self, *states: str) -> dict[str, dict[str, Any]]:
+        """Jobs by id, of these states (all)."""
+        return {
+            number: job
+            for number, job in self.state()["jobs"].items()
+            if not states or job["state"] in states
+        }
+
+    def leases(self, *states: str) -> dict[str, dict[str, Any]]:
+        return {
+            n: j
+            for n, j in self.jobs(*(states or ("Q", "H", "R", "E", "S"))).items()
+            if j["name"].startswith("malletrain-")
+        }
+
+    def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
+        """A job of somebody's."""
+        argv = [
+            str(self.tools.root / "qsub"),
+            "-q",
+            queue,
+            "-l",
+            f"select={hosts}:ncpus=2",
+            *options,
+        ]
+        script = f"#!/bin/sh\n{text}\n"
+        return subprocess.run(
+            argv, input=script, capture_output=True, text=True, check=True, env=self.environment
+        ).stdout.strip()
+
+    def until(self, condition: Callable[[], object], what: str, patience_s: float = 30.0) -> Any:
+        deadline = time.monotonic() + patience_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, (
+                f"Not within {patience_s:g} s: {what}. Jobs: {self.jobs()}"
+            )
+            time.sleep(0.03)
+        return found
+
+    def stop(self) -> None:
+        """End it and every job of it."""
+        (self.state_dir / "stop").touch()
+        self.server.wait(20)

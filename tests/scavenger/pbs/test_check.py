@@ -1,0 +1,145 @@
+"""``malletrain check`` on a PBS: every thing that would not work is a sentence that says what to
+change.
+"""
+
+import pytest
+
+from scavenger.pbs.job import LeaseOptions
+from tests.scavenger.pbs.fake_pbs import QUEUES
+from tests.scavenger.pbs.pbs_world import World
+
+
+@pytest.fixture(scope="module")
+def pbs(tmp_path_factory):
+    made = World(tmp_path_factory.mktemp("pbs"), hosts=2)
+    yield made
+    made.pbs.stop()
+
+
+@pytest.fixture
+def site(pbs):
+    """The imitated PBS as it was at first."""
+    before = pbs.pbs.state()
+    yield pbs
+    for name in ("qsub", "qdel", "qstat", "qmgr"):
+        pbs.pbs.works(name)
+    pbs.pbs.edit(
+        lambda state: state.update(
+            {key: before[key] for key in ("queues", "server", "sched", "version", "nodes")}
+        )
+    )
+
+
+def troubles(site, **settings):
+    return [sentence for works, sentence in site.scavenger(**settings).check() if not works]
+
+
+def test_a_good_site(site):
+    found = site.scavenger(wanted_grace_s=7.0).check()
+    assert all(works for works, _ in found), found
+    text = " ".join(sentence for _, sentence in found)
+    for words in (
+        "PBS 23.06.06",
+        "Priority 10",
+        "expressq preempt those of preemptable",
+        "a preempted job is deleted",
+        "8 s to leave",
+        "workq do not preempt",
+        "2 hosts",
+        "submitted and deleted",
+    ):
+        assert words in text
+    assert not site.pbs.leases(), "the job on trial is gone"
+
+
+def queue(**changes):
+    return lambda state: state["queues"]["preemptable"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(version="14.1.0"), "14.1.0 is older than 18.1"),
+        (lambda s: s["server"].update(scheduling="False"), "set server scheduling = True"),
+        (lambda s: s["queues"].pop("preemptable"), "no queue preemptable; set queue"),
+        (queue(enabled="False"), "set queue preemptable enabled = True"),
+        (queue(started="False"), "set queue preemptable started = True"),
+        (queue(from_route_only="True"), "routing queue only"),
+        (queue(kill_delay=2), "set queue preemptable kill_delay = 7"),
+        (queue(Priority=160), "an express queue whose jobs preempt others"),
+        (
+            queue(resources_max={"walltime": "01:00:00"}),
+            'time_limit in [scheduler.pbs] to "3600 s"',
+        ),
+        (queue(default_chunk={"Qlist": "lost"}), "No node of PBS takes jobs of queue preemptable"),
+        (lambda s: s["queues"]["expressq"].update(Priority=100), "No queue preempts preemptable"),
+    ],
+)
+def test_what_would_not_work(site, change, words):
+    site.pbs.edit(change)
+    found = troubles(site, wanted_grace_s=7.0)
+    assert any(words in sentence for sentence in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: s["sched"].update(preempt_order="SCR"),
+            "suspended: they get no signal and keep their memory",
+        ),
+        (lambda s: s["server"].update(query_other_jobs="False"), "query_other_jobs = True"),
+        (queue(resources_min={"walltime": "00:10:00"}), 'time_min in [scheduler.pbs] to "600 s"'),
+    ],
+)
+def test_what_works_with_a_warning(site, change, words):
+    site.pbs.edit(change)
+    found = site.scavenger().check()
+    assert any(works and words in sentence for works, sentence in found), found
+
+
+def test_leases_that_could_never_be_preempted(site):
+    site.pbs.edit(lambda s: s["sched"].update(preempt_order="R"))
+    assert (
+        "never be preempted"
+        in troubles(site, lease=LeaseOptions(queue="preemptable", rerunnable="no"))[0]
+    )
+
+
+def test_a_refused_submission_is_told_in_pbss_words(site):
+    site.tools.fails("qsub", "qsub: Unauthorized Request")
+    [sentence] = troubles(site)
+    assert "Unauthorized Request" in sentence
+    assert "[scheduler.pbs]" in sentence
+    site.pbs.works("qsub")
+    site.tools.fails("qdel", "qdel: Unauthorized Request")
+    [sentence] = troubles(site)
+    assert "not deleted" in sentence
+    site.pbs.works("qdel")
+
+
+def test_a_pbs_that_does_not_answer(site):
+    site.tools.fails(
+        "qstat", "Connection refused\nqstat: cannot connect to server pbs0 (errno=111)"
+    )
+    [sentence] = troubles(site)
+    assert "PBS cannot be asked" in sentence
+    assert "cannot connect to server" in sentence
+
+
+def test_no_queue_is_named(site):
+    assert "set queue in [scheduler.pbs] to one of" in troubles(site, lease=LeaseOptions())[0]
+
+
+def test_backfill_mode_needs_no_preemption(site):
+    site.pbs.edit(lambda s: s["queues"]["expressq"].update(Priority=100))
+    assert troubles(site, backfill=True) == []
+    site.pbs.edit(lambda s: s["server"].update(backfill_depth=0))
+    assert "backfill_depth" in troubles(site, backfill=True)[0]
+
+
+def test_the_defaults_do_where_the_scheduler_may_not_be_asked(site):
+    site.tools.fails("qmgr", "qmgr: Unauthorized Request")
+    found = site.scavenger().check()
+    assert any("by default" in sentence for _, sentence in found), found
+    assert QUEUES["expressq"]["Priority"] == 200

@@ -1,0 +1,140 @@
+"""``malletrain check`` on a Slurm: every thing that would not work is a sentence that says what to
+change.
+"""
+
+import pytest
+
+from scavenger.slurm.job import LeaseOptions
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import World
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    made = World(tmp_path)
+    # sbatch --test-only speaks on stderr and submits nothing.
+    made.tools.runs(
+        "sbatch", 'case "$*" in *--test-only*) [ -f "$here/sbatch.mode" ] || exit 0;; esac'
+    )
+    return made
+
+
+def troubles(slurm, **settings):
+    return [sentence for works, sentence in slurm.scavenger(**settings).check() if not works]
+
+
+def test_a_good_site(slurm):
+    found = slurm.scavenger(wanted_grace_s=9.0).check()
+    assert all(works for works, _ in found), found
+    text = " ".join(sentence for _, sentence in found)
+    for words in (
+        "Slurm 22.05",
+        "8 nodes",
+        "batch preempt those of preemptable",
+        "10 s to leave",
+        "could be submitted",
+        "2 s",
+    ):
+        assert words in text
+    assert slurm.tools.calls("sbatch")[0].endswith("--test-only")
+    assert "--nodelist" not in slurm.tools.calls("sbatch")[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "partitions", "words"),
+    [
+        (("22.05.8", "20.02.7"), None, "20.02 is older than 20.11"),
+        (("partition_prio", "none"), None, "PreemptType=preempt/partition_prio"),
+        (None, ("PreemptMode=CANCEL", "PreemptMode=OFF"), "set PreemptMode=CANCEL"),
+        (None, ("PreemptMode=CANCEL", "PreemptMode=SUSPEND"), "keep their memory"),
+        (None, ("PriorityTier=10", "PriorityTier=1"), "a higher PriorityTier"),
+        (None, ("GraceTime=10", "GraceTime=2"), "set GraceTime=9"),
+        (
+            None,
+            ("PartitionName=preemptable", "PartitionName=other"),
+            "no partition preemptable; set partition",
+        ),
+        (None, ("State=UP", "State=DOWN"), "scontrol update PartitionName=preemptable State=UP"),
+        (("preempt/partition_prio", "preempt/qos"), None, "set qos in [scheduler.slurm]"),
+    ],
+)
+def test_what_would_not_work(slurm, config, partitions, words):
+    slurm.file("config", world.CONFIG.replace(*config) if config else world.CONFIG)
+    slurm.file(
+        "partitions", world.PARTITIONS.replace(*partitions) if partitions else world.PARTITIONS
+    )
+    found = troubles(slurm, wanted_grace_s=9.0)
+    assert any(words in sentence for sentence in found), found
+
+
+def test_gpus_that_leases_leave_unused(slurm):
+    slurm.tools.answers(
+        "sinfo", world.sinfo("preemptable|up|idle|(null)|gpu:a100:4(S:0-1)|n[1-8]|none")
+    )
+    for lease, told in (
+        ({}, True),
+        ({"gres": "gpu:4"}, False),
+        ({"options": ("--gpus-per-node=4",)}, False),
+    ):
+        found = slurm.scavenger(lease=LeaseOptions(partition="preemptable", **lease)).check()
+        assert any("gpu:a100:4" in sentence for _, sentence in found) is told
+
+
+def test_a_refused_submission_is_told_in_slurms_words(slurm):
+    slurm.tools.fails(
+        "sbatch",
+        "sbatch: error: allocation failure: Invalid account or account/partition combination "
+        "specified",
+    )
+    [sentence] = troubles(slurm)
+    assert "Invalid account" in sentence
+    assert "[scheduler.slurm]" in sentence
+
+
+def test_a_slurm_that_does_not_answer(slurm):
+    slurm.tools.runs("scontrol", 'echo "Unable to contact slurm controller" >&2; exit 1')
+    [sentence] = troubles(slurm)
+    assert "Slurm cannot be asked" in sentence
+    assert "Unable to contact" in sentence
+
+
+def test_no_partition_is_named(slurm):
+    assert (
+        "set partition in [scheduler.slurm] to one of batch, preemptable"
+        in troubles(slurm, lease=LeaseOptions())[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("normal|scavenge|cluster\nscavenge||cancel\n", ""),
+        ("normal||cluster\nscavenge||cancel\n", "sacctmgr modify qos NAME set Preempt+=scavenge"),
+        ("normal||cluster\n", "no QOS scavenge; it has normal"),
+    ],
+)
+def test_preemption_by_qos(slurm, tmp_path, printed, words):
+    slurm.file("config", world.CONFIG.replace("preempt/partition_prio", "preempt/qos"))
+    sacctmgr = slurm.tools.root / "sacctmgr"
+    sacctmgr.write_text(f"#!/bin/sh\ncat <<E\n{printed}E\n")
+    sacctmgr.chmod(0o755)
+    found = troubles(slurm, lease=LeaseOptions(qos="scavenge"))
+    assert (found == []) if not words else (words in found[0]), found
+
+
+def test_backfill_mode_needs_no_preemption(slurm):
+    slurm.file("config", world.CONFIG.replace("partition_prio", "none"))
+    assert troubles(slurm, backfill=True) == []
+    other = world.CONFIG.replace("sched/backfill", "sched/builtin").replace(
+        "PrivateData             = none", "PrivateData = jobs"
+    )
+    slurm.file("config", other)
+    found = troubles(slurm, backfill=True)
+    assert "needs SchedulerType=sched/backfill" in found[0]
+    assert "operator's account" in found[1]
+
+
+def test_a_damaged_batch_script_is_found(slurm):
+    scavenger = slurm.scavenger()
+    object.__setattr__(scavenger.settings, "template", "#!/bin/sh\nexec true\n")
+    assert any("has no line" in sentence for works, sentence in scavenger.check() if not works)

@@ -1,0 +1,153 @@
+"""Jobs that Slurm is about to start: the idle nodes that are left to them, and the leases they
+lack.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.slurm.due import claims, due_jobs
+from scavenger.slurm.parse import read_jobs, read_nodes
+from scavenger.slurm.site import read_site
+from scavenger.slurm.state import describe
+from tests.scavenger.slurm import slurm_world as world
+
+NOW = 10_000
+SITE = read_site(world.CONFIG, world.PARTITIONS)
+
+
+def waiting(number=1, count=4, **fields):
+    fields = {"start": NOW, "planned": "n[1-8]", "reason": "Resources", **fields}
+    return read_jobs(
+        world.job("PENDING", number, "main", count=count, **fields), "MARK", "malletrain-"
+    ).pending
+
+
+def due(*jobs):
+    return due_jobs([job for some in jobs for job in some], SITE, "preemptable", NOW)
+
+
+def facts(**states):
+    return describe(read_nodes(world.nodes(states), "MARK"), [], [], {}, {}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_due"),
+    [
+        ({}, True),
+        ({"start": NOW - 500}, True),
+        ({"reason": "Priority"}, True),
+        ({"start": NOW + 60}, False),
+        ({"start": "N/A"}, False),
+        ({"planned": "(null)"}, False),
+        ({"reason": "Dependency"}, False),
+        ({"reason": "QOSGrpNodeLimit"}, False),
+        ({"partition": "preemptable"}, False),
+        ({"partition": "preemptable,batch"}, True),
+        ({"partition": "unknown"}, False),
+    ],
+)
+def test_jobs_that_could_have_started_by_now(fields, is_due):
+    assert bool(due(waiting(**fields))) is is_due
+
+
+def test_where_qos_decide_the_partition_does_not():
+    by_qos = read_site(world.CONFIG.replace("partition_prio", "qos"), world.PARTITIONS)
+    assert due_jobs(waiting(partition="preemptable"), by_qos, "preemptable", NOW)
+
+
+def lacked(jobs, nodes, leases, leaving=()):
+    return claims(jobs, nodes, leases, leaving).lacked
+
+
+def kept(jobs, nodes, leases, leaving=()):
+    return sorted(claims(jobs, nodes, leases, leaving).kept)
+
+
+def test_a_job_lacks_what_idle_and_leaving_nodes_do_not_give():
+    nodes = facts(idle="n[1-2]", allocated="n[3-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(3, 9)}
+    assert lacked(due(waiting(count=4)), nodes, leases) == {"1": ["l3", "l4"]}
+    assert lacked(due(waiting(count=4)), nodes, leases, ("l5",)) == {"1": ["l3"]}
+    assert lacked(due(waiting(count=4)), nodes, leases, ("l5", "l6")) == {}, (
+        "Slurm has only to start it"
+    )
+    assert lacked(due(waiting(count=2)), nodes, leases) == {}
+
+
+def test_as_many_idle_nodes_are_left_alone_as_the_job_still_needs():
+    nodes = facts(idle="n[1-6]", allocated="n[7-8]")
+    leases = {"l7": "n7", "l8": "n8"}
+    assert kept(due(waiting(count=4, planned="n[5-8]")), nodes, leases) == [
+        "n1",
+        "n2",
+        "n5",
+        "n6",
+    ], "planned ones first"
+    assert kept(due(waiting(count=4, planned="n[5-8]")), nodes, leases, ("l7", "l8")) == [
+        "n5",
+        "n6",
+    ]
+    assert kept(due(waiting(count=1, planned="n[1-3]")), nodes, leases) == ["n1", "n2", "n3"], (
+        "it counts tasks, not nodes"
+    )
+    [sentence, *_] = claims(due(waiting(count=4)), nodes, leases, ()).kept.values()
+    assert sentence == "Slurm is about to start job 1, which needs 4 nodes"
+
+
+def test_completing_nodes_count_as_open():
+    nodes = facts(idle="n1", completing="n[2-3]", allocated="n[4-8]")
+    found = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
+    assert (sorted(found.kept), found.lacked) == (["n1"], {})
+
+
+def test_leases_on_planned_nodes_go_first():
+    nodes = facts(allocated="n[1-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(1, 9)}
+    assert lacked(due(waiting(count=2, planned="n[6-7]")), nodes, leases) == {"1": ["l6", "l7"]}
+
+
+def test_nothing_is_given_up_or_kept_for_a_job_that_could_not_start_even_so():
+    nodes = facts(idle="n1", allocated="n[2-8]")
+    assert claims(due(waiting(count=6)), nodes, {"l2": "n2", "l3": "n3"}, ()) == ({}, {})
+    assert claims(due(waiting(count=2, planned="n[7-8]")), nodes, {"l2": "n2"}, ()) == ({}, {}), (
+        "it waits for nodes that are not ours"
+    )
+
+
+def test_several_jobs_share_what_there_is():
+    nodes = facts(idle="n[1-3]", allocated="n[4-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(4, 9)}
+    found = lacked(due(waiting(1, 2), waiting(2, 3), waiting(3, 4)), nodes, leases)
+    assert found == {"2": ["l4", "l5"]}, (
+        "the first takes two idle nodes, the second one and two leases; for the third too few "
+        "are left"
+    )
+    broken = facts(drained="n[1-3]", allocated="n[4-8]")
+    assert lacked(due(waiting(1, 2)), broken, leases) == {"1": ["l4", "l5"]}
+
+
+@given(
+    idle=st.sets(st.integers(1, 8)),
+    others=st.sets(st.integers(1, 8)),
+    going=st.sets(st.integers(1, 8)),
+    wants=st.lists(st.integers(2, 9), max_size=4),
+)
+def test_claims_never_exceed_what_there_is(idle, others, going, wants):
+    """Idle nodes, leases and nodes of others in any mixture, and any jobs."""
+    others -= idle
+    states = {
+        "idle": ",".join(f"n{i}" for i in idle),
+        "allocated": ",".join(f"n{i}" for i in set(range(1, 9)) - idle),
+    }
+    nodes = facts(**{state: names for state, names in states.items() if names})
+    leases = {f"l{i}": f"n{i}" for i in set(range(1, 9)) - idle - others}
+    leaving = {f"l{i}" for i in going} & leases.keys()
+    found = claims(
+        due(*(waiting(n, count) for n, count in enumerate(wants))), nodes, leases, leaving
+    )
+    given_up = [lease for some in found.lacked.values() for lease in some]
+    assert len(set(given_up)) == len(given_up)
+    assert set(given_up) <= leases.keys() - leaving
+    assert found.kept.keys() <= {f"n{i}" for i in idle}
+    assert len(given_up) + len(found.kept) <= sum(wants)

@@ -1,0 +1,165 @@
+"""Leases of several users of an imitated Slurm: whose jobs are whose, and that one user's trouble
+is no other's.
+"""
+
+import pytest
+
+from scavenger.interface import Lease, LeaseState, SchedulerError
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import PREFIX, World, names, request
+
+AS_OWNER = """#!/bin/sh
+printf "%s\\n" "as $*" >>"{root}/calls"
+owner=$1
+shift
+[ -f "{root}/refuse.$owner" ] && case "$1" in *{what}) cat "{root}/refuse.$owner" >&2; exit 1;; esac
+exec "$@"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return World(tmp_path)
+
+
+def several(slurm, refused="sbatch", **settings):
+    """A scavenger of several users. ``refused``: the command that fails for those of whom
+    :func:`refuse` says so.
+    """
+    tool = slurm.tools.root / "as-owner"
+    tool.write_text(AS_OWNER.format(root=slurm.tools.root, what=refused))
+    tool.chmod(0o755)
+    return slurm.ready(submit_as=("as-owner", "{owner}"), **settings)
+
+
+def refuse(slurm, owner, words):
+    (slurm.tools.root / f"refuse.{owner}").write_text(words)
+
+
+def as_owner(slurm, what):
+    """(owner, arguments) of every call of the command as somebody else."""
+    said = [call.split(" ", 3) for call in slurm.tools.calls("as ")]
+    return [(owner, *arguments) for _, owner, command, *arguments in said if command.endswith(what)]
+
+
+def runs(slurm, number, lease, user, node):
+    return world.job(
+        "RUNNING", number, f"{PREFIX}{lease}", nodes=node, user=user, end=slurm.now + 9999
+    )
+
+
+def fakes(slurm):
+    """Jobs of a user who has seen what our jobs are called: one for each lease of Ann's and one
+    that nobody took.
+    """
+    return [
+        world.job("SUSPENDED", 666, f"{PREFIX}l1", nodes="n7", user="eve", end=slurm.now + 9999),
+        world.job("RUNNING", 667, f"{PREFIX}l2", nodes="n8", user="eve", end=slurm.now + 9999),
+        world.job(
+            "PENDING", 668, f"{PREFIX}zzz", wanted="n6", user="eve", submitted=slurm.now - 9999
+        ),
+    ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_jobs_of_others_with_the_name_of_a_lease_change_nothing(slurm, first, restarted):
+    scavenger = several(slurm, max_leases=4)
+    leases = scavenger.take([request(1, owner="ann"), request(2, owner="ann")])
+    numbers = [int(lease.scheduler_id) for lease in leases]
+    if restarted:
+        scavenger = slurm.ready(submit_as=("as-owner", "{owner}"), max_leases=4)
+        scavenger.know({"l1": "ann", "l2": "ann", "l9": ""})
+    true = [
+        runs(slurm, numbers[0], "l1", "ann", "n1"),
+        world.job(
+            "PENDING", numbers[1], f"{PREFIX}l2", wanted="n2", user="ann", submitted=slurm.now
+        ),
+        runs(slurm, 99, "l9", "me", "n5"),
+    ]
+    slurm.queue(*(fakes(slurm) + true if first else true + fakes(slurm)))
+    snapshot = scavenger.poll()
+    found = {lease.id: (lease.scheduler_id, lease.state, lease.node) for lease in snapshot.leases}
+    assert found["l1"] == (str(numbers[0]), LeaseState.RUNNING, "n1")
+    assert found["l2"][:2] == (str(numbers[1]), LeaseState.PENDING)
+    assert found.keys() == {"l1", "l2", "l9"}
+    assert slurm.tools.calls("scancel") == []
+    assert len(scavenger.take([request(3, owner="bob")])) == 1
+    assert [owner for owner, *_ in as_owner(slurm, "sbatch")] == ["ann", "ann", "bob"], (
+        "there may be one more"
+    )
+    scavenger.give_back(leases)
+    assert as_owner(slurm, "scancel") == [("ann", " ".join(map(str, numbers)))]
+
+
+def test_a_user_who_shortens_a_job_of_our_name_holds_up_nobody(slurm):
+    scavenger = several(slurm)
+    for end in (5000, 4000):
+        slurm.queue(
+            world.job("RUNNING", 9, f"{PREFIX}zzz", nodes="n7", user="eve", end=slurm.now + end)
+        )
+        assert len(scavenger.poll().gaps) == 8
+
+
+def test_a_lease_of_before_a_restart_is_given_back_as_its_owner(slurm):
+    scavenger = several(slurm)
+    scavenger.know({"l1": "ann", "l2": ""})
+    scavenger.give_back(
+        [Lease("l1", "41", LeaseState.RUNNING, "n1"), Lease("l2", "42", LeaseState.RUNNING, "n2")]
+    )
+    assert as_owner(slurm, "scancel") == [("ann", "41")]
+    assert "scancel 42" in slurm.tools.calls("scancel")
+
+
+def test_one_users_limit_stops_nobody_else(slurm):
+    scavenger = several(slurm)
+    refuse(slurm, "bob", "sbatch: error: AssocMaxSubmitJobLimit\n")
+    leases = scavenger.take(
+        [request(1, owner="ann"), request(2, owner="bob"), request(3, owner="cid"), request(4)]
+    )
+    assert [lease.state for lease in leases] == [
+        LeaseState.PENDING,
+        LeaseState.ENDED,
+        LeaseState.PENDING,
+        LeaseState.PENDING,
+    ]
+    assert "AssocMaxSubmitJobLimit" in leases[1].reason
+    assert names(scavenger.poll()) == [f"n{i}" for i in range(1, 9)], "for others they are of use"
+    again = scavenger.take([request(5, owner="bob"), request(6, owner="ann")])
+    assert [lease.state for lease in again] == [LeaseState.ENDED, LeaseState.PENDING]
+    assert again[0].reason.startswith("Slurm refuses more jobs of bob for now")
+    assert [owner for owner, *_ in as_owner(slurm, "sbatch")].count("bob") == 1, (
+        "he is not asked for again at once"
+    )
+    slurm.now += 301
+    assert "sbatch: error" in scavenger.take([request(7, owner="bob")])[0].reason
+
+
+def test_what_cannot_be_cancelled_for_one_is_cancelled_for_the_others(slurm):
+    scavenger = several(slurm, refused="scancel")
+    owners = ("ann", "bob", "cid")
+    leases = scavenger.take([request(i, owner=owner) for i, owner in enumerate(owners, 1)])
+    refuse(slurm, "bob", "sudo: a password is required\n")
+    with pytest.raises(SchedulerError, match="a password is required"):
+        scavenger.give_back(leases)
+    assert as_owner(slurm, "scancel") == [
+        (owner, lease.scheduler_id) for owner, lease in zip(owners, leases, strict=True)
+    ]
+
+
+def test_a_signal_that_fails_for_one_is_not_sent_to_the_others_again(slurm):
+    scavenger = several(slurm, refused="scancel")
+    refuse(slurm, "bob", "sudo: a password is required\n")
+    slurm.nodes(idle="n1", allocated="n[2-8]")
+    scavenger.know({"l2": "ann", "l3": "bob"})
+    stuck = world.job(
+        "PENDING", 5, "main", count=3, start=slurm.now, planned="n[1-3]", reason="Resources"
+    )
+    slurm.queue(runs(slurm, 22, "l2", "ann", "n2"), runs(slurm, 23, "l3", "bob", "n3"), stuck)
+    scavenger.poll()
+    for _ in range(3):
+        slurm.now += 2.5
+        scavenger.poll()
+    asked = [owner for owner, options in as_owner(slurm, "scancel") if "--signal=TERM" in options]
+    assert asked.count("ann") == 1
+    assert asked.count("bob") > 1

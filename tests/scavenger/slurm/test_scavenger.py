@@ -1,0 +1,225 @@
+"""The scavenger of Slurm against imitated commands: what it makes of a poll, and what it does when
+they hang, fail or print garbage.
+"""
+
+import pytest
+
+from scavenger.batch.lease_script import forget_outputs
+from scavenger.batch.rules import GapRules
+from scavenger.interface import LeaseState, SchedulerError
+from scavenger.slurm.source import asking_environment, submitting_environment
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import PREFIX, World, names, request, why
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return World(tmp_path)
+
+
+def test_a_poll_is_three_commands(slurm):
+    scavenger = slurm.ready()
+    before = len(slurm.tools.calls())
+    scavenger.poll()
+    assert [line.split()[0] for line in slurm.tools.calls()[before:]] == [
+        "squeue",
+        "sinfo",
+        "scontrol",
+    ]
+
+
+def test_a_node_is_a_gap_after_its_backfill_turn(slurm):
+    scavenger = slurm.scavenger()
+    assert names(scavenger.poll()) == []
+    slurm.now += 2.5
+    snapshot = scavenger.poll()
+    assert len(snapshot.gaps) == 8
+    assert snapshot.idle_nodes == snapshot.total_nodes == 8
+    assert snapshot.gaps[0].horizon_s > 0
+    slurm.nodes(idle="n[1-7]", allocated="n8")
+    assert scavenger.poll().idle_nodes == 7
+    slurm.nodes(idle="n[1-8]")
+    assert "n8" not in names(scavenger.poll()), (
+        "it was in use in between, and must wait for its turn again"
+    )
+
+
+def test_polls_follow_the_backfill_cycle_and_the_time_they_take(slurm):
+    scavenger = slurm.scavenger(poll_interval_s=1.0)
+    assert scavenger._interval(scavenger._look(), 0.01) == 1.0
+    assert scavenger._interval(scavenger._look(), 3.0) == 30.0
+    slurm.file("config", world.CONFIG.replace("bf_interval=2", "bf_interval=60"))
+    slurm.now += 400
+    assert scavenger._interval(scavenger._look(), 0.01) == 15.0
+    assert scavenger.poll().poll_again_s >= 15.0
+
+
+def test_horizons_end_at_the_next_known_use(slurm):
+    scavenger = slurm.ready(rules=GapRules(use_planned=True))
+    slurm.queue(world.job("PENDING", 1, "big", start=slurm.now + 200, planned="n1"))
+    slurm.file(
+        "reservations",
+        f"ReservationName=m StartTime={slurm.now + 300:.0f} EndTime={slurm.now + 900:.0f} "
+        "Nodes=n2 Flags=MAINT\n",
+    )
+    horizon = {gap.node: gap.horizon_s for gap in scavenger.poll().gaps}
+    assert horizon["n1"] == 200.0
+    assert horizon["n2"] == 300.0
+    assert horizon["n3"] > 300.0
+
+
+def test_planned_nodes_are_left_alone_unless_allowed(slurm):
+    slurm.nodes(idle="n1", planned="n2")
+    slurm.queue(world.job("PENDING", 1, "big", start=slurm.now + 3600, planned="n2"))
+    assert names(slurm.ready().poll()) == ["n1"]
+    assert names(slurm.ready(rules=GapRules(use_planned=True)).poll()) == ["n1", "n2"]
+    assert names(slurm.ready(backfill=True).poll()) == ["n1", "n2"]
+
+
+def test_many_gaps_are_taken_a_share_at_each_poll(slurm):
+    slurm.file("partitions", world.PARTITIONS.replace("n[1-8]", "n[1-500]"))
+    slurm.nodes(idle="n[1-500]")
+    snapshot = slurm.ready(rules=GapRules(max_at_once=30)).poll()
+    assert len(snapshot.gaps) == 30
+    assert "30 nodes are asked for at once" in why(snapshot, "n400")["at once"]
+
+
+def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(slurm):
+    scavenger = slurm.ready()
+    running = world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600)
+    waiting = world.job("PENDING", 10, f"{PREFIX}l2", submitted=slurm.now, wanted="n2")
+    slurm.nodes(idle="n[2-8]", allocated="n1")
+    slurm.queue(running, waiting)
+    assert len(scavenger.poll().gaps) == 6
+    slurm.queue(world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 10), waiting)
+    leases = scavenger.take([request(3)])
+    assert "took leases back" in leases[0].reason
+    snapshot = scavenger.poll()
+    assert snapshot.gaps == ()
+    assert {lease.id: lease.state for lease in snapshot.leases} == {
+        "l1": LeaseState.RUNNING,
+        "l2": LeaseState.ENDED,
+    }
+    assert slurm.tools.calls("scancel") == ["scancel 10"]
+    slurm.queue()
+    slurm.nodes(idle="n[1-8]")
+    slurm.now += 3.5
+    assert len(scavenger.poll().gaps) == 7
+
+
+def test_idle_nodes_are_left_to_the_job_that_slurm_is_about_to_start(slurm):
+    scavenger = slurm.ready()
+    running = [
+        world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 9999)
+        for i in (1, 2)
+    ]
+    slurm.nodes(idle="n[3-8]", allocated="n[1-2]")
+    slurm.queue(*running)
+    assert len(scavenger.poll().gaps) == 6
+    # It needs five nodes: the two that it preempts leases on, and three of the idle ones.
+    leaving = [
+        world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 10)
+        for i in (1, 2)
+    ]
+    waiting = world.job("PENDING", 31, f"{PREFIX}l3", submitted=slurm.now, wanted="n3")
+    main = world.job(
+        "PENDING", 5, "main", count=5, start=slurm.now, planned="n[1-3]", reason="Resources"
+    )
+    slurm.queue(*leaving, waiting, main)
+    snapshot = scavenger.poll()
+    assert names(snapshot) == ["n6", "n7", "n8"]
+    assert why(snapshot, "n4")["hold"] == "Slurm is about to start job 5, which needs 5 nodes"
+    assert slurm.tools.calls("scancel") == ["scancel 31"], (
+        "the lease that waits for one of them is withdrawn"
+    )
+    # Whatever keeps the job from starting, it does not keep nodes for ever.
+    slurm.now += 61
+    assert len(scavenger.poll().gaps) >= 5
+
+
+def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
+    scavenger = slurm.ready()
+    slurm.nodes(idle="n1", allocated="n[2-8]")
+    leases = [
+        world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 9999)
+        for i in range(2, 9)
+    ]
+    stuck = world.job(
+        "PENDING", 5, "main", count=3, start=slurm.now, planned="n[1-3]", reason="Resources"
+    )
+    slurm.queue(*leases, stuck)
+    snapshot = scavenger.poll()
+    assert snapshot.gaps == ()
+    assert "about to start job 5, which needs 3 nodes" in why(snapshot, "n1")["hold"]
+    assert scavenger._interval(scavenger._look(), 0.01) <= 2.0
+    assert slurm.tools.calls("scancel") == [], "Slurm may be just starting it"
+    slurm.now += 2.5
+    scavenger.poll()
+    assert slurm.tools.calls("scancel") == ["scancel --signal=TERM --batch 22 23"]
+    slurm.now += 2
+    scavenger.poll()
+    assert len(slurm.tools.calls("scancel")) == 1, "they are on their way"
+    # One that does not leave within the grace time is cancelled.
+    slurm.queue(leases[0], stuck)
+    slurm.now += 10
+    scavenger.poll()
+    assert slurm.tools.calls("scancel")[1:] == ["scancel 22"]
+
+
+@pytest.mark.parametrize("tool", ["squeue", "sinfo", "scontrol"])
+@pytest.mark.parametrize("trouble", ["fails", "hangs", "prints garbage"])
+def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
+    scavenger = slurm.ready(timeout_s=0.5 if trouble == "hangs" else 10.0)
+    if tool == "scontrol":
+        slurm.tools.runs(
+            "scontrol",
+            {"fails": "exit 1", "hangs": "exec sleep 600"}.get(trouble, "echo rubbish; exit 0"),
+        )
+    elif trouble == "fails":
+        slurm.tools.fails(tool, "Unable to contact slurm controller (connect failure)")
+    elif trouble == "hangs":
+        slurm.tools.hangs(tool)
+    else:
+        slurm.tools.answers(tool, "<html>504</html>")
+    slurm.now += 5
+    with pytest.raises(SchedulerError) as error:
+        scavenger.poll()
+    assert str(error.value).endswith((".", "failure)"))
+    with pytest.raises(SchedulerError):
+        scavenger.take([request(1)])
+    assert slurm.tools.calls("sbatch") == []
+    slurm.tools.works(tool)
+    slurm.queue("")
+    slurm.nodes(idle="n[1-8]")
+    slurm.tools.runs("scontrol", 'cat "$here/reservations"; exit 0')
+    slurm.now += 5
+    assert len(scavenger.poll().gaps) == 8, "the nodes are as long idle as they were"
+
+
+def test_what_is_configured_may_fail_later_but_not_at_first(slurm):
+    slurm.file("config", "slurm_load_ctl_conf error")
+    scavenger = slurm.scavenger()
+    with pytest.raises(SchedulerError, match="SLURM_VERSION"):
+        scavenger.poll()
+    slurm.file("config", world.CONFIG)
+    scavenger.poll()
+    slurm.file("config", "")
+    slurm.now += 1000
+    scavenger.poll()
+
+
+def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("scavenger.batch.forget_outputs", lambda folder: forget_outputs(folder, 3))
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"l{i}.out").touch()
+    slurm.scavenger(output_dir=folder).poll()
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_the_environment_of_commands():
+    kept = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
+    mine = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i"}
+    assert asking_environment(mine) == {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    assert submitting_environment(mine) == kept

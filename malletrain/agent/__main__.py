@@ -9,6 +9,7 @@ import sys
 
 from malletrain.agent.config import parse_config
 from malletrain.agent.session import Agent
+from malletrain.protocol import env
 
 
 async def _run() -> int:
@@ -17,7 +18,7 @@ async def _run() -> int:
 
 def main() -> int:
     """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options."""
-    level = os.environ.get("MALLETRAIN_LOG_LEVEL", "INFO").upper()
+    level = os.environ.get(env.LOG_LEVEL, "INFO").upper()
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s"
     )

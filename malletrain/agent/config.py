@@ -18,7 +18,8 @@ from pathlib import Path
 
 import zmq
 
-from malletrain.identity.keys import LEASE_KEY, is_key
+from malletrain.identity.keys import is_key
+from malletrain.protocol import env
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
                 f"--{option.name} is missing (or {option.variable} in the environment)."
             )
         values[option.name] = value or ""
-    secret = environment.pop(LEASE_KEY, "")
+    secret = environment.pop(env.LEASE_KEY, "")
     if not is_key(secret):
         problems.append(
-            f"{LEASE_KEY} in the environment is "
+            f"{env.LEASE_KEY} in the environment is "
             f"{'no CURVE key (40 characters of Z85)' if secret else 'missing'}."
         )
     if values["server-key"] and not is_key(values["server-key"]):

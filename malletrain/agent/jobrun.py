@@ -24,10 +24,9 @@ from malletrain.agent.launch import job_environment, kept_command, launch_comman
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, Reports
-from malletrain.launch.service import SERVICE_LOG
-from malletrain.launch.supervisor import rank_log_name
 from malletrain.protocol import messages
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
     Abort,
     Assign,

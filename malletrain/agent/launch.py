@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from malletrain.launch import supervisor
-from malletrain.membership import ENV_KEY
-from malletrain.protocol.launcher_channel import ENV_AGENT, ENV_HOST, LaunchOrder
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.worker_channel import ENV_FLAGS, ENV_JOB, ENV_MAX_WORLD_SIZE, ENV_SOCKET
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
 # torch's take its place.
@@ -53,7 +52,7 @@ _DROPPED = {
     "PYTHONSAFEPATH",
 }
 _KEPT = {
-    "MALLETRAIN_CLUSTER",
+    env.CLUSTER,
     "SLURM_JOB_ID",
     "SLURM_JOBID",
     "SLURM_CLUSTER_NAME",
@@ -87,19 +86,19 @@ def job_environment(
     environment.update(spec.env)
     environment.update(
         {
-            ENV_JOB: order.job,
-            ENV_SOCKET: worker_socket,
-            ENV_FLAGS: flags,
-            ENV_AGENT: order.endpoint,
-            ENV_HOST: order.host,
-            ENV_MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
-            "MALLETRAIN_NODE": node,
-            "MALLETRAIN_LEASE": lease,
+            env.JOB: order.job,
+            env.SOCKET: worker_socket,
+            env.FLAGS: flags,
+            env.AGENT: order.endpoint,
+            env.HOST: order.host,
+            env.MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
+            env.NODE: node,
+            env.LEASE: lease,
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
     if key:
-        environment[ENV_KEY] = key
+        environment[env.JOB_KEY] = key
     return environment
 
 

@@ -19,6 +19,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
+from supervisor import env, rank_log_name
 
 
 def _ask(path: str, request: dict[str, object], output: int) -> socket.socket | None:
@@ -37,9 +38,7 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--")
     options, command = dict(zip(argv[:cut:2], argv[1:cut:2], strict=True)), argv[cut + 1 :]
     supervisor.die_with_parent(int(options["--parent"]))
-    name = supervisor.rank_log_name(
-        os.environ.get("MALLETRAIN_GENERATION", "0"), os.environ.get("RANK", "0")
-    )
+    name = rank_log_name(os.environ.get(env.GENERATION, "0"), os.environ.get("RANK", "0"))
     output = os.open(
         os.path.join(options["--per-rank-log"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
     )

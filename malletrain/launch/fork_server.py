@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.launch.supervisor import die_with_parent, set_name
+from malletrain.protocol import env
 
-ENV_FORK_SERVER = "MALLETRAIN_TEMPLATE"
-ENV_PRELOAD = "MALLETRAIN_PRELOAD"
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
@@ -250,7 +249,7 @@ def _preload_more(names: str) -> None:
             importlib.import_module(name)
         except Exception as error:
             print(
-                f"malletrain: {ENV_PRELOAD} names {name!r}, which cannot be imported: {error}",
+                f"malletrain: {env.PRELOAD} names {name!r}, which cannot be imported: {error}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -259,13 +258,12 @@ def _preload_more(names: str) -> None:
 def main() -> int:
     """Warm up, fork the launcher, serve it (arguments: the launcher's)."""
     from malletrain.launch import restart
-    from malletrain.protocol.launcher_channel import ENV_AGENT
 
-    if os.environ.get(ENV_PRELOAD) == "0":
+    if os.environ.get(env.PRELOAD) == "0":
         return restart.main()
     template, path = (
         os.getpid(),
-        f"{os.path.dirname(os.environ[ENV_AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
+        f"{os.path.dirname(os.environ[env.AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
     )
     # A path in the agent's private directory: nobody else may have code run here. Packets, so that
     # a request comes whole.
@@ -276,13 +274,13 @@ def main() -> int:
     # nothing by the imports here.
     for name in PRELOADED:
         importlib.import_module(name)
-    _preload_more(os.environ.get(ENV_PRELOAD, ""))
+    _preload_more(os.environ.get(env.PRELOAD, ""))
     gc.collect()
     gc.freeze()
     pid = os.fork()
     if pid == 0:
         listener.close()
         die_with_parent(template)
-        os.environ[ENV_FORK_SERVER] = path
+        os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
     return Template(listener, pid).serve()

@@ -31,10 +31,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import (
-    ENV_AGENT,
-    ENV_HOST,
-    ENV_LAUNCHER_PID,
     LauncherEnd,
     RoundInbox,
 )
@@ -48,7 +46,6 @@ from malletrain.protocol.messages import (
     Round,
     StoreUp,
 )
-from malletrain.protocol.worker_channel import ENV_GENERATION
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -80,21 +77,21 @@ class DaemonRendezvous(RendezvousHandler):
         # store is needed to agree on them. A worker's tether (see supervisor.py) needs the
         # launcher's pid.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-        os.environ[ENV_LAUNCHER_PID] = str(os.getpid())
+        os.environ[env.LAUNCHER_PID] = str(os.getpid())
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> DaemonRendezvous:
         """The handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
         --rdzv-id=JOB [--rdzv-conf=timeout=SECONDS]``.
         """
-        endpoint = params.endpoint or os.environ.get(ENV_AGENT, "")
+        endpoint = params.endpoint or os.environ.get(env.AGENT, "")
         if not endpoint:
             raise ValueError(
                 "The malletrain rendezvous needs the address of the agent on this node: "
-                f"{ENV_AGENT} is not set and --rdzv-endpoint is "
+                f"{env.AGENT} is not set and --rdzv-endpoint is "
                 "empty. Start the job with `malletrain submit`, which sets it."
             )
-        host = params.local_addr or os.environ.get(ENV_HOST) or socket.getfqdn()
+        host = params.local_addr or os.environ.get(env.HOST) or socket.getfqdn()
         return cls(params.run_id, endpoint, host, float(params.get("timeout", DEFAULT_TIMEOUT_S)))
 
     # --- what TorchElastic calls ---
@@ -168,7 +165,7 @@ class DaemonRendezvous(RendezvousHandler):
                 raise RendezvousConnectionError(
                     f"No agent answers at {self._agent.endpoint} within {self._timeout_s:g} s. "
                     "Run the job through `malletrain submit`, or "
-                    f"give torchrun the --rdzv-endpoint that the agent puts in {ENV_AGENT}."
+                    f"give torchrun the --rdzv-endpoint that the agent puts in {env.AGENT}."
                 )
             if pending is None:
                 self._listen(0.5)
@@ -249,7 +246,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._inbox.take()
         for generation in [g for g in self._stores if g < pending.generation]:
             del self._stores[generation]
-        os.environ[ENV_GENERATION] = str(pending.generation)
+        os.environ[env.GENERATION] = str(pending.generation)
         self._say("running")
         return RendezvousInfo(
             store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port)

@@ -11,7 +11,6 @@ there is no exit barrier (which waits 300 s and is blind to a change of membersh
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -32,9 +31,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
-from malletrain.launch.fork_server import ENV_FORK_SERVER
+from malletrain.launch.loop import order_given
 from malletrain.launch.rendezvous import DaemonRendezvous
-from malletrain.protocol.launcher_channel import LaunchOrder, read_order
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import Failure
 
 MONITOR_INTERVAL_S = 0.05
@@ -109,7 +109,7 @@ def worker_command(order: LaunchOrder) -> list[str]:
     """The command of one worker: tied to the launcher, output to its own file, unbuffered; a fork
     of the template where there is one.
     """
-    template = os.environ.get(ENV_FORK_SERVER)
+    template = os.environ.get(env.FORK_SERVER)
     helper, options = (
         ("fork_client.py", ["--template", template]) if template else ("supervisor.py", [])
     )
@@ -166,19 +166,8 @@ def run(order: LaunchOrder) -> int:
 
 def main() -> int:
     """Read the order and run it."""
-    parser = argparse.ArgumentParser(
-        prog="malletrain.launch.restart", description="Run the workers of one job on this node."
-    )
-    parser.add_argument(
-        "--launch",
-        required=True,
-        metavar="FILE",
-        help="the order, a JSON file written by the agent",
-    )
-    try:
-        order = read_order(parser.parse_args().launch)
-    except (OSError, ValueError) as error:
-        print(f"malletrain launcher: the order cannot be read: {error}", file=sys.stderr)
+    order = order_given("malletrain.launch.restart", "Run the workers of one job on this node.")
+    if order is None:
         return 2
     # Every planned restart of the workers would be logged as warnings about closing signals.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(

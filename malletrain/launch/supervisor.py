@@ -25,6 +25,15 @@ import signal
 import sys
 import time
 
+if __package__:
+    from malletrain.protocol import env
+    from malletrain.protocol.log_names import rank_log_name
+else:  # run by its path: there is the standard library, and what is taken from a folder by name
+    _ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.join(_ROOM, "protocol"))
+    import env  # type: ignore[import-not-found,no-redef]
+    from log_names import rank_log_name  # type: ignore[import-not-found,no-redef]
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -123,11 +132,6 @@ def _append_to(path: str) -> None:
     os.close(fd)
 
 
-def rank_log_name(generation: str | int, rank: str | int) -> str:
-    """File name of one worker's output."""
-    return f"g{generation}-rank{rank}.log"
-
-
 def _exec(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
@@ -211,13 +215,13 @@ def _main(argv: list[str]) -> int:
             continue
         value = next(words)
         if word == "--parent":
-            parent = int(os.environ["MALLETRAIN_LAUNCHER_PID"] if value == "env" else value)
+            parent = int(os.environ[env.LAUNCHER_PID] if value == "env" else value)
         elif word == "--chdir":
             os.chdir(value)
         elif word == "--log":
             _append_to(value)
         elif word == "--per-rank-log":
-            generation = os.environ.get("MALLETRAIN_GENERATION", "0")
+            generation = os.environ.get(env.GENERATION, "0")
             _append_to(os.path.join(value, rank_log_name(generation, os.environ.get("RANK", "0"))))
         else:
             print(f"Unknown option {word}.", file=sys.stderr)

@@ -5,13 +5,12 @@ never a wait without end.
 import os
 import socket
 import threading
-import uuid
 
 import pytest
-import zmq
 
 from malletrain.protocol import messages
 from tests.malletrain.agent.node_side import eventually
+from tests.malletrain.launch.fake_agent import FakeAgent
 
 torch = pytest.importorskip("torch")
 
@@ -26,30 +25,6 @@ from torch.distributed.elastic.rendezvous import (  # noqa: E402
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler  # noqa: E402
 
 from malletrain.launch.rendezvous import DaemonRendezvous  # noqa: E402
-
-
-class FakeAgent:
-    """The agent's end of the node channel."""
-
-    def __init__(self, directory):
-        self.endpoint = f"ipc://{directory}/a-{uuid.uuid4().hex[:8]}"
-        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(self.endpoint)
-        self.identity = None
-
-    def hear(self):
-        """The next message of the launcher."""
-        assert self.socket.poll(20000), "the handler says nothing"
-        self.identity, *frames = self.socket.recv_multipart()
-        return messages.decode(frames)
-
-    def hear_phase(self):
-        said = self.hear().assignment
-        return said.phase, said.generation
-
-    def say(self, message):
-        self.socket.send_multipart([self.identity, *messages.encode(message)])
 
 
 class Waiting(threading.Thread):

@@ -47,6 +47,7 @@ from malletrain.protocol.messages import (
     StoreUp,
     Welcome,
 )
+from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
 LAST_LOGS_S = 2.0
@@ -232,7 +233,9 @@ class Agent:
         except OSError as error:
             sentence = f"The node cannot hold the job: {error}."
             log.error("%s", sentence)
-            self._link.send(Phase(messages.Assignment(message.job, "exited"), sentence))
+            self._link.send(
+                Phase(messages.Assignment(message.job, AssignmentPhase.EXITED), sentence)
+            )
 
     def _release(self, message: Release) -> None:
         if self._next is not None and self._next.job == message.job:

@@ -46,6 +46,7 @@ from malletrain.protocol.messages import (
     Round,
     StoreUp,
 )
+from malletrain.protocol.phases import AssignmentPhase
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -153,7 +154,7 @@ class DaemonRendezvous(RendezvousHandler):
         """
         if not self._inbox.pending():
             broken = self._inbox.generation > 0 and not self._change_seen
-            self._say("failed" if broken else "ready", self._failures)
+            self._say(AssignmentPhase.FAILED if broken else AssignmentPhase.READY, self._failures)
         self._failures, self._change_seen = (), False
         contact = time.monotonic() + self._timeout_s
         while True:
@@ -184,7 +185,7 @@ class DaemonRendezvous(RendezvousHandler):
 
         Returns whether there is a new round to join (else the job has left this node).
         """
-        self._say("succeeded")
+        self._say(AssignmentPhase.SUCCEEDED)
         while not self._closed and not self.num_nodes_waiting():
             self._listen(0.5)
         return not self._closed
@@ -195,7 +196,7 @@ class DaemonRendezvous(RendezvousHandler):
 
     # --- inside ---
 
-    def _say(self, phase: str, failures: tuple[Failure, ...] = ()) -> None:
+    def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
         self._agent.send(Phase(Assignment(self._job, phase, self._inbox.generation, failures)))
 
     def _listen(self, timeout_s: float) -> None:
@@ -247,7 +248,7 @@ class DaemonRendezvous(RendezvousHandler):
         for generation in [g for g in self._stores if g < pending.generation]:
             del self._stores[generation]
         os.environ[env.GENERATION] = str(pending.generation)
-        self._say("running")
+        self._say(AssignmentPhase.RUNNING)
         return RendezvousInfo(
             store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port)
         )

@@ -79,7 +79,7 @@ class Launched:
         job = spec(directory, nproc_per_node=2, mode="live")
         order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", str(directory), 1.0, 60.0)
         write_order(directory / "order.json", order)
-        self.said = open(directory / "launcher.log", "w+")
+        self.said = (directory / "launcher.log").open("w+")
         self.process = subprocess.Popen(
             [
                 sys.executable,

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections import deque
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.rounds.restart import (
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import (
     Broke,
-    Finished,
     Formed,
-    JobRounds,
-    LeftOut,
+    NodesRejected,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
+    WorkersDone,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 
 NEWS_OF_A_LOSS_S = 1.5
 
@@ -47,7 +48,7 @@ class FakeAgent:
         return (
             None
             if self.phase is None
-            else Assignment("job", self.phase, self.generation, self.failures)
+            else Assignment("job", AssignmentPhase(self.phase), self.generation, self.failures)
         )
 
     def report(self):
@@ -218,10 +219,10 @@ class RoundsWorld:
             elif isinstance(action, Formed):
                 assert action.members == self.saved[-1][1]
                 self.formed.append(action)
-            elif isinstance(action, Finished):
+            elif isinstance(action, WorkersDone):
                 assert not self.finished
                 self.finished = True
-            elif isinstance(action, LeftOut):
+            elif isinstance(action, NodesRejected):
                 assert self.mishaps or self.now >= 100.0 + min(
                     self.settings.warmup_s, self.settings.warmup_broken_s
                 )
@@ -259,21 +260,21 @@ class RoundsWorld:
 
     def check(self):
         r = self.rounds
-        assert r._assigned <= {*r.target, *r.members}, "somebody was forgotten"
-        assert not r._assigned & r._releasing
-        assert set(r.phases) <= r._assigned
+        assert r.held.assigned <= {*r.target, *r.members}, "somebody was forgotten"
+        assert not r.held.assigned & r.held.releasing
+        assert set(r.held.phases) <= r.held.assigned
         due = r.next_wakeup()
-        assert due is None or r.stage is not Stage.COMPLETED
+        assert due is None or r.stage is not RoundStage.COMPLETED
 
     def say(self, node):
         """The daemon hears the next message of ``node``."""
         agent, r = self.agents[node], self.rounds
         kind, what = agent.up.popleft()
-        releasing = node in r._releasing
+        releasing = node in r.held.releasing
         if kind == "hello":
-            r.suspects.discard(node)
+            r.reachable(node)
             if what is None:
-                self.act(r.released(node, self.now) if releasing or node in r._assigned else [])
+                self.act(r.released(node, self.now) if releasing or node in r.held.assigned else [])
             elif releasing:
                 agent.down.append(SendRelease(node))
             else:
@@ -296,7 +297,7 @@ class RoundsWorld:
         agent = self.agents[node]
         agent.up.clear()
         agent.down.clear()
-        self.rounds.suspects.add(node)
+        self.rounds.unreachable(node)
         agent.up.append(("hello", agent.assignment()))
 
     def restart(self):
@@ -316,7 +317,8 @@ class RoundsWorld:
         if (
             held
             and not (
-                self.rounds.stage is Stage.RUNNING and set(planned) == set(members) == set(held)
+                self.rounds.stage is RoundStage.RUNNING
+                and set(planned) == set(members) == set(held)
             )
             and not self.finished
         ):

@@ -8,14 +8,8 @@ import pytest
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.restart import (
-    Broke,
-    JobRounds,
-    SaveRound,
-    SendAssign,
-    SendRelease,
-    SendRound,
-)
+from malletrain.rounds.actions import Broke, SaveRound, SendAssign, SendRelease, SendRound
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -126,15 +120,15 @@ def test_when_every_last_word_speaks_of_a_peer_the_news_of_a_loss_gets_more_time
 
 def test_while_an_agent_cannot_be_reached_there_is_no_verdict():
     r = running("a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     fails(r, 110.0, "a")
     assert r.tick(112.0) == []
     assert r.next_wakeup() == 114.0
-    r.suspects.discard("b")
+    r.reachable("b")
     assert len(r.tick(114.0)) == 1
 
     r = running("a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     fails(r, 110.0, "a")
     r.tick(112.0)
     r.gone("b", 113.0)
@@ -162,7 +156,7 @@ def test_a_member_that_cannot_be_reached_gets_more_time_to_join():
     r = JobRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     assert r.tick(61.0) == []
     assert r.next_wakeup() == 63.0
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.rounds.restart import (
+from malletrain.rounds.actions import (
     Broke,
     Formed,
-    JobRounds,
-    LeftOut,
+    NodesRejected,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -51,7 +51,7 @@ def test_those_that_are_left_after_a_loss_wait_for_no_joiner():
     ]
     assert r.tick(130.0) == []
     assert says(r, 131.0, "running", "a") == [Formed(2, ("a",))]
-    assert r.stage is Stage.WARMING, "the joiner comes up while the others train"
+    assert r.stage is RoundStage.WARMING, "the joiner comes up while the others train"
     assert says(r, 132.0, "ready", "c") == [SendDrain("a", 2, 1)]
     assert SaveRound(3, ("a", "c")) in r.drained("a", 2, 133.0)
 
@@ -69,7 +69,7 @@ def test_a_loss_in_the_middle_of_a_drain_goes_straight_to_the_next_round():
     says(r, 111.0, "ready", "d")
     assert r.gone("b", 112.0) == [SaveRound(2, ("a", "c", "d")), SendRound("a", 2, 0, 3, None)]
     assert r.move(("a", "c", "d"), 113.0) == [], "the plan that follows changes nothing"
-    assert settle(r, 114.0, "a", "c", "d").stage is Stage.RUNNING
+    assert settle(r, 114.0, "a", "c", "d").stage is RoundStage.RUNNING
 
 
 def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
@@ -92,7 +92,7 @@ def test_under_the_minimum_nothing_is_formed_and_nobody_is_blamed():
     says(r, 111.0, "ready", "c")
     r.gone("c", 112.0)
     assert r.gone("b", 112.0) == []
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert r.move((), 113.0) == [SendRelease("a")]
 
 
@@ -140,7 +140,7 @@ def test_in_a_hurry_survivors_go_on_and_grow_when_the_joiner_is_ready():
     r.store_up("a", 2, *STORE)
     says(r, 112.0, "starting", "c")
     assert says(r, 113.0, "running", "a") == [Formed(2, ("a",))]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 115.0, "ready", "c") == [SendDrain("a", 2, 2)]
     assert r.drained("a", 2, 116.0) == [SaveRound(3, ("a", "c")), SendRound("a", 3, 0, 2, None)]
 
@@ -159,7 +159,7 @@ def test_without_enough_survivors_the_job_gives_the_joiners_a_moment_and_saves_i
     assert r.next_wakeup() == 111.0
     assert r.tick(111.0) == [SendDrain("a", 1, 1)]
     assert r.drained("a", 1, 112.0) == [SendRelease("b")]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
 
@@ -176,7 +176,7 @@ def test_a_leaving_joiner_is_no_reason_to_hurry():
     r = running("a")
     r.move(("a", "b", "c"), 110.0)
     assert r.move(("a", "b"), 111.0, within_s=5.0) == [SendRelease("c")]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 115.0, "ready", "b") == [SendDrain("a", 1, 1)]
 
 
@@ -197,10 +197,10 @@ def test_a_joiner_that_does_not_come_up_is_left_out_and_nothing_was_disturbed():
     assert r.next_wakeup() == 170.0
     assert r.tick(170.0) == [
         SendRelease("b"),
-        LeftOut(("b",), "the launcher did not come up there in time"),
+        NodesRejected(("b",), "the launcher did not come up there in time"),
         Formed(1, ("a",)),
     ]
-    assert (r.stage, r.target) == (Stage.RUNNING, ("a",))
+    assert (r.stage, r.target) == (RoundStage.RUNNING, ("a",))
 
 
 def test_partial_growth():
@@ -209,7 +209,7 @@ def test_partial_growth():
     says(r, 111.0, "ready", "b")
     assert r.tick(170.0) == [
         SendRelease("c"),
-        LeftOut(("c",), "the launcher did not come up there in time"),
+        NodesRejected(("c",), "the launcher did not come up there in time"),
         SendDrain("a", 1, 1),
     ]
 
@@ -219,7 +219,10 @@ def test_a_launcher_that_ends_on_one_node_makes_that_node_unfit():
     r.move(("a", "b"), 0.0)
     assert says(r, 1.0, "exited", "b") == [], "it may be the job's fault"
     actions = says(r, 2.0, "ready", "a")
-    assert actions[:2] == [SendRelease("b"), LeftOut(("b",), "the launcher ended there at once")]
+    assert actions[:2] == [
+        SendRelease("b"),
+        NodesRejected(("b",), "the launcher ended there at once"),
+    ]
     assert actions[2:] == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]
 
 
@@ -230,7 +233,7 @@ def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
     (broke,) = says(r, 2.0, "exited", "c")
     assert isinstance(broke, Broke)
     assert "ended at once on a, b, c" in broke.sentence
-    assert r.stage is Stage.IDLE
+    assert r.stage is RoundStage.IDLE
     assert r.move(("a", "b", "c"), 3.0) == [SendAssign("a"), SendAssign("b"), SendAssign("c")]
 
 
@@ -246,7 +249,7 @@ def test_a_node_left_out_that_the_minimum_needs_leaves_the_rest_to_the_controlle
     says(r, 1.0, "ready", "a")
     assert r.tick(60.0) == [
         SendRelease("b"),
-        LeftOut(("b",), "the launcher did not come up there in time"),
+        NodesRejected(("b",), "the launcher did not come up there in time"),
     ]
     assert r.next_wakeup() is None
     assert r.move(("a", "c"), 61.0) == [SendAssign("c")]

@@ -8,12 +8,12 @@ import os
 import sys
 
 from malletrain.agent.config import parse_config
-from malletrain.agent.session import Agent
+from malletrain.agent.session import NodeAgent
 from malletrain.protocol import env
 
 
 async def _run() -> int:
-    return await Agent(parse_config(sys.argv[1:], os.environ)).run()
+    return await NodeAgent(parse_config(sys.argv[1:], os.environ)).run()
 
 
 def main() -> int:

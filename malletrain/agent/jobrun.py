@@ -6,7 +6,7 @@ drains, failures, the end.
 
 Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out,
 when SIGTERM must be followed by SIGKILL. Everything here is level-triggered:
-:meth:`JobRun.assignment` is the truth at any moment, and saying it again does no harm.
+:meth:`NodeJob.assignment` is the truth at any moment, and saying it again does no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from malletrain.agent.launch import job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
-from malletrain.agent.reports import DrainServed, Reports
+from malletrain.agent.reports import DrainServed, WorkerReports
 from malletrain.protocol import messages
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
@@ -60,7 +60,7 @@ _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(p
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
 
     directory: Path
@@ -83,7 +83,7 @@ def stock_failures(
     )
 
 
-class JobRun:
+class NodeJob:
     """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher;
     ``hear`` takes in what workers have said and was not read yet.
     """
@@ -91,7 +91,7 @@ class JobRun:
     def __init__(
         self,
         assign: Assign,
-        place: Place,
+        place: JobPlace,
         logs: LogForwarder,
         send: Callable[[messages.Message], bool],
         tell: Callable[[messages.Message], None],
@@ -102,10 +102,10 @@ class JobRun:
         self.generation = 0
         self.failures: tuple[Failure, ...] = ()
         self.address = ""
-        self.reports = Reports(assign.job, send)
+        self.reports = WorkerReports(assign.job, send)
         self.ended = False
         """No process of the job is left and the daemon was told."""
-        self.standing_still = False
+        self.drain_wait = False
         """The workers of the round have served a drain: what they would do now would be lost."""
         self._assign = assign
         self._place = place
@@ -240,7 +240,7 @@ class JobRun:
             self._send(message)
             return
         if isinstance(message, Drained):  # of a service's process
-            self.standing_still = message.saved
+            self.drain_wait = message.saved
             self._send(message)
             return
         said = message.assignment
@@ -278,7 +278,7 @@ class JobRun:
         """A worker says that a drain is over."""
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
-            self.standing_still = served.saved
+            self.drain_wait = served.saved
             self.reports.flush()
             self._send(Drained(self.job, served.generation, served.saved, served.sentence))
 
@@ -382,7 +382,7 @@ class JobRun:
             )
 
     def _no_drain(self) -> None:
-        self._drain, self.standing_still = None, False
+        self._drain, self.drain_wait = None, False
         self._flags.request_drain(0)
 
     def _drain_failed(self, sentence: str) -> None:

@@ -103,12 +103,12 @@ def job_environment(
 
 
 def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Arguments of the torchrun command for this job; its workers are tethered and log to their own
+    """Arguments of the torchrun command for this job; its workers are tied and log to their own
     files as ours do.
     """
     spec = order.spec
     python = "python" if spec.setup else spec.python
-    tether = [
+    tie = [
         sys.executable,
         "-I",
         "-S",
@@ -130,7 +130,7 @@ def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
         "--monitor-interval=0.1",
         f"--log-dir={scratch}",
         "--no-python",
-        *tether,
+        *tie,
         python,
         "-u",
         spec.script,
@@ -157,7 +157,7 @@ def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch:
 
 
 def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:
-    """``command`` under a keeper that leaves nothing of it behind when it or ``parent`` ends (see
+    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends (see
     supervisor.py).
     """
     return [

@@ -35,8 +35,8 @@ class DrainServed:
     sentence: str
 
 
-class Reports:
-    """Reports of the workers of one job. ``send`` returns whether the daemon's connection took the
+class WorkerReports:
+    """WorkerReports of the workers of one job. ``send`` returns whether the daemon's connection took the
     message.
     """
 

@@ -1,11 +1,11 @@
-"""Stands in the launcher's process tree for a worker that is a fork of the template. Run by its
+"""Stands in the launcher's process tree for a worker that is a fork of the fork server. Run by its
 path, standard library only:
 
-    python -I -S fork_client.py --parent PID --template SOCKET --chdir DIR --per-rank-log DIR --
+    python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
     PYTHON -u SCRIPT [ARGS]...
 
-Asks the template for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
-same code or signal. When the stub is killed the template kills the worker. When no template answers
+Asks the fork server for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
+same code or signal. When the fork client is killed the fork server kills the worker. When no fork server answers
 it becomes PYTHON itself.
 """
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         "env": dict(os.environ),
         "cwd": options["--chdir"],
     }
-    connection = _ask(options["--template"], request, output)
+    connection = _ask(options["--fork-server"], request, output)
     if connection is None:
         os.chdir(options["--chdir"])
         os.dup2(output, 1)
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
                 os.kill(worker, early)
         else:
             return _end_as(said["exit"])
-    return 1  # the template is gone, and the worker with it
+    return 1  # the fork server is gone, and the worker with it
 
 
 def _end_as(code: int) -> int:

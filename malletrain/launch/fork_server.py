@@ -1,17 +1,17 @@
-"""The template: one warm interpreter per job and node, from which the launcher and all workers are
+"""The fork server: one warm interpreter per job and node, from which the launcher and all workers are
 forked.
 
-Importing torch takes seconds, at every start of every worker in every round. The template imports
+Importing torch takes seconds, at every start of every worker in every round. The fork server imports
 it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
-output, that runs the script as ``python script`` would. The template stays single-threaded and runs
+output, that runs the script as ``python script`` would. The fork server stays single-threaded and runs
 nothing itself, so forking is safe; CUDA is not initialised by importing torch. It imports what
 every training script needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's
 environment has it import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
 
-    agent → keeper → template ─┬ launcher (asks, through a stub process a worker, on a Unix socket)
+    agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
                                └ workers
 
-Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its stub; the template ends
+Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork server ends
 with the launcher, with its exit code.
 """
 
@@ -39,7 +39,7 @@ from malletrain.protocol import env
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
-"""Signals that are meant for the launcher when the template gets them."""
+"""Signals that are meant for the launcher when the fork server gets them."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Worker:
     connection: socket.socket
 
 
-class Template:
+class ForkServer:
     """Forks workers on request until the launcher ends."""
 
     def __init__(self, listener: socket.socket, launcher: int) -> None:
@@ -80,7 +80,7 @@ class Template:
                     self._heard(key.fileobj)  # type: ignore[arg-type]
 
     def _heard(self, connection: socket.socket) -> None:
-        """A request on a new connection; on that of a worker, the end of its stub."""
+        """A request on a new connection; on that of a worker, the end of its fork client."""
         worker = next((w for w in self._workers.values() if w.connection is connection), None)
         try:
             data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
@@ -98,8 +98,8 @@ class Template:
         _send(connection, {"pid": pid})
 
     def _fork(self, request: dict[str, Any], output: int) -> int:
-        template = os.getpid()
-        # A signal for the worker must wait until the worker is itself: the template's handlers
+        server = os.getpid()
+        # A signal for the worker must wait until the worker is itself: the fork server's handlers
         # would pass it on to the launcher.
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         pid = os.fork()
@@ -113,7 +113,7 @@ class Template:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-            die_with_parent(template)
+            die_with_parent(server)
             _dress(request, output)
             self._selector.close()
             self._listener.close()
@@ -127,7 +127,7 @@ class Template:
         return 0
 
     def _reap(self) -> int | None:
-        """Tell stubs how their workers ended; the launcher's exit code once it has ended."""
+        """Tell fork clients how their workers ended; the launcher's exit code once it has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -149,7 +149,7 @@ def _send(connection: socket.socket, message: dict[str, int]) -> None:
     try:
         connection.send(json.dumps(message).encode())
     except OSError:
-        pass  # the stub is gone; its end is noticed on the connection
+        pass  # the fork client is gone; its end is noticed on the connection
 
 
 def _signal(pid: int, number: int) -> None:
@@ -181,7 +181,7 @@ def _run_script(argv: Sequence[str]) -> int:
     """Run ``argv[0]`` as ``__main__`` with the rest as its arguments; returns its exit code."""
     script = argv[0]
     # The training-side library reads its environment when it is imported, and this fork has another
-    # one than the template.
+    # one than the fork server.
     for name in [
         name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
     ]:
@@ -223,7 +223,7 @@ def _exit_code(end: SystemExit) -> int:
 
 def _leave(code: int) -> None:
     """End this fork as the interpreter would: threads joined, atexit run, buffers flushed; never
-    return into the template's stack.
+    return into the fork server's stack.
     """
     import atexit
     import threading
@@ -261,7 +261,7 @@ def main() -> int:
 
     if os.environ.get(env.PRELOAD) == "0":
         return restart.main()
-    template, path = (
+    server, path = (
         os.getpid(),
         f"{os.path.dirname(os.environ[env.AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
     )
@@ -280,7 +280,7 @@ def main() -> int:
     pid = os.fork()
     if pid == 0:
         listener.close()
-        die_with_parent(template)
+        die_with_parent(server)
         os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
-    return Template(listener, pid).serve()
+    return ForkServer(listener, pid).serve()

@@ -75,7 +75,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._closed = ""
         self._agent = LauncherEnd(endpoint)
         # All nodes of a job run the same number of workers, so ranks follow from the round and no
-        # store is needed to agree on them. A worker's tether (see supervisor.py) needs the
+        # store is needed to agree on them. A worker's supervisor (supervisor.py) needs the
         # launcher's pid.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         os.environ[env.LAUNCHER_PID] = str(os.getpid())

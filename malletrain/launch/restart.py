@@ -33,11 +33,11 @@ _UNLIMITED = 1_000_000
 
 def worker_command(order: LaunchOrder) -> list[str]:
     """The command of one worker: tied to the launcher, output to its own file, unbuffered; a fork
-    of the template where there is one.
+    of the fork server where there is one.
     """
-    template = os.environ.get(env.FORK_SERVER)
+    server = os.environ.get(env.FORK_SERVER)
     helper, options = (
-        ("fork_client.py", ["--template", template]) if template else ("supervisor.py", [])
+        ("fork_client.py", ["--fork-server", server]) if server else ("supervisor.py", [])
     )
     tie = [
         sys.executable,

@@ -40,7 +40,7 @@ class FakeAgent:
         self.rounds = {}
         self.store_of = None
         self.drain = None
-        self.standing_still = False
+        self.drain_wait = False
         self.down = deque()
         self.up = deque()
 
@@ -75,7 +75,7 @@ class FakeAgent:
                 self.rounds[action.generation] = action
                 self.join()
         elif isinstance(action, SendDrain) and not action.number:
-            self.drain, self.standing_still = None, False
+            self.drain, self.drain_wait = None, False
         elif isinstance(action, SendDrain):
             if self.phase == "running" and self.generation == action.generation:
                 self.drain = action.generation
@@ -99,7 +99,7 @@ class FakeAgent:
                 self.store_of = newest
                 self.up.append(("store_up", newest))
             self.phase, self.generation, self.failures, self.drain = "running", newest, (), None
-            self.standing_still = False
+            self.drain_wait = False
             self.report()
 
     # --- what happens on the node ---
@@ -139,7 +139,7 @@ class FakeAgent:
         self.join()
 
     def drains(self):
-        self.standing_still = True
+        self.drain_wait = True
         self.up.append(("drained", self.drain))
         self.drain = None
 
@@ -170,7 +170,7 @@ class RoundsWorld:
         self.stores = {}
         self.drained = set()
         self.broke = []
-        self.unfit = []
+        self.rejected = []
         self.formed = []
         self.finished = False
         self.ended = False
@@ -226,7 +226,7 @@ class RoundsWorld:
                 assert self.mishaps or self.now >= 100.0 + min(
                     self.settings.warmup_s, self.settings.warmup_broken_s
                 )
-                self.unfit += action.nodes
+                self.rejected += action.nodes
                 self.wanted = tuple(n for n in self.wanted if n not in action.nodes)
                 self.plan_at = self.plan_at or self.now + 1.0
             elif isinstance(action, Broke):

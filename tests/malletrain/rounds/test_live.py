@@ -102,7 +102,7 @@ def test_a_lost_node_in_the_group_breaks_it_and_a_lost_joiner_does_not():
     assert rounds(actions) == [("a",)]
 
 
-def test_a_joiner_may_fail_a_few_times_before_its_node_is_left_out():
+def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
     live = Live("a", "b")
     live.rounds.move(("a", "b", "c"), live.now)
     live.says("c", "ready", 0)

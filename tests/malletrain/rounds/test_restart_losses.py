@@ -1,4 +1,4 @@
-"""The rounds of one job when nodes are lost, must be left in a hurry, or never come up."""
+"""The rounds of one job when nodes are lost, must be left before a deadline, or never come up."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
     assert r.gone("b", 111.0) == [SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
 
 
-def test_under_the_minimum_nothing_is_formed_and_nobody_is_blamed():
+def test_under_the_minimum_nothing_is_formed_and_no_failure_is_told():
     r = JobRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")
@@ -125,10 +125,10 @@ def test_the_node_of_the_store_is_lost_before_the_others_heard_of_it():
     assert r.store_up("b", 3, "b", 1) == [SendRound("c", 3, 1, 2, ("b", 1))]
 
 
-# --- in a hurry ---
+# --- before a deadline ---
 
 
-def test_in_a_hurry_survivors_go_on_and_grow_when_the_joiner_is_ready():
+def test_before_a_deadline_survivors_go_on_and_grow_when_the_joiner_is_ready():
     r = running("a", "b")
     assert r.move(("a", "c"), 110.0, within_s=5.0) == [SendAssign("c"), SendDrain("a", 1, 1)]
     assert r.drain_s == 3.0
@@ -163,7 +163,7 @@ def test_without_enough_survivors_the_job_gives_the_joiners_a_moment_and_saves_i
     assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
 
-def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
+def test_a_deadline_at_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
     r = running("a")
     assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
     assert r.next_wakeup() == 111.0
@@ -172,7 +172,7 @@ def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
     assert says(r, 120.0, "ready", "b") == [SaveRound(2, ("b",)), SendRound("b", 2, 0, 1, None)]
 
 
-def test_a_leaving_joiner_is_no_reason_to_hurry():
+def test_a_leaving_joiner_is_no_reason_to_cut_the_wait_short():
     r = running("a")
     r.move(("a", "b", "c"), 110.0)
     assert r.move(("a", "b"), 111.0, within_s=5.0) == [SendRelease("c")]
@@ -191,7 +191,7 @@ def test_a_second_shorter_notice_shortens_the_drain():
 # --- launchers that do not come up ---
 
 
-def test_a_joiner_that_does_not_come_up_is_left_out_and_nothing_was_disturbed():
+def test_a_joiner_that_does_not_come_up_is_rejected_and_nothing_was_disturbed():
     r = running("a")
     r.move(("a", "b"), 110.0)
     assert r.next_wakeup() == 170.0
@@ -214,7 +214,7 @@ def test_partial_growth():
     ]
 
 
-def test_a_launcher_that_ends_on_one_node_makes_that_node_unfit():
+def test_a_launcher_that_ends_on_one_node_has_that_node_rejected():
     r = JobRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     assert says(r, 1.0, "exited", "b") == [], "it may be the job's fault"
@@ -243,7 +243,7 @@ def test_no_launcher_anywhere_in_time_is_a_try():
     assert r.tick(60.0) == [Broke((), "No launcher came up in time on a, b.")]
 
 
-def test_a_node_left_out_that_the_minimum_needs_leaves_the_rest_to_the_controller():
+def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controller():
     r = JobRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")

@@ -108,7 +108,7 @@ class RoundsMachine(RuleBasedStateMachine):
             assert all(w.agents[n].phase in ("running", "succeeded") for n in w.wanted)
             assert all(w.agents[n].generation == w.rounds.generation for n in w.wanted)
             assert not any(
-                w.agents[n].standing_still and w.agents[n].phase == "running" for n in w.wanted
+                w.agents[n].drain_wait and w.agents[n].phase == "running" for n in w.wanted
             )
             assert w.formed[-1].generation == w.rounds.generation
         assert {n for n, a in w.agents.items() if a.phase is not None} == set(w.wanted), (

@@ -122,7 +122,7 @@ def test_a_process_that_ends_is_the_jobs_fault_when_its_node_is_not_lost():
     assert lost.tick(3.0) == []
 
 
-def test_the_verdict_waits_while_the_agent_cannot_be_reached():
+def test_the_failure_waits_while_the_agent_cannot_be_reached():
     rounds = serving("a", "b")
     ended(rounds, "b", 1.0)
     rounds.unreachable("b")
@@ -131,7 +131,7 @@ def test_the_verdict_waits_while_the_agent_cannot_be_reached():
     assert kinds(rounds.tick(5.0)) == [Broke]
 
 
-def test_a_node_on_which_it_does_not_come_up_is_left_out():
+def test_a_node_on_which_it_does_not_come_up_is_rejected():
     rounds = ServiceRounds(SETTINGS)
     rounds.move(("a", "b", "c"), 0.0)
     up(rounds, "a")

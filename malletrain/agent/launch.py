@@ -21,7 +21,7 @@ from malletrain.protocol.messages import JobSpec
 _SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
 _BUILTIN = _SAFE_PATH + "from malletrain.launch.fork_server import main; sys.exit(main())"
 _SERVICE = _SAFE_PATH + "from malletrain.launch.service import main; sys.exit(main())"
-_STOCK = _SAFE_PATH + "from torch.distributed.run import main; sys.exit(main())"
+_STOCK = _SAFE_PATH + "from malletrain.launch.torchrun import main; sys.exit(main())"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _ENDLESS = 1_000_000
 

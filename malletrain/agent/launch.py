@@ -157,8 +157,8 @@ def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch:
 
 
 def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:
-    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends (see
-    supervisor.py).
+    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends
+    (see supervisor.py).
     """
     return [
         sys.executable,

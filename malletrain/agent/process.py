@@ -1,5 +1,5 @@
-"""The processes of a job on this node: started under a supervisor, stopped, and swept so that nothing
-is left.
+"""The processes of a job on this node: started under a supervisor, stopped, and swept so that
+nothing is left.
 
 Two nets: the supervisor (see supervisor.py) kills what is left of its job when the launcher or the
 agent ends in any way; the agent, a subreaper too, sweeps its own descendants for the case that the

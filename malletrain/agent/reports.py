@@ -36,8 +36,8 @@ class DrainServed:
 
 
 class WorkerReports:
-    """WorkerReports of the workers of one job. ``send`` returns whether the daemon's connection took the
-    message.
+    """What the workers of one job report. ``send`` returns whether the daemon's connection took
+    the message.
     """
 
     def __init__(self, job: str, send: Callable[[messages.Message], bool]) -> None:

@@ -5,8 +5,8 @@ path, standard library only:
     PYTHON -u SCRIPT [ARGS]...
 
 Asks the fork server for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
-same code or signal. When the fork client is killed the fork server kills the worker. When no fork server answers
-it becomes PYTHON itself.
+same code or signal. When the fork client is killed the fork server kills the worker. When no fork
+server answers it becomes PYTHON itself.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""The fork server: one warm interpreter per job and node, from which the launcher and all workers are
-forked.
+"""The fork server: one warm interpreter per job and node, from which the launcher and all workers
+are forked.
 
-Importing torch takes seconds, at every start of every worker in every round. The fork server imports
-it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
-output, that runs the script as ``python script`` would. The fork server stays single-threaded and runs
-nothing itself, so forking is safe; CUDA is not initialised by importing torch. It imports what
-every training script needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's
-environment has it import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
+Importing torch takes seconds, at every start of every worker in every round. The fork server
+imports it once; a worker is then a fork of it, milliseconds old, with its own environment,
+directory and output, that runs the script as ``python script`` would. The fork server stays
+single-threaded and runs nothing itself, so forking is safe; CUDA is not initialised by importing
+torch. It imports what every training script needs anyway and nothing else;
+``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it import these too, and
+``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
 
     agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
-                               └ workers
+                                      └ workers
 
-Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork server ends
-with the launcher, with its exit code.
+Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork
+server ends with the launcher, with its exit code.
 """
 
 from __future__ import annotations

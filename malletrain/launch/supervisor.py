@@ -11,10 +11,10 @@ processes from the main thread. ``--parent`` is the expected parent, or ``env`` 
 MALLETRAIN_LAUNCHER_PID.
 
 With ``--keep`` it stays as COMMAND's supervisor (PR_SET_CHILD_SUBREAPER): orphans of the whole tree
-become its children, and when COMMAND ends or the supervisor's parent dies it kills every process that
-is left, double-forked ones included. It does the same when its parent has been stopped (SIGSTOP)
-for some seconds: a lease that the main scheduler suspends is to leave the node and its memory to
-others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
+become its children, and when COMMAND ends or the supervisor's parent dies it kills every process
+that is left, double-forked ones included. It does the same when its parent has been stopped
+(SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its
+memory to others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations

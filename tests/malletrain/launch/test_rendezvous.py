@@ -87,7 +87,7 @@ def first_round(agent, handler, size=1, generation=1):
 
 NO_ENTRY_POINTS = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5),
-    reason="torch before 2.5 looks for no entry points: malletrain.launch.torchrun registers itself",
+    reason="torch before 2.5 looks for no entry points; malletrain.launch.torchrun registers ours",
 )
 
 

@@ -6,7 +6,7 @@ from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs
 from allocator.bids import Bid, BidError, Options
 from allocator.curves import CurveError, ScalingCurve
-from allocator.milp import solve
+from allocator.milp import Clock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
 from allocator.placement import NodeInfo, PlacementError, place
 
@@ -15,6 +15,7 @@ __all__ = [
     "Beyond",
     "Bid",
     "BidError",
+    "Clock",
     "CurveError",
     "Goal",
     "NodeInfo",
@@ -26,6 +27,7 @@ __all__ = [
     "fcfs",
     "make_bid",
     "multiples",
+    "no_clock",
     "place",
     "powers_of_two",
     "solve",

@@ -14,6 +14,10 @@ import numpy.typing as npt
 
 Sizes = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
+Seat = tuple[str, int]
+"""(node class, number of nodes)"""
+NO_SEAT: Seat = ("", 0)
+"""What a job has that gets no node."""
 
 
 class BidError(ValueError):
@@ -116,29 +120,32 @@ def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
 class Bid:
     """What one job would give for nodes.
 
-    Args:
-        job: the job's name, unique among the bids solved together.
-        options: node class -> sizes and values. The job runs on one class at a time.
-        idle_value: what it is worth that the job gets no node. ``-inf`` says that the job must run:
-            as many such jobs as possible are placed before anything else counts (see
-            :func:`allocator.milp.solve`).
-        notes: sentences about how the values came about that somebody should be told, such as a
-            curve read beyond its last point.
-
     Raises:
         BidError: on an idle value that is NaN or +inf.
     """
 
     job: str
+    """The job's name, unique among the bids solved together."""
     options: Mapping[str, Options]
+    """Node class -> sizes and values. The job runs on one class at a time."""
     idle_value: float = 0.0
+    """What it is worth that the job gets no node. ``-inf``: the job must run. As many such jobs as
+    possible are placed before anything else counts (see :func:`allocator.milp.solve`).
+    """
+    held: Seat = NO_SEAT
+    """The class and number of the nodes that the job has now. It says who goes on where two bids
+    are worth the same; what a change costs is in the values.
+    """
     notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences about how the values came about that somebody should be told, such as a curve read
+    beyond its last point.
+    """
 
     def __post_init__(self) -> None:
         if not self.idle_value < np.inf:
             raise BidError(
                 f"The bid of job {self.job} values no nodes at {self.idle_value}; give a finite "
-                "number, or -inf to insist."
+                "number, or -inf for a job that must run."
             )
 
     @property

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.bids import Bid, BidError, Options, Sizes, Values
+from allocator.bids import NO_SEAT, Bid, BidError, Options, Sizes, Values
 from allocator.curves import ScalingCurve
 
 
@@ -170,7 +170,8 @@ def make_bid(
             known, min_nodes, until, only, running_here, weight, goal, t_fwd_s, cost, restarting
         )
         nothing -= letting_go
-    return Bid(job, options, -math.inf if must_run else nothing, tuple(notes))
+    held = (current_class, current) if current else NO_SEAT
+    return Bid(job, options, -math.inf if must_run else nothing, held, tuple(notes))
 
 
 @lru_cache(maxsize=4096)

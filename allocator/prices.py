@@ -71,21 +71,18 @@ def choices(table: Table, dual: Dual) -> Ints:
     return plan
 
 
-def minimise(table: Table, guess: Floats | None = None) -> Dual:
+def minimise(table: Table) -> Dual:
     """Prices that make the bound small: minimal for one resource; for several, each in turn once
     (:mod:`allocator.relax` goes on from there).
-
-    Args:
-        guess: prices to begin with, for instance those of the last plan.
     """
-    prices = np.zeros(len(table.capacity)) if guess is None else np.maximum(guess, 0.0)
+    prices = np.zeros(len(table.capacity))
     if len(prices) == 1:
         view = View(
             table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0]
         )
-        return at(table, np.array([view.best_price(float(prices[0]))]))
+        return at(table, np.array([view.best_price()]))
     for c in range(len(prices)):
-        prices[c] = _view(table, prices, c).best_price(float(prices[c]))
+        prices[c] = _view(table, prices, c).best_price()
     return at(table, prices)
 
 
@@ -160,7 +157,7 @@ class View:
             self.limit * float(count.sum() / self.count.sum()),
         )
 
-    def best_price(self, guess: float) -> float:
+    def best_price(self) -> float:
         """The price with the least bound: where two tangents meet on the curve, bisecting where
         that is slow.
 
@@ -169,8 +166,7 @@ class View:
         """
         if not len(self.size):
             return 0.0
-        if guess <= 0 and len(self.starts) >= _MANY_GROUPS:
-            guess = self.sample(8).best_price(0.0)
+        guess = self.sample(8).best_price() if len(self.starts) >= _MANY_GROUPS else 0.0
         low, high = self._bracket(guess)
         if high is None:
             return 0.0

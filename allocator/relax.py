@@ -10,7 +10,7 @@ a whole size in it.
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,12 +24,15 @@ _ROUNDS = 40
 _CLOSE = 1e-9
 
 
-def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Dual, Ints | None]:
+def relax(
+    table: Table, dual: Dual, seats: Ints, *, left_s: Callable[[], float]
+) -> tuple[Dual, Ints | None]:
     """Better prices, and the LP's solution in whole jobs, which may exceed the capacity a little
     (None when there was no time).
 
     Args:
         seats: a feasible plan; its rows keep the LP feasible.
+        left_s: seconds left.
     """
     best, plan = dual, None
     budget = min(len(table.size), 4 * len(table.starts) + 64)
@@ -37,7 +40,7 @@ def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Du
     pool[np.argpartition(dual.loss, budget - 1)[:budget]] = True
     pool[dual.loss <= dual.noise] = True
     for _ in range(_ROUNDS):
-        left = deadline - time.perf_counter()
+        left = left_s()
         if left <= 0:
             break
         rows = np.flatnonzero(pool)

@@ -8,7 +8,7 @@ plan this gives usually closes most of the others.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +52,7 @@ def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
     """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible)
     where that fails; then filled up.
     """
-    if table.fits(wish):
+    if table.fits(wish) and dual.waste(table, wish) <= dual.noise:
         return wish
     near = _near(table, dual, seats)
     repaired = repair(table, dual, wish, near)
@@ -103,12 +103,18 @@ def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
 
 
 def improve(
-    table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool
+    table: Table,
+    dual: Dual,
+    plan: Ints,
+    *,
+    left_s: Callable[[], float],
+    gap: float,
+    counting: bool,
 ) -> Found:
-    """The least wasteful plan, or the best one found by ``deadline`` (a value of
-    :func:`time.perf_counter`).
+    """The least wasteful plan, or the best one found while there is time.
 
     Args:
+        left_s: seconds left.
         gap: relative gap at which to stop.
         counting: whether the dynamic program may be used where it applies.
     """
@@ -120,7 +126,7 @@ def improve(
     one_class = counting and not several
     copies = table.count[table.group] if one_class else np.ones(len(table.group))
     while waste > floor + accept:
-        left = deadline - time.perf_counter()
+        left = left_s()
         if left <= 0:
             break
         better = dual.loss < waste - dual.noise

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from allocator import Goal, RescaleCost, ScalingCurve, make_bid
-from allocator.dp import solve
 from benchmarks.profiling_methods import METHODS, Method
 from jpa import MeasureConfig, Outcome, ThroughputMeter
+from tests.allocator.oracles.dp import solve
 
 STEPS_PER_S = 5.0
 VISIT_STD = 0.01

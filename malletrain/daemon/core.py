@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from allocator import Goal, RescaleCost, ScalingCurve
@@ -41,6 +43,7 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.core.planning import exact, make_plan
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -100,7 +103,10 @@ class Core:
         self.metrics = metrics
         self.trail = AuditLog(store, clock)
         self.books = JobRepository(store, clock, metrics, self.trail)
-        self.controller = Controller(controller_settings(config))
+        self.controller = Controller(
+            controller_settings(config),
+            partial(make_plan, solver=partial(exact, clock=perf_counter)),
+        )
         a = config.allocation
         self.curves = Curves(
             store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Bid, Options, equal_share, fcfs, solve
-from tests.allocator.oracle import check_feasible
+from tests.allocator.oracles.everything import check_feasible
 from tests.allocator.strategies import bid_lists
 
 

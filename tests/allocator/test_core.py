@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 
 from allocator import Bid, Options, core, prices, table
 from allocator.moves import fill, repair
-from tests.allocator.oracle import best
+from tests.allocator.oracles.everything import best
 from tests.allocator.strategies import bid_lists
 
 SOME = settings(max_examples=150, deadline=None)

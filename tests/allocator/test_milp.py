@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,14 +17,15 @@ from allocator import (
     Options,
     ScalingCurve,
     core,
-    dp,
     make_bid,
     powers_of_two,
     relax,
     solve,
 )
+from allocator.bids import NO_SEAT
 from allocator.highs import SolverError
-from tests.allocator.oracle import best, check_feasible
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 QUICK = settings(
@@ -101,16 +103,17 @@ def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[st
 
 @given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
 @SOME
-def test_a_warm_start_changes_speed_and_ties_only(
+def test_a_plan_as_good_as_any_stays_while_it_fits(
     problem: tuple[list[Bid], dict[str, int]], chance: random.Random
 ) -> None:
     bids, capacity = problem
-    cold = solve(bids, capacity, time_limit_s=30.0)
-    again = solve(bids, capacity, time_limit_s=30.0, warm=cold)
-    assert again.sizes == cold.sizes, "a plan that is still as good as any is kept"
+    first = solve(bids, capacity, time_limit_s=30.0)
+    at_work = [replace(bid, held=first.sizes.get(bid.job, NO_SEAT)) for bid in bids]
+    chance.shuffle(at_work)
+    assert solve(at_work, capacity, time_limit_s=30.0).sizes == first.sizes
     less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
     drops, objective = best(bids, less)
-    assert_best(bids, less, drops, objective, warm=cold)
+    assert_best(at_work, less, drops, objective)
 
 
 def sweep(
@@ -138,7 +141,7 @@ def sweep(
 @pytest.mark.parametrize("counting", [True, False])
 @pytest.mark.parametrize("nodes", [47, 300, 611])
 def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, nodes: int) -> None:
-    bids = sweep(nodes, 60, 32, nodes, same=same)
+    bids = sweep(nodes, 120, 32, nodes, same=same)
     oracle = dp.solve(bids, {"default": nodes})
     assert_best(bids, {"default": nodes}, 0, oracle.objective, counting=counting)
 
@@ -265,10 +268,48 @@ def test_where_two_sizes_are_worth_the_same_the_smaller_wins() -> None:
 
 def test_alike_jobs_keep_what_they_have() -> None:
     alike = [Bid(name, {"default": Options([1, 4], [1.0, 4.0])}) for name in "abc"]
-    warm = solve(alike, {"default": 5})
-    assert sorted(size for _, size in warm.sizes.values()) == [1, 4]
-    shuffled = solve(alike[::-1], {"default": 5}, warm=warm)
-    assert shuffled.sizes == warm.sizes
+    first = solve(alike, {"default": 5}).sizes
+    assert first == {"a": ("default", 4), "b": ("default", 1)}
+    at_work = [replace(bid, held=first.get(bid.job, NO_SEAT)) for bid in alike]
+    assert solve(at_work[::-1], {"default": 5}).sizes == first
+    assert solve(at_work[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
+    assert solve(at_work[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"
+
+
+class Clock:
+    """Time that passes at every look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s, self.looks = 100.0, step_s, 0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        self.looks += 1
+        return self.now
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_the_time_limit_is_kept_on_the_callers_clock(classes: int) -> None:
+    bids = sweep(3, 80, 64, 700, same=False)
+    capacity = {"default": 700}
+    if classes == 2:
+        bids = [Bid(b.job, {"x": b.options["default"], "y": b.options["default"]}) for b in bids]
+        capacity = {"x": 350, "y": 350}
+    slow = Clock(1.5)
+    found = solve(bids, capacity, clock=slow, time_limit_s=2.0)
+    assert found.status == "time_limit"
+    assert found.gap > 0
+    assert found.solve_s == pytest.approx(1.5 * (slow.looks - 1))
+    assert slow.looks <= 5, "when time is up nobody goes on"
+    quick = Clock(1e-6)
+    found = solve(bids, capacity, clock=quick, time_limit_s=30.0)
+    assert (found.status, found.gap) == ("optimal", 0.0)
+    assert 0 < found.solve_s < 1.0
+
+
+def test_without_a_clock_the_best_plan_is_proven() -> None:
+    found = solve(sweep(3, 80, 64, 700, same=False), {"default": 700}, time_limit_s=30.0)
+    assert (found.status, found.gap, found.solve_s) == ("optimal", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

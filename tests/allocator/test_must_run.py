@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Bid, Options, must_run
-from tests.allocator.oracle import best, check_feasible
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 

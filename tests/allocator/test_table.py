@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 
 from allocator import Bid, Options, solve, table
+from allocator.bids import NO_SEAT
 from tests.allocator.strategies import bid_lists
 
 
@@ -20,7 +22,8 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
     jobs = [bid.job for bid in bids]
     plan = table.rows_for(made, jobs, found.sizes)
     assert plan is not None
-    assert table.assign(made, plan, jobs, found.sizes) == found.sizes
+    at_work = [replace(bid, held=found.sizes.get(bid.job, NO_SEAT)) for bid in bids]
+    assert table.assign(made, plan, at_work) == found.sizes
     if len(made.capacity):
         use = dict(zip(made.classes, made.use(plan), strict=False))
         for name, nodes in use.items():
@@ -67,3 +70,33 @@ def test_fits_counts_members_and_nodes() -> None:
     assert made.fits(np.array([1, 1]))
     assert not made.fits(np.array([0, 2])), "4 of 3 nodes"
     assert not made.fits(np.array([1, 0])), "one job is nowhere"
+
+
+def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
+    bids = [Bid(f"j{i}", {"x": Options([1, 2], [1.0, 2.0])}) for i in range(6)]
+    made = table.build(bids, {"x": 5})
+    assert made.size.tolist() == [0, 1, 2]
+    assert table.assign(made, np.array([3, 1, 2]), bids) == {
+        "j0": ("x", 2),
+        "j1": ("x", 2),
+        "j2": ("x", 1),
+    }
+
+
+def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
+    held = [NO_SEAT, ("x", 1), NO_SEAT, ("x", 2), ("x", 2)]
+    bids = [
+        Bid(f"j{i}", {"x": Options([1, 2], [1.0, 2.0])}, held=seat) for i, seat in enumerate(held)
+    ]
+    made = table.build(bids, {"x": 9})
+    assert table.assign(made, np.array([2, 1, 2]), bids) == {
+        "j1": ("x", 1),
+        "j3": ("x", 2),
+        "j4": ("x", 2),
+    }
+    # One seat less: who has to shrink is still before those that wait.
+    assert table.assign(made, np.array([2, 2, 1]), bids) == {
+        "j1": ("x", 1),
+        "j3": ("x", 2),
+        "j4": ("x", 1),
+    }

@@ -9,10 +9,10 @@ import statistics
 import pytest
 
 from allocator import Goal, RescaleCost, make_bid
-from allocator.dp import solve
 from jpa.curve import MeasuredCurve
 from jpa.phase import PhaseCurve, Prior
 from jpa.points import Point
+from tests.allocator.oracles.dp import solve
 from tests.jpa.models import fixed_global_batch, linear
 
 SIZES = range(1, 7)

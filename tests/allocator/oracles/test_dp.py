@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from allocator import Bid, BidError, Options, dp
-from tests.allocator.oracle import best, check_feasible
+from allocator import Bid, BidError, Options
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 

@@ -1,0 +1,103 @@
+"""Whom equal bids serve: who runs already, then who was first.
+
+Decides between plans that are worth the same. Every exact solver picks any one of them; here nodes
+go to the earlier of two jobs whose bids are equal for them, and nothing is moved for nothing. Alike
+jobs are sorted out before, in :func:`allocator.table.assign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from allocator.allocation import used, worth
+from allocator.bids import Bid, Options, Seat
+from allocator.table import Floats, Ints, Mask
+
+_SAME = 1e-12
+"""Values that differ by this share of them are the same: rounding of double precision."""
+
+
+def keep(
+    bids: Sequence[Bid], capacity: Mapping[str, int], sizes: Mapping[str, Seat]
+) -> dict[str, Seat]:
+    """What the jobs have now where that is worth as much as ``sizes``, else ``sizes``.
+
+    Args:
+        bids: of all jobs.
+        capacity: node class -> nodes.
+        sizes: job -> (node class, size), a feasible plan.
+    """
+    held = {bid.job: bid.held for bid in bids if bid.value(*bid.held) is not None and bid.held[1]}
+    if all(nodes <= capacity.get(name, 0) for name, nodes in used(held).items()):
+        (value, dropped), (best, fewest) = worth(held, bids), worth(sizes, bids)
+        if len(dropped) <= len(fewest) and value >= best - _SAME * abs(best):
+            return held
+    return dict(sizes)
+
+
+def in_order(bids: Sequence[Bid], sizes: Mapping[str, Seat]) -> dict[str, Seat]:
+    """``sizes`` with each seat of a newcomer given to the first job that waits and is worth as much
+    in it; jobs in the order of ``bids``.
+
+    A job that runs is not asked to give way, and one that would have to stop comes before all that
+    wait.
+
+    Args:
+        bids: of all jobs, in the order in which they came.
+        sizes: job -> (node class, size).
+    """
+    found = dict(sizes)
+    new = [place for place, bid in enumerate(bids) if bid.job in found and not bid.held[1]]
+    if new:
+        waiting = [(not b.held[1], place) for place, b in enumerate(bids) if b.job not in found]
+        _exchange(bids, found, np.array(new), sorted(waiting))
+    return {bid.job: found[bid.job] for bid in bids if bid.job in found}
+
+
+def _exchange(
+    bids: Sequence[Bid], found: dict[str, Seat], owner: Ints, waiting: list[tuple[bool, int]]
+) -> None:
+    """Hand the seats of ``owner`` (places in ``bids``) on to those of ``waiting`` (whether it does
+    not run, place; a heap) whom they serve as well, each that of who came last.
+    """
+    seats = [found[bids[place].job] for place in owner]
+    size = np.array([nodes for _, nodes in seats])
+    of_class = {name: np.array([name == c for c, _ in seats]) for name in dict(seats)}
+    forced = np.array([bids[place].must_run for place in owner])
+    gain = np.empty(len(seats))
+    for place in owner:
+        mine = owner == place
+        gain[mine] = _gains(bids[place], of_class, size)[mine]
+    in_vain: set[tuple[float, tuple[tuple[str, Options], ...]]] = set()
+    while waiting and waiting[0] < (True, owner.max()):
+        idle, place = heappop(waiting)
+        bid = bids[place]
+        kind = (bid.idle_value, tuple(bid.options.items()))
+        if kind in in_vain:
+            continue
+        gains = _gains(bid, of_class, size)
+        same = (forced == bid.must_run) & (gains >= gain - _SAME * np.abs(gain))
+        seat = int(np.argmax(np.where(same, owner, -1)))
+        last = int(owner[seat])
+        if not same[seat] or (idle and last < place):
+            in_vain.add(kind)  # nor will those like it that come later find anything
+            continue
+        found[bid.job] = found.pop(bids[last].job)
+        owner[seat], gain[seat] = place if idle else -1, gains[seat]
+        heappush(waiting, (True, last))
+
+
+def _gains(bid: Bid, of_class: Mapping[str, Mask], size: Ints) -> Floats:
+    """What each seat is worth to the job beyond having nothing; -inf where its bid does not offer
+    it.
+    """
+    gains = np.full(len(size), -np.inf)
+    for name, options in bid.options.items():
+        if name in of_class and len(options.sizes):
+            at = np.minimum(np.searchsorted(options.sizes, size), len(options.sizes) - 1)
+            offered = of_class[name] & (options.sizes[at] == size)
+            gains[offered] = options.values[at[offered]]
+    return gains if bid.must_run else gains - bid.idle_value

@@ -4,9 +4,9 @@ over HiGHS.
 
 from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs
-from allocator.bids import Bid, BidError, Options
+from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
-from allocator.milp import Clock, no_clock, solve
+from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
 from allocator.placement import NodeInfo, PlacementError, place
 
@@ -15,14 +15,14 @@ __all__ = [
     "Beyond",
     "Bid",
     "BidError",
-    "Clock",
     "CurveError",
     "Goal",
+    "MonotonicClock",
     "NodeInfo",
-    "Options",
     "PlacementError",
     "RescaleCost",
     "ScalingCurve",
+    "SizeValues",
     "equal_share",
     "fcfs",
     "make_bid",

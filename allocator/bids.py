@@ -24,7 +24,7 @@ class BidError(ValueError):
     """A bid, a capacity or a job's limits that make no sense; the message says which and why."""
 
 
-class Options:
+class SizeValues:
     """The sizes a job accepts on one class of nodes and what each is worth.
 
     Args:
@@ -64,10 +64,10 @@ class Options:
         self._hash = 0
 
     def __repr__(self) -> str:
-        return f"Options({self.sizes.tolist()}, {self.values.tolist()})"
+        return f"SizeValues({self.sizes.tolist()}, {self.values.tolist()})"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Options):
+        if not isinstance(other, SizeValues):
             return NotImplemented
         same_sizes = self.sizes is other.sizes or np.array_equal(self.sizes, other.sizes)
         return self is other or (same_sizes and np.array_equal(self.values, other.values))
@@ -77,9 +77,9 @@ class Options:
             self._hash = hash((len(self.sizes), self.values.tobytes()))
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Options], tuple[Sizes, Values]]:
+    def __reduce__(self) -> tuple[type[SizeValues], tuple[Sizes, Values]]:
         return (
-            Options,
+            SizeValues,
             (self.sizes, self.values),
         )  # without the hash, which is of this process only
 
@@ -126,7 +126,7 @@ class Bid:
 
     job: str
     """The job's name, unique among the bids solved together."""
-    options: Mapping[str, Options]
+    options: Mapping[str, SizeValues]
     """Node class -> sizes and values. The job runs on one class at a time."""
     idle_value: float = 0.0
     """What it is worth that the job gets no node. ``-inf``: the job must run. As many such jobs as

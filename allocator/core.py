@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.highs import Model, SolverError, maximise
+from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual
-from allocator.table import IDLE, Floats, Ints, Mask, Table
+from allocator.table import IDLE, BidTable, Floats, Ints, Mask
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _MOST_STATES = 20_000_000
 
 
 @dataclass(frozen=True)
-class Core:
+class OpenCore:
     """The open part of a table.
 
     Args:
@@ -67,7 +67,7 @@ class Outcome:
     floor: float = 0.0
 
 
-def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
+def open_rows(table: BidTable, dual: Dual, keep: Mask) -> OpenCore:
     """The core with only the rows of ``keep``, of which every group has at least one."""
     rows = np.flatnonzero(keep)
     group = table.group[rows]
@@ -81,11 +81,11 @@ def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
     room = table.capacity - table.use(fixed)
     taken = np.flatnonzero(fixed)
     count = table.count[is_open].astype(np.int64)
-    return Core(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
+    return OpenCore(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
 
 
 def by_counting(
-    table: Table, dual: Dual, core: Core, ceiling: float, work: float, resource: int = 0
+    table: BidTable, dual: Dual, core: OpenCore, ceiling: float, work: float, resource: int = 0
 ) -> Outcome | None:
     """The least wasteful plan of a core whose open rows use only ``resource``, if one wastes less
     than ``ceiling``.
@@ -159,9 +159,9 @@ def by_counting(
 
 
 def by_milp(
-    table: Table,
+    table: BidTable,
     dual: Dual,
-    core: Core,
+    core: OpenCore,
     ceiling: float,
     *,
     time_limit_s: float,
@@ -193,7 +193,7 @@ def by_milp(
     coefficient[begins[:n][counted] + 1] = size[counted]
     index[begins[n : n + resources]] = groups + np.arange(resources)
     limits = np.concatenate([core.count.astype(np.float64), core.room])
-    model = Model(
+    model = LinearProgram(
         cost=-np.concatenate([dual.loss[core.rows], dual.prices]) / ceiling,
         lower=np.zeros(n + resources),
         upper=np.concatenate(

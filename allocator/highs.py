@@ -8,7 +8,9 @@ by its callers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ class InfeasibleError(SolverError):
 
 
 @dataclass(frozen=True)
-class Model:
+class LinearProgram:
     """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns
     (starts, rows, coefficients).
     """
@@ -43,7 +45,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Solution:
     """``x`` is None when nothing feasible was found in time. ``bound`` is proven: no feasible x is
     worth more.
 
@@ -59,13 +61,13 @@ class Answer:
 
 
 def maximise(
-    model: Model,
+    model: LinearProgram,
     *,
     time_limit_s: float,
     gap: float = 0.0,
     absolute_gap: float = 0.0,
     start: Floats | None = None,
-) -> Answer:
+) -> Solution:
     """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
 
     Raises:
@@ -74,7 +76,8 @@ def maximise(
     """
     import highspy
 
-    highs = highspy.Highs()
+    new: Callable[[], Any] = highspy.Highs
+    highs = new()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("parallel", "off")
@@ -134,7 +137,7 @@ def maximise(
     else:
         bound = float(info.objective_function_value) if not stopped else math.inf
     duals = np.array(solution.row_dual, dtype=np.float64) if not integers and not stopped else None
-    return Answer(
+    return Solution(
         x,
         float(info.objective_function_value) if feasible else -math.inf,
         bound,

@@ -18,9 +18,9 @@ from allocator import must_run, prices, relax, search, table, ties
 from allocator.allocation import Allocation, relative_gap, worth
 from allocator.bids import Bid, Seat, check
 
-__all__ = ["Allocation", "Clock", "solve"]
+__all__ = ["Allocation", "MonotonicClock", "solve"]
 
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 """Seconds on a clock that never goes back, for example :func:`time.perf_counter`."""
 
 
@@ -33,7 +33,7 @@ def solve(
     bids: Sequence[Bid],
     capacity: Mapping[str, int],
     *,
-    clock: Clock = no_clock,
+    clock: MonotonicClock = no_clock,
     time_limit_s: float = 2.0,
     gap: float = 0.0,
     counting: bool = True,

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.bids import NO_SEAT, Bid, BidError, Options, Sizes, Values
+from allocator.bids import NO_SEAT, Bid, BidError, Sizes, SizeValues, Values
 from allocator.curves import ScalingCurve
 
 
@@ -158,7 +158,7 @@ def make_bid(
                 "widen the limits or the sizes."
             )
     curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
-    options: dict[str, Options] = {}
+    options: dict[str, SizeValues] = {}
     notes: list[str] = []
     nothing = 0.0
     for node_class, known in curves.items():
@@ -186,7 +186,7 @@ def _options(
     t_fwd_s: float,
     cost: RescaleCost,
     restarting: bool,
-) -> tuple[Options, float]:
+) -> tuple[SizeValues, float]:
     """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as
     they were at the last plan.
     """
@@ -195,7 +195,7 @@ def _options(
     if goal is Goal.EFFICIENCY:
         unit = _single_node_rate(curve)
         rates, before = rates / unit, before / unit
-    return Options(
+    return SizeValues(
         sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)
     ), weight * before * cost.down_s
 

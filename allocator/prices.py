@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from allocator.table import Floats, Ints, Mask, Table
+from allocator.table import BidTable, Floats, Ints, Mask
 
 _PROBES = 80
 _MANY_GROUPS = 100
@@ -38,7 +38,7 @@ class Dual:
     loss: Floats
     noise: float
 
-    def waste(self, table: Table, plan: Ints) -> float:
+    def waste(self, table: BidTable, plan: Ints) -> float:
         """What ``plan`` falls short of the bound: its losses and the price of what it leaves
         unused.
         """
@@ -48,7 +48,7 @@ class Dual:
         )
 
 
-def at(table: Table, prices: Floats) -> Dual:
+def at(table: BidTable, prices: Floats) -> Dual:
     """The bound and the losses at ``prices``."""
     reduced = table.value - table.charge(prices)
     best = np.maximum.reduceat(reduced, table.starts)
@@ -59,7 +59,7 @@ def at(table: Table, prices: Floats) -> Dual:
     )
 
 
-def choices(table: Table, dual: Dual) -> Ints:
+def choices(table: BidTable, dual: Dual) -> Ints:
     """The plan in which every job takes what loses nothing, the first such row; it may exceed the
     capacity.
     """
@@ -71,13 +71,13 @@ def choices(table: Table, dual: Dual) -> Ints:
     return plan
 
 
-def minimise(table: Table) -> Dual:
+def minimise(table: BidTable) -> Dual:
     """Prices that make the bound small: minimal for one resource; for several, each in turn once
     (:mod:`allocator.relax` goes on from there).
     """
     prices = np.zeros(len(table.capacity))
     if len(prices) == 1:
-        view = View(
+        view = OneResource(
             table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0]
         )
         return at(table, np.array([view.best_price()]))
@@ -87,7 +87,7 @@ def minimise(table: Table) -> Dual:
 
 
 @dataclass(frozen=True)
-class View:
+class OneResource:
     """One resource, the other prices fixed: rows by group, ascending in size; what does not use the
     resource has size 0.
     """
@@ -129,7 +129,7 @@ class View:
             chosen,
         )
 
-    def between(self, few: Ints, many: Ints) -> tuple[View, Ints, Ints]:
+    def between(self, few: Ints, many: Ints) -> tuple[OneResource, Ints, Ints]:
         """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among
         them.
         """
@@ -139,16 +139,18 @@ class View:
         place = np.cumsum(keep) - 1
         group = self.group[keep]
         starts = np.searchsorted(group, np.arange(len(self.starts)))
-        narrowed = View(self.size[keep], self.value[keep], group, starts, self.count, self.limit)
+        narrowed = OneResource(
+            self.size[keep], self.value[keep], group, starts, self.count, self.limit
+        )
         return narrowed, place[few], place[many]
 
-    def sample(self, every: int) -> View:
+    def sample(self, every: int) -> OneResource:
         """Every so many groups, and as much of the limit."""
         keep = self.group % every == 0
         group = self.group[keep] // every
         starts = np.searchsorted(group, np.arange(-(-len(self.starts) // every)))
         count = self.count[::every]
-        return View(
+        return OneResource(
             self.size[keep],
             self.value[keep],
             group,
@@ -236,7 +238,7 @@ class _Probe:
         return self.bound - (limit - self.used) * self.price
 
 
-def _view(table: Table, prices: Floats, c: int) -> View:
+def _view(table: BidTable, prices: Floats, c: int) -> OneResource:
     """The rows of resource ``c``, and for each group one row of size 0 worth the best of everything
     else.
     """
@@ -251,4 +253,4 @@ def _view(table: Table, prices: Floats, c: int) -> View:
     size = np.concatenate([np.zeros(len(has_other)), table.nodes[rows]])[order]
     value = np.concatenate([other[has_other], table.value[rows]])[order]
     starts = np.searchsorted(group, np.arange(len(table.starts)))
-    return View(size, value, group, starts, table.count, float(table.capacity[c]))
+    return OneResource(size, value, group, starts, table.count, float(table.capacity[c]))

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from allocator.bids import NO_SEAT, Bid, Options, Seat
+from allocator.bids import NO_SEAT, Bid, Seat, SizeValues
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ IDLE = -1
 
 
 @dataclass(frozen=True)
-class Table:
+class BidTable:
     """The options of all groups, one row an option, rows of one group adjacent.
 
     Args:
@@ -59,7 +59,7 @@ class Table:
     def charge(self, prices: Floats) -> Floats:
         """What each row pays for its nodes."""
         if len(prices) == 1:
-            return prices[0] * self.nodes  # an idle row has none
+            return float(prices[0]) * self.nodes  # an idle row has none
         return np.append(prices, 0.0)[self.resource] * self.nodes
 
     @cached_property
@@ -67,7 +67,7 @@ class Table:
         """One past the last row of each group."""
         return np.append(self.starts[1:], len(self.size))
 
-    def keep(self, mask: Mask) -> Table:
+    def keep(self, mask: Mask) -> BidTable:
         """The table with only the rows of ``mask``, of which every group has at least one."""
         group = self.group[mask]
         starts = np.searchsorted(group, np.arange(len(self.members)))
@@ -95,7 +95,7 @@ class Table:
         return bool((placed == self.count).all() and (self.use(plan) <= self.capacity).all())
 
 
-def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> Table:
+def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> BidTable:
     """The table of ``bids``.
 
     Args:
@@ -106,7 +106,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
     index = {name: c for c, name in enumerate(classes)}
-    groups: dict[tuple[float, tuple[tuple[int, Options], ...]], list[int]] = {}
+    groups: dict[tuple[float, tuple[tuple[int, SizeValues], ...]], list[int]] = {}
     for i, bid in enumerate(bids):
         usable = [
             (index[name], options)
@@ -148,7 +148,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
             add(c, options.sizes[:fitting], options.values[:fitting])
     limits = [float(capacity[name]) for name in classes] + ([float(drops)] if drops else [])
     starts = np.array(first, dtype=np.int64)
-    return Table(
+    return BidTable(
         members=tuple(tuple(m) for m in groups.values()),
         count=np.array([len(m) for m in groups.values()], dtype=np.float64),
         group=np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows))),
@@ -161,7 +161,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     )
 
 
-def undominated(table: Table, keep: Mask) -> Mask:
+def undominated(table: BidTable, keep: Mask) -> Mask:
     """``keep`` without the rows that another of its rows beats with no more nodes of the same class
     and no less value.
     """
@@ -182,7 +182,7 @@ def undominated(table: Table, keep: Mask) -> Mask:
     return kept
 
 
-def idle(table: Table) -> Ints:
+def idle(table: BidTable) -> Ints:
     """The plan in which every job takes the first of its rows, which is to have nothing where that
     is allowed.
     """
@@ -191,7 +191,7 @@ def idle(table: Table) -> Ints:
     return plan
 
 
-def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, Seat]) -> Ints | None:
+def rows_for(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Seat]) -> Ints | None:
     """Members by row that give each job its size in ``sizes``, or nothing where it has none.
 
     Args:
@@ -217,7 +217,7 @@ def rows_for(table: Table, jobs: Sequence[str], sizes: Mapping[str, Seat]) -> In
     return plan
 
 
-def assign(table: Table, plan: Ints, bids: Sequence[Bid]) -> dict[str, Seat]:
+def assign(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Seat]:
     """Sizes by job from members by row; a job that gets nothing is absent.
 
     Among alike jobs, one keeps the nodes it has where the plan has room for that. The others are

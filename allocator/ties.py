@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from allocator.allocation import used, worth
-from allocator.bids import Bid, Options, Seat
+from allocator.bids import Bid, Seat, SizeValues
 from allocator.table import Floats, Ints, Mask
 
 _SAME = 1e-12
@@ -71,7 +71,7 @@ def _exchange(
     for place in owner:
         mine = owner == place
         gain[mine] = _gains(bids[place], of_class, size)[mine]
-    in_vain: set[tuple[float, tuple[tuple[str, Options], ...]]] = set()
+    in_vain: set[tuple[float, tuple[tuple[str, SizeValues], ...]]] = set()
     while waiting and waiting[0] < (True, owner.max()):
         idle, place = heappop(waiting)
         bid = bids[place]

@@ -34,7 +34,7 @@ import numpy as np
 
 TERMS = ("compute", "bandwidth", "latency", "linear")
 
-# What is believed of a job before its sizes tell: shares of w at the largest measured size (mean,
+# The prior of a job before its sizes tell: shares of w at the largest measured size (mean,
 # standard deviation). Wide: a job may be all compute or nearly all communication. Checked against
 # measured curves and an analytic family in tests/jpa/test_fit.py.
 _PRIOR_MEAN = (0.6, 0.05, 0.05, 0.2)

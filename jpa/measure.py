@@ -105,7 +105,7 @@ class Measurement:
     stable: bool
 
 
-class Outcome(str, Enum):
+class MeasurementState(str, Enum):
     """Where a measurement stands."""
 
     MEASURING = "measuring"
@@ -130,7 +130,7 @@ class ThroughputMeter:
     _warm: int = 0
     _first: tuple[float, float] | None = None
 
-    def feed(self, time: float, samples: float) -> Outcome:
+    def feed(self, time: float, samples: float) -> MeasurementState:
         """One progress report: ``samples`` processed by the job so far. Returns where the
         measurement stands.
 
@@ -167,7 +167,7 @@ class ThroughputMeter:
             self._reports[:] = [*self._reports[:-1:2], self._reports[-1]]
         return self.outcome(time)
 
-    def outcome(self, now: float) -> Outcome:
+    def outcome(self, now: float) -> MeasurementState:
         """Where the measurement stands at ``now``; call it from time to time, for a job that says
         nothing.
         """
@@ -175,7 +175,7 @@ class ThroughputMeter:
         most = self.config.max_samples
         if len(self._reports) >= 2:
             if now - self.started < self.config.min_seconds and most is None:
-                return Outcome.MEASURING
+                return MeasurementState.MEASURING
             measurement = self.measurement(now)
             enough = (
                 now - self.started >= self.config.min_seconds
@@ -184,13 +184,17 @@ class ThroughputMeter:
                 and self._last_seen >= self._reports[-1][0] >= now  # never stop inside a stall
             )
             if enough:
-                return Outcome.STABLE
+                return MeasurementState.STABLE
             if over or (most is not None and measurement.samples >= most):
-                return Outcome.STABLE if measurement.stable else Outcome.UNSTABLE
-            return Outcome.MEASURING
+                return MeasurementState.STABLE if measurement.stable else MeasurementState.UNSTABLE
+            return MeasurementState.MEASURING
         if not over:
-            return Outcome.MEASURING
-        return Outcome.UNSTABLE if self.measurement(now).rate > 0 else Outcome.UNKNOWN
+            return MeasurementState.MEASURING
+        return (
+            MeasurementState.UNSTABLE
+            if self.measurement(now).rate > 0
+            else MeasurementState.UNKNOWN
+        )
 
     def measurement(self, now: float) -> Measurement:
         """The estimate so far. Without two reports after the warm-up: from the warm-up (0 without

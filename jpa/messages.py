@@ -20,7 +20,7 @@ class ProfileWanted:
     queued twice.
 
     ``nodes``: held now (0: not running). ``sizes``: allowed sizes, None for all. ``chosen``: the
-    user's ladder, None for the plan's own. ``curve``: what is believed so far, its phase being the
+    user's ladder, None for the plan's own. ``curve``: what is known so far, its phase being the
     job's current one. ``kind``: jobs of one kind and class of nodes scale alike (empty: nobody else
     is of its kind).
     """
@@ -73,7 +73,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressSeen:
     """``samples`` processed by the job so far; ``time`` of the last of them, on the clock of
     ``now``. ``phase``: None for unchanged.
     """
@@ -100,12 +100,19 @@ class JobGone:
 
 
 @dataclass(frozen=True)
-class Tick:
+class AdvisorTick:
     """Time passed. Send one every second or so: limits of time are noticed here."""
 
 
 AdvisorEvent = (
-    ProfileWanted | Suggested | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
+    ProfileWanted
+    | Suggested
+    | NodesChanged
+    | Scaled
+    | ProgressSeen
+    | Crashed
+    | JobGone
+    | AdvisorTick
 )
 
 # --- answers ---
@@ -139,7 +146,7 @@ class PointMeasured:
     curve: MeasuredCurve
 
 
-class Result(str, Enum):
+class ProfileResult(str, Enum):
     """How a profile ended."""
 
     MEASURED = "measured"
@@ -153,7 +160,7 @@ class Result(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finished:
+class ProfileFinished:
     """The profile is over; the job stands at ``nodes`` nodes and belongs to the allocator again.
 
     ``scale_ups``, ``scale_downs``: rescales the profile asked for (a start counts as scaling up).
@@ -161,7 +168,7 @@ class Finished:
     """
 
     job: str
-    result: Result
+    result: ProfileResult
     curve: MeasuredCurve
     reason: str
     nodes: int
@@ -179,4 +186,4 @@ class Waiting:
     reason: str
 
 
-Answer = SetSize | PointMeasured | Finished | Waiting
+AdvisorAnswer = SetSize | PointMeasured | ProfileFinished | Waiting

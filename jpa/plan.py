@@ -1,6 +1,6 @@
 """Which sizes a profile visits, from the largest down.
 
-Decides the next size of one profile from what is measured so far, what was believed before, and the
+Decides the next size of one profile from what is measured so far, what a prior suggests, and the
 nodes there are. It does not wait, measure or take nodes (:mod:`jpa.advisor`). Scaling up costs
 several times what scaling down does and hardly depends on how many nodes join (MalleTrain, arXiv
 2404.15668), so a profile scales up once, to the largest size, and every further size is smaller
@@ -57,7 +57,7 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfileStep:
     """What the profile does next: visit ``size``, or end (``size`` None). ``reason`` is for the
     user.
     """
@@ -176,7 +176,7 @@ def next_size(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
     return next_step(plan, measured, nodes_available).size
 
 
-def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> Step:
+def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> ProfileStep:
     """As :func:`next_size`, with the reason in words."""
     usable = [
         k
@@ -190,10 +190,10 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
         lost_nodes = not done and nodes_available < asked
     if not usable:
         if not plan.visited and asked is None:
-            return Step(
+            return ProfileStep(
                 None, f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} can be had."
             )
-        return Step(None, "Every size that can be reached by scaling down has been visited.")
+        return ProfileStep(None, "Every size that can be reached by scaling down has been visited.")
     rungs = [k for k in plan.rungs if k in usable]
     if asked is None or lost_nodes:
         # The job is, or will be, at the largest size it can have: that one is measured, whether it
@@ -212,8 +212,8 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
             continue
         if i + 1 < len(rungs) and _bridged(plan, measured, size, rungs[i + 1]):
             continue
-        return Step(size, f"{size} nodes: {why}.")
-    return Step(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
+        return ProfileStep(size, f"{size} nodes: {why}.")
+    return ProfileStep(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
 
 
 def known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:

@@ -17,8 +17,8 @@ from typing import Protocol
 from allocator import (
     Allocation,
     Bid,
-    Clock,
     Goal,
+    MonotonicClock,
     NodeInfo,
     RescaleCost,
     ScalingCurve,
@@ -132,7 +132,7 @@ def exact(
     bids: Sequence[Bid],
     capacity: Mapping[str, int],
     settings: PlanningSettings,
-    clock: Clock = no_clock,
+    clock: MonotonicClock = no_clock,
 ) -> Allocation:
     """The product's solver, its time limit kept on ``clock``."""
     return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from allocator import Goal, RescaleCost, ScalingCurve
-from jpa import Result
+from jpa import ProfileResult
 from jpa.costs import KINDS, RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
@@ -346,7 +346,7 @@ class Core:
             self.curves.waits(job, said.sentence)
         elif said.kind == "job-interrupted":
             self.curves.interrupted(job, dict(said.data))
-        elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
+        elif said.kind == "profile-finished" and said.data["result"] == ProfileResult.UNKNOWN.value:
             self.books.notice(
                 run,
                 NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, Options, prices, relax, solve, table
+from allocator import Bid, SizeValues, prices, relax, solve, table
 from allocator.allocation import worth
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.everything import best
@@ -16,12 +16,12 @@ from tests.allocator.strategies import bid_lists
 SOME = settings(max_examples=80, deadline=None)
 
 
-def built(bids: list[Bid], capacity: dict[str, int]) -> table.Table | None:
+def built(bids: list[Bid], capacity: dict[str, int]) -> table.BidTable | None:
     made = table.build(bids, capacity)
     return made if len(made.size) and len(made.capacity) else None
 
 
-def scale(made: table.Table) -> float:
+def scale(made: table.BidTable) -> float:
     return 1e-9 * max(1e-300, float(np.abs(made.value).max()) * len(made.members) * 10)
 
 
@@ -106,7 +106,7 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
             Bid(
                 f"j{j}",
                 {
-                    "default": Options(
+                    "default": SizeValues(
                         sizes, 50 * rng.random() * sizes**0.7 + rng.random(len(sizes))
                     )
                 },
@@ -124,7 +124,7 @@ def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
     for j in range(160):
         least = 40 if j % 8 == 0 else 1
         sizes = np.arange(least, least + 3)
-        bids.append(Bid(f"j{j}", {"default": Options(sizes, sizes + j / 1000)}, -np.inf))
+        bids.append(Bid(f"j{j}", {"default": SizeValues(sizes, sizes + j / 1000)}, -np.inf))
     capacity = {"default": 20 * 40 + 140 + 7}
     made = table.build(bids, capacity)
     found = solve(bids, capacity, time_limit_s=30.0)

@@ -60,7 +60,7 @@ def test_every_estimate_is_finite_and_not_negative(points, k):
 def test_the_conservative_curve_is_a_valid_one_below_the_estimate(points, kappa):
     curve = measured(points)
     bid = curve.conservative(range(1, 65), kappa)
-    assert all(bid.at(k) <= curve.believed(k)[0] * (1 + 1e-9) + 1e-6 for k in range(1, 65))
+    assert all(bid.at(k) <= curve.smoothed(k)[0] * (1 + 1e-9) + 1e-6 for k in range(1, 65))
 
 
 def test_an_amdahl_curve_is_interpolated_exactly():

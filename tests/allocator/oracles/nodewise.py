@@ -32,7 +32,7 @@ import numpy as np
 from allocator.allocation import Allocation, relative_gap
 from allocator.bids import BidError
 from allocator.curves import ScalingCurve
-from allocator.highs import InfeasibleError, Model, maximise
+from allocator.highs import InfeasibleError, LinearProgram, maximise
 from allocator.objectives import SUMMIT, RescaleCost
 
 
@@ -96,10 +96,10 @@ class _Builder:
         self.entries += [(variable, len(self.limits), x) for variable, x in terms]
         self.limits.append((low, high))
 
-    def model(self) -> Model:
+    def model(self) -> LinearProgram:
         column, row, x = (np.array(part) for part in zip(*sorted(self.entries), strict=True))
         limits = np.array(self.limits)
-        return Model(
+        return LinearProgram(
             cost=np.array(self.cost),
             lower=np.zeros(len(self.cost)),
             upper=np.array(self.upper),

@@ -32,39 +32,34 @@ _MOST_STATES = 20_000_000
 
 @dataclass(frozen=True)
 class OpenCore:
-    """The open part of a table.
-
-    Args:
-        rows: table rows that are open, by group, ascending.
-        group: per open row, the open group it belongs to (0, 1, …).
-        count: members of each open group.
-        fixed: plan (members by table row) of the groups with one row left.
-        room: units of each resource that ``fixed`` leaves.
-        sunk: loss of ``fixed``.
-    """
+    """The open part of a table."""
 
     rows: Ints
+    """Table rows that are open, by group, ascending."""
     group: Ints
+    """Per open row, the open group it belongs to (0, 1, …)."""
     count: Ints
+    """Members of each open group."""
     fixed: Ints
+    """Plan (members by table row) of the groups with one row left."""
     room: Floats
+    """Units of each resource that ``fixed`` leaves."""
     sunk: float
+    """Loss of ``fixed``."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The least wasteful plan of a core.
-
-    Args:
-        plan: None when nothing below the ceiling was found.
-        complete: whether it is proven that no plan of the core wastes less (or, without a plan,
-            less than the ceiling).
-        floor: when not complete, a proven limit: every plan of the core wastes at least this.
-    """
+    """The least wasteful plan of a core."""
 
     plan: Ints | None
+    """None when nothing below the ceiling was found."""
     complete: bool
+    """Whether it is proven that no plan of the core wastes less (or, without a plan, less than the
+    ceiling).
+    """
     floor: float = 0.0
+    """When not complete, a proven limit: every plan of the core wastes at least this."""
 
 
 def open_rows(table: BidTable, dual: Dual, keep: Mask) -> OpenCore:

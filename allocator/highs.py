@@ -46,18 +46,20 @@ class LinearProgram:
 
 @dataclass(frozen=True)
 class Solution:
-    """``x`` is None when nothing feasible was found in time. ``bound`` is proven: no feasible x is
-    worth more.
-
-    ``duals``: of the rows, for a model without integers (value gained by one more unit of the row's
-    limit).
-    """
+    """What HiGHS found."""
 
     x: Floats | None
+    """None when nothing feasible was found in time."""
     objective: float
+    """Its value."""
     bound: float
+    """Proven: no feasible x is worth more."""
     optimal: bool
+    """Whether the run ended before its time was up."""
     duals: Floats | None = None
+    """Of the rows, for a model without integers: the value gained by one more unit of the row's
+    limit.
+    """
 
 
 def maximise(

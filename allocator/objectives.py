@@ -43,16 +43,16 @@ class Beyond(str, Enum):
 
 @dataclass(frozen=True)
 class RescaleCost:
-    """Seconds in which a job processes nothing, by kind of change.
-
-    ``up_s`` and ``down_s``: growing and shrinking, charged at the throughput the job had before;
-    ``start_s``: starting from nothing (or on another class of nodes), charged at the throughput it
-    will have. Defaults are what Summit showed (up 17-19 s, down 11-13 s).
+    """Seconds in which a job processes nothing, by kind of change. The defaults are what Summit
+    showed (up 17-19 s, down 11-13 s).
     """
 
     up_s: float = 18.0
+    """Growing, charged at the throughput before."""
     down_s: float = 12.0
+    """Shrinking, charged at the throughput before."""
     start_s: float = 18.0
+    """Starting from nothing, or on another class of nodes, charged at the throughput after."""
 
     def __post_init__(self) -> None:
         for name in ("up_s", "down_s", "start_s"):

@@ -28,15 +28,16 @@ _MANY_GROUPS = 100
 
 @dataclass(frozen=True)
 class Dual:
-    """Prices by resource, the bound they prove, and the loss of every row of the table.
-
-    ``noise``: losses smaller than this are rounding (double precision sums of values this large).
-    """
+    """Prices, the bound that they prove, and what each row loses against it."""
 
     prices: Floats
+    """By resource, value of one unit."""
     bound: float
+    """No plan is worth more."""
     loss: Floats
+    """Of every row of the table."""
     noise: float
+    """Losses smaller than this are rounding (double precision sums of values this large)."""
 
     def waste(self, table: BidTable, plan: Ints) -> float:
         """What ``plan`` falls short of the bound: its losses and the price of what it leaves

@@ -36,16 +36,20 @@ ones, and how it shrinks with the time left.
 
 @dataclass(frozen=True)
 class Found:
-    """The best plan, its waste, the least waste any plan can have (proven), how close is close
-    enough, and what proved it.
-    """
+    """The best plan, and what is proven of it."""
 
     plan: Ints
+    """Members by row."""
     waste: float
+    """What it falls short of the price bound."""
     floor: float
+    """The least waste that any plan can have, proven."""
     accept: float
+    """How close is close enough."""
     proof: str
+    """What proved it."""
     core: tuple[int, int]
+    """(groups, rows) of the last core."""
 
 
 def first_plan(table: BidTable, dual: Dual, wish: Ints, seats: Ints) -> Ints:

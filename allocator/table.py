@@ -28,28 +28,30 @@ IDLE = -1
 
 @dataclass(frozen=True)
 class BidTable:
-    """The options of all groups, one row an option, rows of one group adjacent.
-
-    Args:
-        members: for each group, the indices of its bids (all alike), ascending.
-        count: members per group.
-        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE
-            (``size`` 0). Within a group, rows of one resource are ordered by size.
-        starts: the first row of each group; each group has at least one row.
-        capacity: units of each resource: the nodes of each class in ``classes``, and one resource
-            more where must-run jobs have to be dropped: the right to be dropped.
-        classes: names of the node classes.
+    """The options of all groups, one row an option, rows of one group adjacent. Within a group,
+    rows of one resource are ordered by size.
     """
 
     members: tuple[tuple[int, ...], ...]
+    """For each group, the indices of its bids (all alike), ascending."""
     count: Floats
+    """Members per group."""
     group: Ints
+    """Per row, its group."""
     resource: Ints
+    """Per row, an index into ``capacity``, or IDLE (``size`` 0)."""
     size: Ints
+    """Per row, units of its resource."""
     value: Floats
+    """Per row, what its bid says."""
     starts: Ints
+    """The first row of each group; each group has at least one row."""
     capacity: Floats
+    """Units of each resource: the nodes of each class in ``classes``, and one resource more where
+    must-run jobs have to be dropped: the right to be dropped.
+    """
     classes: tuple[str, ...]
+    """Names of the node classes."""
 
     @cached_property
     def nodes(self) -> Floats:

@@ -29,31 +29,38 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class CurveChange:
-    """The curve no longer holds as it was.
-
-    ``kind``: ``"drift"`` (the throughput at ``nodes`` moved for good, from ``before`` to ``after``
-    samples/s) or ``"phase"`` (the job entered ``phase``). ``sentence`` is for the user.
-    """
+    """The curve no longer holds as it was."""
 
     kind: str
+    """``"drift"``: the throughput at ``nodes`` moved for good. ``"phase"``: the job entered
+    ``phase``.
+    """
     nodes: int
+    """The size, 0 for a phase."""
     before: float
+    """Throughput before, samples/s."""
     after: float
+    """Throughput after, samples/s."""
     phase: str
+    """The phase the job is in."""
     sentence: str
+    """For the user."""
 
 
 @dataclass(frozen=True)
 class CurveConfig:
-    """``points``: weighing of observations. The others: relative standard deviations of a curve
-    carried over a drift or into a phase.
-    """
+    """How observations are weighed, and how much of a curve is carried on."""
 
     points: PointConfig = field(default_factory=PointConfig)
+    """Weighing of observations."""
     drift_level_std: float = 0.1
+    """Relative standard deviation of the level after a drift."""
     drift_shape_std: float = 0.06
+    """The same of the shape, per √octave."""
     phase_level_std: float = 0.3
+    """Relative standard deviation of the level in a new phase."""
     phase_shape_std: float = 0.08
+    """The same of the shape, per √octave."""
 
 
 DEFAULT_CONFIG = CurveConfig()
@@ -61,16 +68,16 @@ DEFAULT_CONFIG = CurveConfig()
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """A job's curve. Immutable: every change gives a new one.
-
-    ``phases``: (name, curve), the current one last. ``unusable``: sizes at which the script
-    crashed; they are worth nothing. ``neutral_rate``: samples/s of one node assumed before anything
-    is known (the daemon gives the median of its other jobs).
-    """
+    """A job's curve. Immutable: every change gives a new one."""
 
     phases: tuple[tuple[str, PhaseCurve], ...] = ((DEFAULT_PHASE, PhaseCurve()),)
+    """(name, curve), the current one last."""
     unusable: frozenset[int] = frozenset()
+    """Sizes at which the script crashed; they are worth nothing."""
     neutral_rate: float = 1.0
+    """Samples/s of one node assumed before anything is known (the daemon gives the median of its
+    other jobs).
+    """
 
     @classmethod
     def from_prior(

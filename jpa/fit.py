@@ -50,14 +50,12 @@ _LAW_ERROR = 0.02
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """A fitted law.
-
-    ``coefficients``: (a, b, c, d), node-seconds per sample. ``covariance``: theirs, row by row (16
-    numbers).
-    """
+    """A fitted law."""
 
     coefficients: tuple[float, float, float, float]
+    """(a, b, c, d), node-seconds per sample."""
     covariance: tuple[float, ...]
+    """Of the coefficients, row by row (16 numbers)."""
 
     def node_seconds(self, nodes: int) -> float:
         """w(k), node-seconds per sample."""

@@ -51,17 +51,16 @@ no more than this many standard deviations above their mean (chi-squared: n poin
 
 @dataclass(frozen=True)
 class Prior:
-    """A curve suggested before measuring.
-
-    ``points``: ((nodes, samples/s), ...) sorted, all above 0. ``level_std``: how wrong the whole
-    curve may be, relative. ``shape_std``: how wrong its shape may be per √octave. ``source``: where
-    it comes from, for the user.
-    """
+    """A curve suggested before measuring."""
 
     points: tuple[tuple[int, float], ...]
+    """((nodes, samples/s), ...) sorted, all above 0."""
     level_std: float
+    """How wrong the whole curve may be, relative."""
     shape_std: float
+    """How wrong its shape may be, relative, per √octave."""
     source: str
+    """Where it comes from, for the user."""
 
     def __post_init__(self) -> None:
         if not self.points or any(
@@ -100,10 +99,12 @@ class Prior:
 
 @dataclass(frozen=True)
 class PhaseCurve:
-    """Points of one phase, sorted by size."""
+    """The curve of one phase."""
 
     points: tuple[Point, ...] = ()
+    """What was measured, sorted by size."""
     prior: Prior | None = None
+    """What was known before, if anything."""
 
     def at(self, nodes: int) -> Point | None:
         """The measured point of that size, if any."""

@@ -26,22 +26,23 @@ _MEASURED_ONLY = 1e-9
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How thorough a profile is.
-
-    ``max_steps``: sizes visited at most. ``refine_steps``: of these, kept back for finer steps
-    where the curve bends (used on long ladders only). ``tolerance``: a size known this well
-    (half-width of the 95 % interval, relative) is not visited; wider than the 5 % of a measured
-    size, because every visit costs a rescale (docs/profiling.md has the trade measured). ``bend``:
-    the curve bends where the elasticity of throughput to nodes differs from 1 by more. ``bridge``:
-    also pass over a size that the next smaller one, once measured, will pin down by interpolation;
-    only on straight stretches.
-    """
+    """How thorough a profile is."""
 
     max_steps: int = 8
+    """Sizes visited at most."""
     refine_steps: int = 2
+    """Of these, kept back for finer steps where the curve bends (used on long ladders only)."""
     tolerance: float = 0.075
+    """A size known this well (half-width of the 95 % interval, relative) is not visited. Wider
+    than the 5 % of a measured size, because every visit costs a rescale (docs/profiling.md has the
+    trade measured).
+    """
     bend: float = 0.15
+    """The curve bends where the elasticity of throughput to nodes differs from 1 by more."""
     bridge: bool = True
+    """Also pass over a size that the next smaller one, once measured, will pin down by
+    interpolation; only on straight stretches.
+    """
 
     def __post_init__(self) -> None:
         if self.max_steps < 1 or not 0 <= self.refine_steps < self.max_steps:
@@ -68,18 +69,18 @@ class ProfileStep:
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """One profile under way. ``sizes``: every size it may visit, descending. ``rungs``: those it
-    intends to, descending.
-
-    ``asked``: the last size asked for, None before the first. ``visited``: sizes done with
-    (measured, or given up), in order.
-    """
+    """One profile under way."""
 
     sizes: tuple[int, ...]
+    """Every size it may visit, descending."""
     rungs: tuple[int, ...]
+    """Those it intends to visit, descending."""
     config: PlanConfig = field(default_factory=PlanConfig)
+    """How thorough it is."""
     asked: int | None = None
+    """The last size asked for, None before the first."""
     visited: tuple[int, ...] = ()
+    """Sizes done with (measured, or given up), in order."""
 
     def asking(self, size: int) -> ProfilePlan:
         """The plan once ``size`` has been asked for; no larger one will be."""

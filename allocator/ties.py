@@ -7,13 +7,14 @@ jobs are sorted out before, in :func:`allocator.table.assign`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 
-from allocator.allocation import used, worth
-from allocator.bids import Bid, Seat, SizeValues
+from allocator.allocation import used
+from allocator.bids import NO_SEAT, Bid, Seat, SizeValues
 from allocator.table import Floats, Ints, Mask
 
 _SAME = 1e-12
@@ -23,18 +24,23 @@ _SAME = 1e-12
 def keep(
     bids: Sequence[Bid], capacity: Mapping[str, int], sizes: Mapping[str, Seat]
 ) -> dict[str, Seat]:
-    """What the jobs have now where that is worth as much as ``sizes``, else ``sizes``.
+    """What the jobs have now where that is worth as much as ``sizes`` and leaves out no must-run
+    job that has a seat there; else ``sizes``.
 
     Args:
         bids: of all jobs.
         capacity: node class -> nodes.
         sizes: job -> (node class, size), a feasible plan.
     """
-    held = {bid.job: bid.held for bid in bids if bid.value(*bid.held) is not None and bid.held[1]}
-    if all(nodes <= capacity.get(name, 0) for name, nodes in used(held).items()):
-        (value, dropped), (best, fewest) = worth(held, bids), worth(sizes, bids)
-        if len(dropped) <= len(fewest) and value >= best - _SAME * abs(best):
-            return held
+    held = {bid.job: bid.held for bid in bids if bid.held[1]}
+    changed = [bid for bid in bids if bid.held != sizes.get(bid.job, NO_SEAT)]
+    before = [bid.value(*bid.held) for bid in changed]
+    after = [bid.value(*sizes.get(bid.job, NO_SEAT)) or 0.0 for bid in changed]
+    known = [value for value in before if value is not None and value > -math.inf]
+    fits = all(nodes <= capacity.get(name, 0) for name, nodes in used(held).items())
+    rounding = _SAME * sum(map(abs, after))
+    if fits and len(known) == len(changed) and sum(known) >= sum(after) - rounding:
+        return held
     return dict(sizes)
 
 
@@ -51,8 +57,8 @@ def in_order(bids: Sequence[Bid], sizes: Mapping[str, Seat]) -> dict[str, Seat]:
     """
     found = dict(sizes)
     new = [place for place, bid in enumerate(bids) if bid.job in found and not bid.held[1]]
-    if new:
-        waiting = [(not b.held[1], place) for place, b in enumerate(bids) if b.job not in found]
+    waiting = [(not b.held[1], place) for place, b in enumerate(bids) if b.job not in found]
+    if new and waiting:
         _exchange(bids, found, np.array(new), sorted(waiting))
     return {bid.job: found[bid.job] for bid in bids if bid.job in found}
 
@@ -67,10 +73,9 @@ def _exchange(
     size = np.array([nodes for _, nodes in seats])
     of_class = {name: np.array([name == c for c, _ in seats]) for name in dict(seats)}
     forced = np.array([bids[place].must_run for place in owner])
-    gain = np.empty(len(seats))
-    for place in owner:
-        mine = owner == place
-        gain[mine] = _gains(bids[place], of_class, size)[mine]
+    worth = [bids[place].value(*seat) or 0.0 for place, seat in zip(owner, seats, strict=True)]
+    idle_values = np.array([bids[place].idle_value for place in owner])
+    gain = np.array(worth) - np.where(forced, 0.0, idle_values)
     in_vain: set[tuple[float, tuple[tuple[str, SizeValues], ...]]] = set()
     while waiting and waiting[0] < (True, owner.max()):
         idle, place = heappop(waiting)

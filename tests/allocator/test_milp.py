@@ -295,12 +295,12 @@ def test_the_time_limit_is_kept_on_the_callers_clock(classes: int) -> None:
     if classes == 2:
         bids = [Bid(b.job, {"x": b.options["default"], "y": b.options["default"]}) for b in bids]
         capacity = {"x": 350, "y": 350}
-    slow = MonotonicClock(1.5)
+    slow = MonotonicClock(2.5)
     found = solve(bids, capacity, clock=slow, time_limit_s=2.0)
     assert found.status == "time_limit"
     assert found.gap > 0
-    assert found.solve_s == pytest.approx(1.5 * (slow.looks - 1))
-    assert slow.looks <= 5, "when time is up nobody goes on"
+    assert found.solve_s == pytest.approx(2.5 * (slow.looks - 1))
+    assert slow.looks <= 4, "when time is up nobody goes on"
     quick = MonotonicClock(1e-6)
     found = solve(bids, capacity, clock=quick, time_limit_s=30.0)
     assert (found.status, found.gap) == ("optimal", 0.0)

@@ -2,13 +2,14 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jpa import (
     AdvisorConfig,
     MeasureConfig,
     ProfileFinished,
+    Waiting,
 )
 from tests.jpa.models import Job, fixed_global_batch
 from tests.jpa.world import Member, World
@@ -32,6 +33,8 @@ LIMITS = st.tuples(st.integers(1, 4), st.integers(0, 6))
     st.lists(st.integers(0, 4), min_size=4, max_size=4),
     DISTURBANCES,
 )
+# At its second attempt it is measured at a size above those of the first, at which it stood.
+@example([(1, 2), (1, 2), (1, 2)], 0, [0, 0, 2, 0], [(18.0, "preempt", 2, 1)])
 def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
     """World itself checks on every move: one job at a time, donors above their minimum, no node
     taken that is not there.
@@ -70,4 +73,5 @@ def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
         assert done.seconds <= config.max_attempts * (config.max_profile_s + 2)
         if not disturbed:
             assert done.scale_ups <= 1
-        assert all(a > b for a, b in pairwise(done.visited)) or done.scale_ups > 1
+        again = any("lost nodes" in a.reason for a in world.of(Waiting) if a.job == done.job)
+        assert all(a > b for a, b in pairwise(done.visited)) or again

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpa.measure import MeasureConfig, MeasurementState, Monitor, ThroughputMeter
@@ -186,6 +186,7 @@ def test_limits_that_contradict_each_other_are_refused(limits):
         MeasureConfig(**limits)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-10, 100), st.floats(0, 1e9)), max_size=60))
 def test_any_series_of_reports_gives_finite_non_negative_numbers(reports):
     meter = ThroughputMeter(1, 0.0, MeasureConfig(min_seconds=1))

@@ -109,7 +109,9 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
     assert {f"malletrain/shipped/{name}" for name in names()} <= inside
     assert "malletrain/shipped/site-configs/malletrain.service" in inside
     assert "malletrain/store/migrations/versions/v0001_first.py" in inside
-    assert {f"{room}/py.typed" for room in ("malletrain", "scavenger", "jpa", "allocator")} <= inside
+    assert {
+        f"{room}/py.typed" for room in ("malletrain", "scavenger", "jpa", "allocator")
+    } <= inside
     tops = {name.split("/")[0] for name in inside}
     assert tops == {
         *("malletrain", "scavenger", "jpa", "allocator"),

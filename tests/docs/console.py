@@ -1,7 +1,7 @@
 """The commands of a page of the docs, and a shell that runs them as a reader would type them.
 
-Commands are the lines of ``console`` blocks that begin with ``$ ``; the other lines are what must be
-printed. An HTML comment above a block says what a reader takes from the text:
+Commands are the lines of ``console`` blocks that begin with ``$ ``; the other lines are what must
+be printed. An HTML comment above a block says what a reader takes from the text:
 
 ``<!-- file: NAME -->``
     the block is written to this file

@@ -36,6 +36,10 @@ if [ "$1 $2" = "-m venv" ]; then
         rm -rf "$folder"/setuptools* "$folder"/pkg_resources
         echo "{packages}" > "$folder/shared.pth"
     done
+    # torch's command, which installing torch there would have made.
+    {{ echo "#!$(realpath -s "$3")/bin/python"
+       echo "from torch.distributed.run import main; main()"; }} > "$3/bin/torchrun"
+    chmod +x "$3/bin/torchrun"
 fi
 """
 

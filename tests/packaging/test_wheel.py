@@ -119,6 +119,14 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
     }
 
 
+@pytest.mark.parametrize("name", ["infinicache", "windsr"])
+def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, name):
+    build("wheel", tree / "jobscripts" / name, tmp_path)
+    (made,) = tmp_path.glob("*.whl")
+    tops = {entry.split("/")[0] for entry in zipfile.ZipFile(made).namelist()}
+    assert tops == {name, made.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+
+
 def test_every_file_that_ships_is_text_of_the_wheel_and_of_the_tree(wheel, tree):
     with zipfile.ZipFile(wheel) as archive:
         for name in names():

@@ -26,6 +26,11 @@ SCIENTIST = {"quickstart": 14, "training-scripts": 2, "live-mode": 1}
 """Pages that are run one after another in one shell, and the least number of commands in each."""
 OPERATOR = {"slurm": 10, "several-users": 2}
 REPOSITORY = "https://github.com/malletrain/malletrain"
+LOOPBACK = (
+    f"{sys.executable} -c 'import fcntl, socket, struct; "
+    'fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x41))\''
+)
+"""Brings the loopback interface up (SIOCSIFFLAGS: IFF_UP and IFF_RUNNING), without iproute2."""
 PYTHON = """\
 #!/bin/sh
 # python3 as a reader has it; a virtual environment that it makes sees the packages of the tests.
@@ -103,7 +108,7 @@ def test_the_first_pages_of_a_scientist(reader, home):
 
 @pytest.fixture
 def machine(home) -> Iterator[list[str]]:
-    """The command put before all others on a machine whose /etc and /opt are the test's own."""
+    """The command put before all others on a machine whose /etc, /opt and ports are its own."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to have an /etc and an /opt of its own")
     if reason := missing():
@@ -117,9 +122,10 @@ def machine(home) -> Iterator[list[str]]:
             f"mount -t overlay overlay -o lowerdir={place},upperdir={top}/upper,workdir={top}/work {place}",  # noqa: E501
         ]
     layers.mkdir()
-    ready = " && ".join([*mounts, "echo ready", "exec sleep infinity"])
+    network = [LOOPBACK, 'echo "127.0.0.1 localhost $(hostname)" > /etc/hosts']
+    ready = " && ".join([*mounts, *network, "echo ready", "exec sleep infinity"])
     holder = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", ready],
+        ["unshare", "-m", "-n", "sh", "-c", ready],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -129,7 +135,8 @@ def machine(home) -> Iterator[list[str]]:
         said = holder.stdout.readline()
         if said != "ready\n":
             pytest.skip(f"this machine allows no folders of one's own: {said}")
-        yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt"]
+        spaces = f"/proc/{holder.pid}/ns"
+        yield ["nsenter", f"--mount={spaces}/mnt", f"--net={spaces}/net"]
     finally:
         holder.kill()
         holder.wait()
@@ -138,7 +145,7 @@ def machine(home) -> Iterator[list[str]]:
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
 def test_the_pages_of_an_operator_of_slurm(reader, home, machine):
-    slurm = SlurmCluster(home / "c", 2, machine).start()
+    slurm = SlurmCluster(home / "c", 2, machine, grace=30).start()
     try:
         theirs = {"SLURM_CONF": str(slurm.conf), "PATH": f"{reader['PATH']}:/usr/sbin:/sbin"}
         with session({**reader, **theirs}, home, machine) as shell:

@@ -26,11 +26,12 @@ SCIENTIST = {"quickstart": 14, "training-scripts": 2, "live-mode": 1}
 """Pages that are run one after another in one shell, and the least number of commands in each."""
 OPERATOR = {"slurm": 10, "several-users": 2}
 REPOSITORY = "https://github.com/malletrain/malletrain"
-LOOPBACK = (
-    f"{sys.executable} -c 'import fcntl, socket, struct; "
-    'fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x41))\''
+NETWORK = (
+    "ip link set lo up",
+    "ip address add 10.255.0.1/32 dev lo",  # with loopback addresses alone, names are not looked up
+    "echo 127.0.0.1 localhost > /etc/hosts",
+    'echo "10.255.0.1 $(uname -n)" >> /etc/hosts',
 )
-"""Brings the loopback interface up (SIOCSIFFLAGS: IFF_UP and IFF_RUNNING), without iproute2."""
 PYTHON = """\
 #!/bin/sh
 # python3 as a reader has it; a virtual environment that it makes sees the packages of the tests.
@@ -122,8 +123,7 @@ def machine(home) -> Iterator[list[str]]:
             f"mount -t overlay overlay -o lowerdir={place},upperdir={top}/upper,workdir={top}/work {place}",  # noqa: E501
         ]
     layers.mkdir()
-    network = [LOOPBACK, 'echo "127.0.0.1 localhost $(hostname)" > /etc/hosts']
-    ready = " && ".join([*mounts, *network, "echo ready", "exec sleep infinity"])
+    ready = " && ".join([*mounts, *NETWORK, "echo ready", "exec sleep infinity"])
     holder = subprocess.Popen(
         ["unshare", "-m", "-n", "sh", "-c", ready],
         stdout=subprocess.PIPE,

@@ -117,6 +117,7 @@ class Session:
         given = block.note_after("with ") or ""
         ready = block.note_after("own terminal, ready at:")
         for number, command in enumerate(todo, 1):
+            began = time.monotonic()
             self.log.append(f"$ {command.text}")
             if block.note == "until interrupted":
                 self._watch(command.text)
@@ -126,6 +127,7 @@ class Session:
                 said = self._run(command.text, given)
                 for line in command.says:
                     assert line in said, f"{command.text} did not say {line!r} but:\n{said}"
+            self.log.append(f"({time.monotonic() - began:.1f} s)")
         return len(todo)
 
     def _run(self, command: str, given: str) -> str:

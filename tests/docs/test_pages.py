@@ -7,6 +7,7 @@ the packages that are installed here; everything else is as on the page.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -26,12 +27,6 @@ SCIENTIST = {"quickstart": 14, "training-scripts": 2, "live-mode": 1}
 """Pages that are run one after another in one shell, and the least number of commands in each."""
 OPERATOR = {"slurm": 10, "several-users": 2}
 REPOSITORY = "https://github.com/malletrain/malletrain"
-NETWORK = (
-    "ip link set lo up",
-    "ip address add 10.255.0.1/32 dev lo",  # with loopback addresses alone, names are not looked up
-    "echo 127.0.0.1 localhost > /etc/hosts",
-    'echo "10.255.0.1 $(uname -n)" >> /etc/hosts',
-)
 PYTHON = """\
 #!/bin/sh
 # python3 as a reader has it; a virtual environment that it makes sees the packages of the tests.
@@ -51,12 +46,17 @@ fi
 
 
 @pytest.fixture
-def home():
-    """A reader's home: a short path, because sockets lie in it, that Slurm's jobs see too."""
-    path = Path(tempfile.mkdtemp(prefix="mt-docs-", dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def home(tmp_path_factory):
+    """A reader's home: a short path, because sockets lie in it, that Slurm's jobs see too.
+
+    One reader at a time, in all processes of a test run: the pages use the default ports.
+    """
+    with open(tmp_path_factory.getbasetemp().parent / "docs.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = Path(tempfile.mkdtemp(prefix="mt-docs-", dir="/tmp"))
+        path.chmod(0o755)
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_the_first_pages_of_a_scientist(reader, home):
 
 @pytest.fixture
 def machine(home) -> Iterator[list[str]]:
-    """The command put before all others on a machine whose /etc, /opt and ports are its own."""
+    """The command put before all others on a machine whose /etc and /opt are its own."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to have an /etc and an /opt of its own")
     if reason := missing():
@@ -123,9 +123,9 @@ def machine(home) -> Iterator[list[str]]:
             f"mount -t overlay overlay -o lowerdir={place},upperdir={top}/upper,workdir={top}/work {place}",  # noqa: E501
         ]
     layers.mkdir()
-    ready = " && ".join([*mounts, *NETWORK, "echo ready", "exec sleep infinity"])
+    ready = " && ".join([*mounts, "echo ready", "exec sleep infinity"])
     holder = subprocess.Popen(
-        ["unshare", "-m", "-n", "sh", "-c", ready],
+        ["unshare", "-m", "sh", "-c", ready],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -135,8 +135,7 @@ def machine(home) -> Iterator[list[str]]:
         said = holder.stdout.readline()
         if said != "ready\n":
             pytest.skip(f"this machine allows no folders of one's own: {said}")
-        spaces = f"/proc/{holder.pid}/ns"
-        yield ["nsenter", f"--mount={spaces}/mnt", f"--net={spaces}/net"]
+        yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt"]
     finally:
         holder.kill()
         holder.wait()
@@ -145,7 +144,7 @@ def machine(home) -> Iterator[list[str]]:
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
 def test_the_pages_of_an_operator_of_slurm(reader, home, machine):
-    slurm = SlurmCluster(home / "c", 2, machine, grace=30).start()
+    slurm = SlurmCluster(home / "c", 4, machine, grace=30).start()
     try:
         theirs = {"SLURM_CONF": str(slurm.conf), "PATH": f"{reader['PATH']}:/usr/sbin:/sbin"}
         with session({**reader, **theirs}, home, machine) as shell:

@@ -33,7 +33,8 @@ import psutil
 
 MARK = "MALLETRAIN_DOCS_SESSION"
 """Environment variable by which the processes of a session are found at its end."""
-PATIENCE_S = 240.0
+PATIENCE_S = 900.0
+"""Far beyond what the busiest machine needs for any command of the pages."""
 BLOCK = re.compile(
     r"^(?P<indent> *)(?:<!-- (?P<note>[^\n]*?) -->\n+ *)?```(?P<kind>\w+)\n(?P<text>.*?)^ *```",
     re.DOTALL | re.MULTILINE,

@@ -100,7 +100,7 @@ def test_every_command_that_is_not_run_says_why(name):
             assert commands(block)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_first_pages_of_a_scientist(reader, home):
     with session(reader, home) as shell:
         for name, least in SCIENTIST.items():
@@ -142,7 +142,7 @@ def machine(home) -> Iterator[list[str]]:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_pages_of_an_operator_of_slurm(reader, home, machine):
     slurm = SlurmCluster(home / "c", 4, machine, grace=30).start()
     try:

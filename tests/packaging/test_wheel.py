@@ -79,7 +79,7 @@ def files_of(folder: Path) -> set[str]:
     }
 
 
-def run(installed: Path, tmp_path: Path, *command: str, timeout: float = 60) -> str:
+def run(installed: Path, tmp_path: Path, *command: str, timeout: float = 300) -> str:
     """What an installed command prints, away from the source tree."""
     done = subprocess.run(
         [str(installed / "bin" / command[0]), *command[1:]],
@@ -151,9 +151,9 @@ def test_check_works_where_the_wheel_is_installed(installed, tmp_path):
     assert "is valid" in said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_the_demo_works_where_the_wheel_is_installed(installed, tmp_path):
     short = ["--duration", "30", "--nodes", "3", "--plain"]
-    said = run(installed, tmp_path, "malletrain", "demo", *short, timeout=280)
+    said = run(installed, tmp_path, "malletrain", "demo", *short, timeout=900)
     assert "completed" in said
     assert (tmp_path / "demo-output" / "timeline.png").stat().st_size > 10_000

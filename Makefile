@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+CONSTRAINTS ?= -c constraints.txt
 
 .PHONY: demo test lint docs clean
 
@@ -18,7 +19,9 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
@@ -27,8 +30,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-%: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet $(TORCH) $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[$*]'
 	touch $@
 
 clean:

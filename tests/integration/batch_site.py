@@ -106,7 +106,6 @@ class BatchSite(Site):
             capture_output=True,
             text=True,
             env=environment,
-            timeout=60,
             cwd=self.work,
         )
 

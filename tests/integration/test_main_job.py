@@ -8,10 +8,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.timeout(240)
-
 STEADY = """
 import os, time, malletrain
 limit = float(os.environ.get("SECONDS", "600"))

@@ -9,8 +9,6 @@ import pytest
 from tests.integration.embedded import site
 from tests.integration.test_main_job import STEADY
 
-pytestmark = pytest.mark.timeout(240)
-
 QUICK = (
     'min_time = "2 s"\nmax_time = "6 s"\nsilence = "2 s"\nlease_patience = "15 s"\nprecision = 0.1'
 )

@@ -8,11 +8,7 @@ import json
 import os
 import signal
 
-import pytest
-
 from malletrain.cli.jobspec import build
-
-pytestmark = pytest.mark.timeout(240)
 
 SERVICE = """
 import json, os, time

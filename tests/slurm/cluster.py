@@ -15,14 +15,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from tests import waiting
+from tests.waiting import PATIENCE_S
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
-PATIENCE_S = 40.0
 
 CONF = """
 ClusterName=test{port}
@@ -181,7 +182,7 @@ class SlurmCluster:
         """End one daemon: ``slurmctld``, ``munged`` or that of a node, by the node's name."""
         process = self.processes.pop(key)
         process.send_signal(number)
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
     def stop(self) -> list[str]:
         """End everything; returns the commands of what had to be killed after all daemons were
@@ -189,13 +190,12 @@ class SlurmCluster:
         """
         if "slurmctld" in self.processes:
             with contextlib.suppress(subprocess.SubprocessError):
-                ids = self.run("squeue", "-h", "-o", "%A", timeout=10).split()
+                ids = self.run("squeue", "-h", "-o", "%A").split()
                 if ids:
-                    self.run("scancel", *ids, timeout=10)
+                    self.run("scancel", *ids)
                 self.until(
-                    lambda: not self.run("squeue", "-h", timeout=10).strip(),
+                    lambda: not self.run("squeue", "-h").strip(),
                     "all jobs have ended",
-                    20.0,
                 )
         left = [" ".join(p.cmdline())[:200] for p in self.jobs_processes()]
         for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
@@ -237,12 +237,10 @@ class SlurmCluster:
 
     # --- asking ---
 
-    def run(self, *argv: str, timeout: float = 30.0, env_time: str = "standard") -> str:
+    def run(self, *argv: str, env_time: str = "standard") -> str:
         """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
         environment = {**self.environment, "SLURM_TIME_FORMAT": env_time}
-        made = subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=timeout, cwd=self.root
-        )
+        made = subprocess.run(argv, env=environment, capture_output=True, text=True, cwd=self.root)
         if made.returncode:
             raise subprocess.CalledProcessError(made.returncode, argv, made.stdout, made.stderr)
         return str(made.stdout)
@@ -262,9 +260,7 @@ class SlurmCluster:
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""
         try:
-            lines = self.run(
-                "sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T", timeout=10
-            ).splitlines()
+            lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T").splitlines()
         except subprocess.SubprocessError:
             return []
         known = dict(line.split() for line in lines)
@@ -309,18 +305,15 @@ class SlurmCluster:
                     found.append(process)
         return found
 
-    def until(self, condition, what: str, patience_s: float = PATIENCE_S):
+    def until(self, condition, what: str):
         """Wait until ``condition()`` is true; fails with the controller's log."""
-        deadline = time.monotonic() + patience_s
-        while True:
-            if found := condition():
-                return found
+
+        def alive_and():
             for key, process in self.processes.items():
                 assert process.poll() is None, f"{key} has ended.\n{self.log(key)}"
-            assert time.monotonic() < deadline, (
-                f"Not within {patience_s:g} s: {what}.\n{self.log('slurmctld')}"
-            )
-            time.sleep(0.05)
+            return condition()
+
+        return waiting.until(alive_and, what, 0.05, lambda: self.log("slurmctld"))
 
     def log(self, key: str) -> str:
         """The last lines of a daemon's log."""

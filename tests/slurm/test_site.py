@@ -7,14 +7,10 @@ from __future__ import annotations
 import json
 import statistics
 
-import pytest
-
 from tests.integration.test_main_job import STEADY
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import GPUS
 from tests.slurm.workload import MainJob, replay
-
-pytestmark = pytest.mark.timeout(300)
 
 GRACE_S = 6
 KILL_WAIT_S = 2

@@ -20,9 +20,7 @@ class MainJob:
     seconds: float
 
 
-def replay(
-    slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, patience_s: float = 120.0
-) -> list[float]:
+def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path) -> list[float]:
     """Submit the jobs when they are due, wait until all are done; returns the seconds each waited
     for its start, by its own clock.
     """
@@ -43,7 +41,6 @@ def replay(
     slurm.until(
         lambda: all(slurm.jobs()[i][0] == "COMPLETED" for i in ids),
         "every main job has completed",
-        patience_s,
     )
     waits = []
     for number in range(len(jobs)):

@@ -4,19 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from malletrain.demo.stage import DemoError, Stage
 from scavenger.embedded.scavenger import ClusterProcess
-
-
-def wait_for(condition, what, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
+from tests.waiting import until
 
 
 def gone(pid):
@@ -102,10 +95,10 @@ def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
     try:
         demo.kill()
         demo.wait()
-        wait_for(lambda: gone(run), "the undisturbed run to die")
+        until(lambda: gone(run), "the undisturbed run to die")
         assert not gone(cluster)
         with Stage(tmp_path / "out"):
-            wait_for(lambda: gone(cluster), "the cluster to end")
+            until(lambda: gone(cluster), "the cluster to end")
     finally:
         demo.stdout.close()
         for pid in (cluster, run):

@@ -15,8 +15,6 @@ import pytest
 from tests.malletrain.elastic import scripts
 from tests.malletrain.elastic.conductor import Conductor, conducted
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def records(folder: Path) -> list[dict]:
     return [
@@ -247,7 +245,6 @@ def test_mixed_precision_compiled_models_and_a_batch_that_grows(tmp_path):
     assert longest == pytest.approx([0.1, 0.3, 0.2, 0.1, 0.2])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on this machine"
 )
@@ -258,12 +255,10 @@ def test_a_compiled_model(tmp_path):
     }
     with conducted(tmp_path, scripts.compiled, str(tmp_path), environment=environment) as c:
         members = c.start(1)
-        c.until(lambda: members[0].heard("ready"), "the model is compiled", patience_s=200)
+        c.until(lambda: members[0].heard("ready"), "the model is compiled")
         c.round(members)
         members += c.start(1)
-        c.until(
-            lambda: members[1].heard("ready"), "the newcomer has compiled it too", patience_s=200
-        )
+        c.until(lambda: members[1].heard("ready"), "the newcomer has compiled it too")
         c.round(members)
         (tmp_path / "stop").touch()
         c.finish()

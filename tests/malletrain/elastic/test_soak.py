@@ -13,7 +13,6 @@ from benchmarks.soak_account import BATCH, SAMPLES, SEED, examine
 from malletrain import ElasticSampler
 
 
-@pytest.mark.timeout(300)
 def test_changes_at_random_moments_break_no_promise(tmp_path):
     try:
         found = soak.run(tmp_path, changes=14, nodes=3, seed=3, limit_s=240.0, every_s=0.6)

@@ -33,7 +33,7 @@ class Site:
         self,
         root: Path,
         nodes: int = 3,
-        grace_s: float = 6.0,
+        grace_s: float = 60.0,
         config: str = "",
         profiling: str = "enabled = false",
     ) -> None:
@@ -49,7 +49,8 @@ class Site:
             [daemon]
             state_dir = "{self.state}"
             metrics_listen = ""
-            adopt_wait = "3 s"
+            agent_timeout = "60 s"
+            adopt_wait = "60 s"
             [scheduler]
             kind = "local"
             poll_interval = "0.3 s"
@@ -59,6 +60,7 @@ class Site:
             autostart = false
             [jobs]
             max_tries = 2
+            drain_timeout = "120 s"
             [allocation]
             settle = "0.3 s"
             min_interval = "0 s"
@@ -186,7 +188,13 @@ class Site:
         )
         if self.daemon is not None and self.daemon.poll() is None:
             self.kill_daemon(signal.SIGTERM)
-        self.cluster.stop()
+
+        def ended() -> bool:
+            if self.cluster.alive():  # asked once more, it does not wait for the grace time
+                os.kill(self.cluster.pid, signal.SIGTERM)
+            return not self.cluster.alive()
+
+        waiting.until(ended, "the cluster ends", 0.1)
         _, left = psutil.wait_procs(mine, timeout=PATIENCE_S)
         assert not left, f"Processes left over: {left}"
 

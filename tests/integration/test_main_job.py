@@ -167,7 +167,6 @@ def test_preemption_with_notice_is_answered_within_the_grace_time(embedded):
     embedded.until(
         lambda: not agent.is_running() or agent.status() == "zombie",
         "the agent has left",
-        patience_s=embedded.grace_s,
     )
     done = embedded.until_state(job, "completed", "failed")
     assert done.state == "completed", embedded.show(job).failure

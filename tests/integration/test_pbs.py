@@ -51,7 +51,7 @@ class PbsSite(BatchSite):
 
     def clear(self, left: Collection[str]) -> None:
         self.pbs.stop()
-        self.until(lambda: not self.processes(), "no process is left", 20.0)
+        self.until(lambda: not self.processes(), "no process is left")
 
 
 def pbs_site(

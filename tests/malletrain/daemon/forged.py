@@ -30,9 +30,9 @@ CONFIG = """
 log_level = "error"
 state_dir = "{folder}/state"
 metrics_listen = ""
-adopt_wait = "1 s"
+adopt_wait = "10 min"
 heartbeat = "5 s"
-agent_timeout = "60 s"
+agent_timeout = "10 min"
 {daemon}
 [scheduler]
 kind = "slurm"

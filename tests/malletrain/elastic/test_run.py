@@ -49,8 +49,9 @@ def change_at(c: Conductor, folder: Path, step: int) -> None:
 
 
 def run_through(folder: Path, options: dict, plan: list[tuple[int, int]]) -> None:
-    """Train with ``plan``: (from step, on so many workers)."""
+    """Train with ``plan``: (from step, on so many workers). The training waits for each change."""
     folder.mkdir()
+    options = {**options, "gates": [step for step, _ in plan[1:]]}
     with conducted(folder, scripts.train, str(folder), options) as c:
         members = c.start(plan[0][1])
         c.round(members)
@@ -58,7 +59,9 @@ def run_through(folder: Path, options: dict, plan: list[tuple[int, int]]) -> Non
             more = c.start(size - len(members)) if size > len(members) else []
             change_at(c, folder, step)
             members = [*members[:size], *more]
-            c.round(members)
+            c.round(members, wait=False)
+            (folder / f"go-{step}").touch()
+            c.run()
         c.finish()
 
 
@@ -77,7 +80,7 @@ def test_a_training_with_rescales_equals_one_without(tmp_path):
 
 def test_leavers_finish_their_step_and_survivors_are_identical(tmp_path):
     with conducted(
-        tmp_path, scripts.train, str(tmp_path), {"samples": 4000, "sleep": 0.01, "digest": True}
+        tmp_path, scripts.train, str(tmp_path), {"samples": 200000, "sleep": 0.01, "digest": True}
     ) as c:
         members = c.start(3)
         c.round(members)
@@ -104,7 +107,7 @@ def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
         tmp_path,
         scripts.train,
         str(tmp_path),
-        {"samples": 40000, "digest": True, "kind": "dropout"},
+        {"samples": 200000, "digest": True, "kind": "dropout"},
     ) as c:
         members = c.start(3)
         c.round(members)
@@ -195,7 +198,7 @@ def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
 
 def test_members_lost_while_a_round_is_formed(tmp_path):
     with conducted(
-        tmp_path, scripts.train, str(tmp_path), {"samples": 40000, "sleep": 0.02, "digest": True}
+        tmp_path, scripts.train, str(tmp_path), {"samples": 200000, "sleep": 0.02, "digest": True}
     ) as c:
         members = c.start(2)
         c.round(members)
@@ -269,7 +272,7 @@ def test_a_compiled_model(tmp_path):
 
 
 def test_a_job_that_lost_all_its_nodes_goes_on_from_its_snapshot(tmp_path):
-    options = {"samples": 40000, "sleep": 0.002, "snapshot": "run.snap", "every_s": 0.1}
+    options = {"samples": 200000, "sleep": 0.002, "snapshot": "run.snap", "every_s": 0.1}
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         members = c.start(2)
         c.round(members)

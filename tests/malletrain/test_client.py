@@ -100,6 +100,7 @@ def test_deaf(daemon):
         with pytest.raises(Unreachable) as caught:
             client.jobs()
         assert "carried" not in str(caught.value)
+    with Client.of(daemon.state_dir) as client:
         assert client.status().pid == 42
 
 

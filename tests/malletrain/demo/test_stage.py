@@ -9,7 +9,7 @@ import pytest
 
 from malletrain.demo.stage import DemoError, Stage
 from scavenger.embedded.scavenger import ClusterProcess
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def gone(pid):
@@ -55,10 +55,10 @@ def test_undisturbed_run(tmp_path):
     )
     with Stage(tmp_path / "out") as stage:
         stage.run_undisturbed("a", script, ["5"])
-        assert stage.wait_for_undisturbed(20.0)
+        assert stage.wait_for_undisturbed(PATIENCE_S)
         assert stage.undisturbed_accuracy("a") == 0.95
         stage.run_undisturbed("b", tmp_path / "none.py", [])
-        assert not stage.wait_for_undisturbed(20.0)
+        assert not stage.wait_for_undisturbed(PATIENCE_S)
         assert stage.undisturbed_accuracy("b") is None
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from malletrain.store import store as store_module
 from malletrain.store.schema import NODE_JOINED, NODE_LOST
 from malletrain.store.store import (
     EventRow,
@@ -24,7 +25,6 @@ from malletrain.store.store import (
     Store,
     StoreError,
 )
-from malletrain.store import store as store_module
 from scavenger.trace import trace
 
 

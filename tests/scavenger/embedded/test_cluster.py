@@ -203,8 +203,10 @@ def test_processes_left_behind_are_killed_and_counted(cluster):
 
 
 def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
-    scavenger = cluster(1, **trace_file([(0, 0.0, 2.0)], nodes=1)).scavenger()
+    held = cluster(1, hold=True, **trace_file([(0, 0.0, 2.0)], nodes=1))
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1")
+    held.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted with notice",
@@ -232,11 +234,13 @@ def test_a_held_trace_begins_when_told(cluster, trace_file):
 
 
 def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
-    scavenger = cluster(
-        1, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 2.0)], nodes=1)
-    ).scavenger()
+    held = cluster(
+        1, hold=True, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 0.1)], nodes=1)
+    )
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1", PARENT)
     wait_ready(scavenger, "a")
+    held.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted without notice",
@@ -248,8 +252,10 @@ def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
 
 
 def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, trace_file):
-    scavenger = cluster(1, **trace_file([(0, 0.0, 2.0), (0, 2.4, 1000.0)], nodes=1)).scavenger()
+    held = cluster(1, hold=True, **trace_file([(0, 0.0, 1.0), (0, 1.4, 1000.0)], nodes=1))
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1")
+    held.go_on()
     wait_clean(scavenger, "a")
     until(lambda: scavenger.poll().gaps, "the node to be idle again")
     assert take(scavenger, "b", "n1").state is LeaseState.RUNNING

@@ -7,6 +7,7 @@ with a seed that it prints. What the search finds becomes an explicit example of
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,8 +17,16 @@ settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
 settings.load_profile("check")
 
 
+SLOW = ("slurm", "integration", "jobscripts", "malletrain/elastic", "malletrain/launch")
+"""Rooms whose tests take seconds and more. They come first, so that none of them is left to the end
+when the other workers have nothing to do.
+"""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    slow = [Path(__file__).parent / room for room in SLOW]
+    items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in slow))
     for item in items:
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)

@@ -125,6 +125,7 @@ class SlurmCluster:
             **options,
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: socket.socket | None = None
 
     # --- life ---
 
@@ -132,7 +133,7 @@ class SlurmCluster:
         """Start everything and wait until all nodes are idle."""
         for name in ("state", "spool", "run", "log"):
             (self.root / name).mkdir(parents=True, mode=0o755)
-        base = _free_ports(len(self.nodes) + 2)
+        base, self.ports = _free_ports(len(self.nodes) + 2)
         self.cluster_name, self.spare_port = f"test{base}", base + len(self.nodes) + 1
         self.options["storage"] = str(self.options["storage"]).format(
             root=self.root, port=self.spare_port
@@ -207,6 +208,8 @@ class SlurmCluster:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self.root, ignore_errors=True)
+        if self.ports is not None:
+            self.ports.close()
         return left
 
     def __enter__(self) -> SlurmCluster:
@@ -328,12 +331,22 @@ class SlurmCluster:
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
-def _free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row."""
-    # At random, so that two clusters that start at the same time hardly ever look at the same ones;
-    # below those of outgoing connections.
-    for _ in range(100):
-        base = random.randrange(10000, 32700 - count)
+BLOCK = 128
+"""Ports that a cluster has for itself; below those of outgoing connections."""
+
+
+def _free_ports(count: int) -> tuple[int, socket.socket]:
+    """The first of ``count`` free ports in a row, and a name in the kernel that keeps other tests
+    off them until it is closed.
+    """
+    assert count <= BLOCK
+    for base in random.sample(range(10000, 32700 - BLOCK, BLOCK), 100):
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0malletrain-test-ports-{base}")
+        except OSError:
+            name.close()
+            continue
         sockets = []
         try:
             for port in range(base, base + count):
@@ -341,9 +354,9 @@ def _free_ports(count: int) -> int:
                 sockets.append(probe)
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", port))
-            return base
+            return base, name
         except OSError:
-            continue
+            name.close()
         finally:
             for probe in sockets:
                 probe.close()

@@ -212,7 +212,9 @@ def test_what_is_configured_may_fail_later_but_not_at_first(slurm):
 
 
 def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("scavenger.batch.forget_outputs", lambda folder: forget_outputs(folder, 3))
+    monkeypatch.setattr(
+        "scavenger.batch.scavenger.forget_outputs", lambda folder: forget_outputs(folder, 3)
+    )
     folder = tmp_path / "leases"
     folder.mkdir()
     for i in range(6):

@@ -298,7 +298,7 @@ class Simulation:
             curve=policy.belief(job),
             sizes=job.sizes,
             profile=policy.profiled(job),
-            learned=self._reports.of_its_kind(job) if policy.profiled(job) else None,
+            scaling=self._reports.of_its_kind(job) if policy.profiled(job) else None,
             kind=kind_of(job) if job.model else "",
         )
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
-from malletrain.core.controller import Controller, ControllerSettings
-from malletrain.core.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
-from malletrain.core.profiling import ProfilingSettings
+from malletrain.core.controller import Controller
+from malletrain.core.planning import Candidate, Plan, Solver, exact, make_plan
+from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
@@ -90,7 +90,7 @@ class Policy:
         planning = PlanningSettings(t_fwd_s, known, max_running, time_limit_s)
         settings = ControllerSettings(planning, min_interval_s=30.0, starvation_s=starvation_s)
         if costs.semantics == "freetrain":
-            settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
+            settings = replace(settings, debounce_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
         if profiling:

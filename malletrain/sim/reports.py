@@ -85,7 +85,7 @@ class Reports:
 
     def keep(self, job: SimJob, command: KeepScalingModel) -> None:
         """What was learnt of a job, for the next of its kind."""
-        learned = command.learned
+        learned = command.scaling
         if (learned.profiled or learned.result) and any(
             p.rate > 0 for p in learned.curve.current.points
         ):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import heapq
 
+from allocator import RescaleCost
 from jpa import Advisor
-from malletrain.core.controller import ControllerSettings
 from malletrain.core.events import (
     Announce,
     JobState,
@@ -25,8 +25,12 @@ from malletrain.core.events import (
     Tick,
     WorkersFailed,
 )
-from malletrain.core.planning import PlanningSettings
-from malletrain.core.profiling import ProfilingSettings, advisor_config
+from malletrain.core.settings import (
+    ControllerSettings,
+    PlanningSettings,
+    ProfilingSettings,
+    advisor_config,
+)
 from tests.malletrain.core.controller_world import World
 
 UP, DOWN, REPORT = 2.0, 1.5, 0.25
@@ -40,8 +44,10 @@ def amdahl(nodes: int) -> float:
 def settings(**profiling) -> ControllerSettings:
     advisor = profiling.pop("advisor", None) or advisor_config(patience_s=20.0, donor_quiet_s=30.0)
     return ControllerSettings(
-        PlanningSettings(t_fwd_s=120.0),
-        settle_s=0.5,
+        PlanningSettings(t_fwd_s=120.0, cost=RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)),
+        debounce_s=0.5,
+        notice_debounce_s=1.0,
+        min_interval_s=0.0,
         max_tries=3,
         starvation_s=600.0,
         profiling=ProfilingSettings(advisor, **profiling),
@@ -114,7 +120,7 @@ class ProfiledWorld(World):
 
     @property
     def advisor(self) -> Advisor:
-        return self.controller._profile_runner.profiler.advisor
+        return self.controller.profiles.profiler.advisor
 
     # --- the jobs ---
 
@@ -123,7 +129,7 @@ class ProfiledWorld(World):
             self.said.append(command)
             return
         if isinstance(command, KeepScalingModel):
-            self.kept[command.job] = command.learned
+            self.kept[command.job] = command.scaling
             return
         before = len(self.running.get(getattr(command, "job", None), ()))
         super().carry_out(command)

@@ -54,7 +54,7 @@ def test_an_undisturbed_profile_goes_up_once_and_then_down(data, nodes, companio
             "from the largest down, each size once"
         )
         assert all(low <= k <= high and (sizes is None or k in sizes) for k in visited)
-        curve = w.controller.jobs[name].learned.curve
+        curve = w.controller.jobs[name].scaling.curve
         for k in visited:
             assert abs(curve.estimate(k)[0] / rate(k) - 1) < 0.05
     for told in w.of("job-interrupted"):

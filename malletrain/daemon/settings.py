@@ -18,8 +18,6 @@ MOVING_S = 10.0
 """How long a job may take to move off a node that is recalled, beyond its drain and the end of its
 workers.
 """
-NOTICE_DEBOUNCE_S = 0.3
-"""Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 
 
 def controller_settings(config: Config) -> ControllerSettings:
@@ -52,7 +50,6 @@ def controller_settings(config: Config) -> ControllerSettings:
             prior_exponent=a.prior_exponent,
         ),
         debounce_s=a.settle,
-        notice_debounce_s=NOTICE_DEBOUNCE_S,
         min_interval_s=a.min_interval,
         starvation_s=j.starvation,
         max_tries=j.max_tries,

@@ -123,10 +123,10 @@ def test_a_job_believes_models_of_similar_size():
     for k in (1, 2, 4, 6):
         curve = curve.with_measurement(k, jobs[0].curve.at(k), 1.0, 0.0)
     reports.keep(jobs[0], KeepScalingModel(jobs[0].name, ScalingModel(curve=curve, profiled=True)))
-    believed = reports.described(jobs[1])
-    assert believed.scaling.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
+    suggested = reports.described(jobs[1])
+    assert suggested.scaling.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
     assert reports.described(jobs[1]) is None, "said once"
-    assert reports.of_its_kind(jobs[1]) is None
-    assert reports.of_its_kind(jobs[0]).curve.estimate(4)[0] == pytest.approx(
+    assert reports.starts_with(jobs[1]) is None
+    assert reports.starts_with(jobs[0]).curve.estimate(4)[0] == pytest.approx(
         jobs[0].curve.at(4), rel=0.01
     )

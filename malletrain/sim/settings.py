@@ -47,12 +47,8 @@ class SimSettings:
         """The settings of a site, with what they do not say (``more``: other fields)."""
         p = site.planning
         costs = CostModel("real", p.cost.up_s, p.cost.down_s, p.cost.start_s)
-        own: dict[str, Any] = {
-            "max_running": p.max_running,
-            "t_fwd_s": p.t_fwd_s,
-            "time_limit_s": p.time_limit_s,
-        }
-        own |= {"costs": costs, "starvation_s": site.starvation_s, "site": site}
+        own: dict[str, Any] = {"costs": costs, "starvation_s": site.starvation_s, "site": site}
+        own |= {name: getattr(p, name) for name in ("max_running", "t_fwd_s", "time_limit_s")}
         return cls(**{**own, **more})
 
     def controller(self) -> ControllerSettings:

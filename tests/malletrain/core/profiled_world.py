@@ -11,6 +11,7 @@ from jpa import Advisor
 from malletrain.core.events import (
     Announce,
     JobState,
+    JobSubmitted,
     KeepScalingModel,
     NodeJoined,
     NodeLost,
@@ -222,3 +223,17 @@ class ProfiledWorld(World):
         super().check(commands)
         if active is not None:
             self.controller.jobs[active].state = JobState.PROFILING
+
+
+def wanted(job="a", low=1, high=6, **more):
+    """A job to be profiled."""
+    return JobSubmitted(job, low, high, profile=True, **more)
+
+
+def world(nodes=6, *jobs, **more):
+    """These jobs on so many nodes, under :func:`settings`."""
+    made = ProfiledWorld(nodes, settings(**more) if more else None)
+    for job in jobs:
+        made.do(job)
+    made.join()
+    return made

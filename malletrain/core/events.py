@@ -66,7 +66,7 @@ class NodeLost:
 
 @dataclass(frozen=True)
 class NodeRejected:
-    """The node is alive, but a job's launcher does not come up on it: give it back and leave it
+    """The node is alive, but a job's launcher does not come up on it: release it and leave it
     alone for a while.
     """
 
@@ -153,7 +153,7 @@ class JobCancelled:
 
 @dataclass(frozen=True)
 class CurveLearned:
-    """What is now believed of the job's scaling and rescale cost."""
+    """What is now known of the job's scaling and rescale cost."""
 
     job: str
     curve: ScalingCurve

@@ -1,8 +1,9 @@
 """Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
 
-Decides which gaps may be asked for (long enough, not asked for already, not found rejected lately),
-which of them come first, whose they become where several users want them, and that a user whose
-leases come to nothing is backed off from. How many are of use is the controller's decision.
+Decides which gaps may be asked for (long enough, not asked for already, not rejected lately),
+which of them come first, whose they become where several users want them, and that nothing is
+asked for, for a while, as a user whose leases come to nothing. How many are of use is the lease
+planner's decision.
 
 What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up
 nowhere, costs the others nothing.
@@ -158,8 +159,8 @@ class Gaps:
         """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and
         remember that they were asked for.
 
-        Returns owner → nodes. Where several owners want nodes of one class, each takes one when its
-        turn comes.
+        Returns owner → nodes. Where several owners want nodes of one class, they take one each in
+        turn.
         """
         left: dict[str, dict[str, int]] = {}
         for name, count in sorted(wanted.items()):
@@ -180,7 +181,7 @@ class Gaps:
             )
             if owner is None:
                 continue
-            wishes[owner] = wishes.pop(owner) - 1  # to the end of the line
+            wishes[owner] = wishes.pop(owner) - 1  # the others first
             chosen.setdefault(owner, []).append(name)
             self._asked[name] = (now, info, owner)
         return {owner: tuple(names) for owner, names in chosen.items()}

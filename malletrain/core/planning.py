@@ -1,9 +1,9 @@
 """From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes.
 Pure.
 
-Decides for which of the jobs whose turn it is there is room, and what a job with an unknown curve
-is worth. Which jobs may bid and whose turn it is, is the controller's decision; how many nodes each
-gets the allocator's, which nodes its placement's.
+Decides for which jobs there is room to guarantee them their minimum, and what a job with an unknown
+curve is worth. Which jobs may bid, and in which order they wait, is the queue's decision; how many
+nodes each gets the allocator's, which nodes its placement's.
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ from malletrain.core.settings import PlanningSettings
 
 @dataclass(frozen=True)
 class Candidate:
-    """One job as the plan sees it.
-
-    ``fixed``: leave it at its size (a rescale is under way, or was a moment ago). ``must_run``: its
-    turn has come. ``broken``: its workers have to be restarted at whatever size. ``owner``: it may
-    only have nodes of pools of this owner; None: of all.
-    """
+    """One job as the plan sees it."""
 
     job: str
     min_nodes: int
@@ -48,9 +43,13 @@ class Candidate:
     sizes: tuple[int, ...] | None = None
     cost: RescaleCost | None = None
     fixed: bool = False
+    """Leave it at its size: a rescale is under way, or was a moment ago."""
     must_run: bool = False
+    """Its minimum is guaranteed."""
     broken: bool = False
+    """Its workers have to be started again at whatever size."""
     owner: str | None = None
+    """It may only have nodes of pools of this owner; None: of all."""
 
     def may_use(self, pool: str) -> bool:
         """Whether it may run on nodes of this pool."""
@@ -119,12 +118,12 @@ def guarantees(
     free: Mapping[str, int],
     nodes: Mapping[str, NodeInfo],
 ) -> set[str]:
-    """Which of the jobs that have a turn now (``holders``) and of those that wait for one
+    """Which of the jobs whose minimum is guaranteed now (``holders``) and of those that starve
     (``queue``, the first first) get to run.
 
     ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it
-    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, turn
-    by turn, would keep a large one out for ever.
+    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, one
+    after the other, would keep a large one out for ever.
     """
     left = dict(free)
     found = set()

@@ -15,7 +15,7 @@ from malletrain.core.settings import (
 from malletrain.rounds.restart import RoundSettings
 
 MOVING_S = 10.0
-"""How long a job may take to move off a node that is recalled, beyond its drain and the end of its
+"""How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its
 workers.
 """
 

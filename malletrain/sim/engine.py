@@ -149,7 +149,7 @@ class Simulation:
         if to > self.now:
             if self._stale:
                 self._table, self._stale = (
-                    self._bound.table(map(self._bound.kind, self._in_turn())),
+                    self._bound.table(map(self._bound.kind, self._admitted())),
                     self._any_min,
                 )
             idle = len(self._idle_since)
@@ -161,7 +161,7 @@ class Simulation:
             self.idle_node_s += idle * (to - self.now)
             self.now = to
 
-    def _in_turn(self) -> list[SimJob]:
+    def _admitted(self) -> list[SimJob]:
         """The jobs that may run now, and those that do."""
         idle = len(self._idle_since)
         chosen, places = [], self.settings.max_running
@@ -289,7 +289,7 @@ class Simulation:
             job.max_nodes,
             weight=job.weight,
             goal=job.goal,
-            curve=policy.belief(job),
+            curve=policy.stated(job),
             sizes=job.sizes,
             profile=policy.profiled(job),
             scaling=self._reports.starts_with(job) if policy.profiled(job) else None,

@@ -2,7 +2,7 @@
 measured against.
 
 Decides how the controller is set up for each: which solver shares the nodes out, what the bids take
-a change of scale to cost, and which curve the controller believes. The controller itself is the
+a change of scale to cost, and which curve the controller is given. The controller itself is the
 product's in every case.
 """
 
@@ -49,7 +49,7 @@ class Policy:
             return costs
         return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
 
-    def belief(self, job: SimJob) -> ScalingCurve | None:
+    def stated(self, job: SimJob) -> ScalingCurve | None:
         """The curve that the controller is given with the job: what its owner states, None for one
         that is profiled.
         """

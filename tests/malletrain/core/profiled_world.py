@@ -160,7 +160,7 @@ class ProfiledWorld(World):
                 self.now + (DOWN if kind == "down" else UP),
                 command.job,
                 epoch,
-                lambda: self._up(command.job, epoch, size, kind),
+                lambda: self.up(command.job, epoch, size, kind),
             )
 
     def _later(self, seconds, what):
@@ -185,7 +185,7 @@ class ProfiledWorld(World):
 
         self._later(time - self.now, still)
 
-    def _up(self, job, epoch, size, kind):
+    def up(self, job, epoch, size, kind):
         if size in self.crashes.get(job, ()):
             self.breaks[job] += 1
             self.do(WorkersFailed(job, f"it cannot use {size} nodes"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.core.bidders import Bidders
 from malletrain.core.events import (
     GapsSeen,
     LeaseNotTaken,
     NodeJoined,
     NodeRejected,
+    ReclaimNodes,
     ReleaseLeases,
     Rescale,
     RescaleFinished,
@@ -17,6 +19,13 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.core.gaps import Gaps
+from malletrain.core.lease_planner import LeasePlanner
+from malletrain.core.planning import Plan
+from malletrain.core.profile_runner import ProfileRunner
+from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.settings import ControllerSettings
+from malletrain.core.state import ControllerState
 from tests.malletrain.core.controller_script import (
     controller,
     gaps,
@@ -197,3 +206,86 @@ def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_resc
             (3.0, Tick(), [Suspend("j")]),
         ],
     )
+
+
+# --- the lease planner by itself ---
+
+
+def planner(*nodes, jobs, settings=None, gaps=()):
+    """The planner of a state with these (owner, node) and jobs, and who gets what in the imagined
+    plan: owner → how many nodes.
+    """
+    settings = settings or ControllerSettings(release_after_s=10.0, reclaim_s=20.0)
+    state, seen = ControllerState(settings.release_after_s), Gaps()
+    for spec in jobs:
+        state.submit(spec)
+    for owner, node in nodes:
+        state.node_joined(NodeJoined(node, owner=owner), 0.0)
+    seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
+    queue = AdmissionQueue(state, seen, 20, 600.0)
+    runner = ProfileRunner(state, settings)
+    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s)
+
+    def plan(shares):
+        def imagine(candidates, everything, settings, favoured=()):
+            left = sorted(everything)
+            given = {}
+            for c in candidates:
+                count = shares[c.job]
+                mine = [n for n in left if n in c.nodes]
+                given[c.job] = tuple([*mine, *(n for n in left if n not in mine)][:count])
+                left = [n for n in left if n not in given[c.job]]
+            return Plan(given, 0.0, 0.0, 0.0)
+
+        return LeasePlanner(state, seen, bidders, imagine, settings)
+
+    return state, plan
+
+
+A, B = job("a", 1, 9, owner="alice"), job("b", 1, 9, owner="bob")
+
+
+@pytest.mark.parametrize(
+    ("shares", "gaps", "commands"),
+    [
+        ({"a": 2, "b": 0}, (), []),
+        ({"a": 1, "b": 1}, (), [ReclaimNodes(("n0",), 20.0)]),
+        ({"a": 2, "b": 1}, ("g0", "g1"), [TakeLeases(("g0",), "bob")]),
+        (
+            {"a": 1, "b": 2},
+            ("g0",),
+            [TakeLeases(("g0",), "bob"), ReclaimNodes(("n0",), 20.0)],
+        ),
+        (
+            {"a": 3, "b": 1},
+            ("g0", "g1"),
+            [TakeLeases(("g0",), "alice"), TakeLeases(("g1",), "bob")],
+        ),
+    ],
+)
+def test_gaps_first_and_then_what_others_have_less_use_for(shares, gaps, commands):
+    """Two idle nodes of Alice, and what an imagined plan gives to whom."""
+    state, plan = planner(("alice", "n0"), ("alice", "n1"), jobs=(A, B), gaps=gaps)
+    state.leases_due = True
+    assert plan(shares).review(1.0) == commands
+    reclaimed = [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes]
+    assert [n for n, node in state.nodes.items() if node.gone_at == 21.0] == reclaimed
+
+
+def test_only_idle_leases_that_are_due_and_spare_are_released():
+    state, plan = planner(*(("", f"n{k}") for k in range(3)), jobs=(job("j", 1, 9),))
+    state.plan_made()
+    state.assign({"j": ("n0",)}, 1.0)
+    leases = plan({"j": 2})
+    assert leases.review(9.9) == []
+    assert leases.review(10.0) == [ReleaseLeases(("n1",))]
+    assert state.nodes["n2"].review_at == 20.0, "one is still of use: ask again"
+
+
+def test_nodes_are_not_reclaimed_twice_within_the_interval():
+    state, plan = planner(*(("alice", f"n{k}") for k in range(4)), jobs=(A, B))
+    leases, found = plan({"a": 1, "b": 1}), []
+    for now in (1.0, 30.0, 61.0):
+        state.leases_due = True
+        found += [now for c in leases.review(now) if isinstance(c, ReclaimNodes)]
+    assert found == [1.0], "the one that was reclaimed is on its way to Bob"

@@ -20,7 +20,7 @@ def test_ordinary_progress_goes_on_correcting_the_curve_and_a_drift_is_measured_
     assert seen > 1
     w.rates["a"] = lambda k: 0.6 * amdahl(k)
     w.epoch["a"] += 1
-    w._up("a", w.epoch["a"], 4, "same")
+    w.up("a", w.epoch["a"], 4, "same")
     w.run(600, until=lambda: w.of("curve-changed"))
     assert w.of("curve-changed")[0].data["change"] == "drift"
     w.run(600, until=lambda: len(w.of("profile-finished")) == 2)

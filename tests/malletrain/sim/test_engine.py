@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
-from malletrain.sim.costs import CostModel
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings, PlanningSettings
+from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
@@ -86,7 +86,8 @@ class TestScenes:
         r = play(gaps, [job()], start_s=0.0, notice_s=30.0)
         assert r.preemptions == 1
         assert r.starts == 2
-        assert r.samples == pytest.approx((501 - 1) * 10 + (1000 - 531) * 10)
+        wait = defaults.NOTICE_DEBOUNCE_S
+        assert r.samples == pytest.approx((500 + wait - 1) * 10 + (1000 - 531) * 10)
 
     def test_a_lease_takes_its_time(self):
         r = play(FOUR, [job()], start_s=0.0, lease_delay_s=100.0)

@@ -24,8 +24,8 @@ from malletrain.store.store import (
     Store,
     StoreError,
 )
-from malletrain.store.store import store as store_module
-from scavenger.trace.trace import trace
+from malletrain.store import store as store_module
+from scavenger.trace import trace
 
 
 @pytest.fixture

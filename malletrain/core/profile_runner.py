@@ -26,7 +26,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.settings import ControllerSettings
+from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.core.state import ControllerState, JobRecord
 
 WORTH_A_PLAN = 0.1
@@ -41,32 +41,32 @@ class ProfileRunner:
     def __init__(self, state: ControllerState, settings: ControllerSettings) -> None:
         self._state = state
         self._settings = settings
-        self.profiler = (
-            Profiler(settings.profiling, settings.planning.cost) if settings.profiling else None
-        )
+        self._on = settings.profiling is not None
+        profiling = settings.profiling or ProfilingSettings()
+        self.profiler = Profiler(profiling, settings.planning.cost)
 
     # --- reading ---
 
     def holds(self, job: JobRecord) -> bool:
         """Whether the job is being profiled: it stays at the size asked for."""
-        return self.profiler is not None and self.profiler.profiling == job.submitted.job
+        return self.profiler.profiling == job.submitted.job
 
     def next_wakeup(self) -> float | None:
         """When :meth:`review` is due."""
-        return self.profiler.tick_at if self.profiler else None
+        return self.profiler.tick_at
 
     # --- what the controller tells ---
 
     def submitted(self, job: JobRecord, scaling: ScalingModel | None) -> None:
         """A new job."""
-        if self.profiler is not None:
-            self._learn(self.profiler, job, self.profiler.begin(scaling))
+        if self._on:
+            self._learn(job, self.profiler.begin(scaling))
 
     def review(self, jobs: list[JobRecord], coming: bool, now: float) -> list[Command]:
         """Bring the advisor up to date; ``jobs``: those that may run. Call it before every plan and
         when :meth:`next_wakeup` says so.
         """
-        if self.profiler is None:
+        if not self._on:
             return []
         state = self._state
         for other in jobs:
@@ -74,36 +74,34 @@ class ProfileRunner:
             if spec.profile and not self.holds(other):
                 curve = self.profiler.shared.tell(spec.job, spec.kind, own)
                 if curve is not own:
-                    self._learn(self.profiler, other, replace(other.scaling, curve=curve))
+                    self._learn(other, replace(other.scaling, curve=curve))
         machine = Machine(state.usable, state.idle, coming, self._settings.min_interval_s)
-        commands = self._obey(self.profiler, self.profiler.review(jobs, machine, now), now)
+        commands = self._obey(self.profiler.review(jobs, machine, now), now)
         job = state.unfinished.get(self.profiler.profiling or "")
         if job is not None and job.broken and job.nodes and state.all_usable(job.nodes):
             # Its workers are to be started again, where they were.
-            commands += self._move(self.profiler, {job.submitted.job: job.nodes}, now)
+            commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
 
     def ended(self, job: JobRecord, now: float) -> list[Command]:
         """The job ends."""
-        if self.profiler is None:
-            return []
-        return self._obey(self.profiler, self.profiler.gone(job.submitted.job, now), now)
+        return self._obey(self.profiler.gone(job.submitted.job, now), now)
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
         """The job processes samples at its newest scale."""
-        if self.profiler is None or job.broken:
+        if job.broken:
             return []
         scaled = self.profiler.scaled(job.submitted.job, len(job.nodes), now)
-        return self._obey(self.profiler, scaled, now)
+        return self._obey(scaled, now)
 
     def crashed(self, job: JobRecord, now: float) -> list[Command]:
         """The job's script failed: where it is being profiled the size is to blame, not the job,
         once another size has worked.
         """
-        if self.profiler is None or not self.holds(job):
+        if not self.holds(job):
             return []
         crashed = self.profiler.crashed(job.submitted.job, len(job.nodes), now)
-        return self._obey(self.profiler, crashed, now)
+        return self._obey(crashed, now)
 
     def blames_size(self, job: JobRecord) -> bool:
         """Whether a failure of the job's script is its size's: it is being profiled, and the script
@@ -117,80 +115,77 @@ class ProfileRunner:
     def progressed(self, event: Progressed, now: float) -> list[Command]:
         """Ordinary progress: the profile's measurement, or a window more of the running job."""
         job = self._state.unfinished.get(event.job)
-        if self.profiler is None or job is None or job.rescaling or job.broken:
+        if not self._on or job is None or job.rescaling or job.broken:
             return []
         if not job.nodes or event.nodes != len(job.nodes):
             return []
         if not all(math.isfinite(x) and x >= 0 for x in (event.time, event.samples, event.batch)):
             return []
-        return self._obey(self.profiler, self.profiler.progressed(job, event, now), now)
+        return self._obey(self.profiler.progressed(job, event, now), now)
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
         """All workers have been started."""
-        if self.profiler is not None:
-            self.profiler.formed(event.job, now)
+        self.profiler.formed(event.job, now)
         return []
 
     def costed(self, event: RescaleCosted, now: float) -> list[Command]:
         """What a rescale cost, for the next plans."""
         job = self._state.unfinished.get(event.job)
-        if self.profiler is None or job is None or event.kind not in KINDS:
+        if not self._on or job is None or event.kind not in KINDS:
             return []
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             return []
         costs = job.scaling.costs.observe(event.kind, event.seconds)
-        return self._learn(self.profiler, job, replace(job.scaling, costs=costs))
+        return self._learn(job, replace(job.scaling, costs=costs))
 
     def prior_suggested(self, event: PriorSuggested, now: float) -> list[Command]:
         """Other jobs suggest something of this one's scaling."""
         job = self._state.unfinished.get(event.job)
         prior = event.scaling.curve.current.prior
-        if self.profiler is None or job is None or prior is None or job.scaling.profiled:
+        if not self._on or job is None or prior is None or job.scaling.profiled:
             return []
         curve = job.scaling.curve.with_prior(prior)
         if curve is job.scaling.curve:
             return []
         answers = self.profiler.prior_suggested(job, prior, now)
-        commands = self._learn(self.profiler, job, replace(job.scaling, curve=curve))
+        commands = self._learn(job, replace(job.scaling, curve=curve))
         self._state.plan_soon(now + self._settings.debounce_s)
-        return commands + self._obey(self.profiler, answers, now)
+        return commands + self._obey(answers, now)
 
     # --- carrying out ---
 
-    def _obey(
-        self, profiler: Profiler, answers: Iterable[Answer | Observed], now: float
-    ) -> list[Command]:
+    def _obey(self, answers: Iterable[Answer | Observed], now: float) -> list[Command]:
         commands: list[Command] = []
         todo = deque(answers)
         while todo:
             answer = todo.popleft()
             job = self._state.jobs[answer.job]
             if isinstance(answer, SetSize):
-                moves, more = self._resize(profiler, job, answer, now)
+                moves, more = self._resize(job, answer, now)
                 commands += moves
                 todo.extend(more)
             elif isinstance(answer, PointMeasured):
-                commands += self._measured(profiler, job, answer)
+                commands += self._measured(job, answer)
             elif isinstance(answer, Finished):
-                commands += self._finished(profiler, job, answer, now)
+                commands += self._finished(job, answer, now)
             elif isinstance(answer, Waiting):
                 if job.state is JobState.PROFILING:
                     self._state.profile_ends(job)
                     self._state.plan_soon(now)
                 commands.append(Announce(answer.job, "profile-waiting", answer.reason))
             else:
-                commands += self._observed(profiler, job, answer, now)
+                commands += self._observed(job, answer, now)
         return commands
 
     def _resize(
-        self, profiler: Profiler, job: JobRecord, answer: SetSize, now: float
+        self, job: JobRecord, answer: SetSize, now: float
     ) -> tuple[list[Command], list[Answer]]:
         """Move the profiled job, its donor first. What cannot be carried out any more is told the
         advisor as a loss.
         """
         state = self._state
         old = tuple(n for n in job.nodes if n in state.usable)
-        node_class = state.usable[old[0]].node_class if old else profiler.class_of(answer.job)
+        node_class = state.usable[old[0]].node_class if old else self.profiler.class_of(answer.job)
         donor = state.jobs[answer.donor] if answer.donor else None
         given = self._gift(donor, answer.take) if donor is not None else ()
         idle = sorted(
@@ -199,7 +194,7 @@ class ProfileRunner:
         )
         new = (*old, *idle, *given)[: answer.nodes]
         if len(new) < answer.nodes:
-            return [], profiler.lacks(answer.job, len(old), now)
+            return [], self.profiler.lacks(answer.job, len(old), now)
         commands: list[Command] = []
         changes: dict[str, tuple[str, ...]] = {}
         if job.state is not JobState.PROFILING:
@@ -223,8 +218,10 @@ class ProfileRunner:
             changes[name] = left
         if new == job.nodes and not job.broken:
             commands += state.assign(changes, now) if changes else []
-            return commands, [] if job.rescaling else profiler.scaled(answer.job, len(new), now)
-        return commands + self._move(profiler, {**changes, answer.job: new}, now), []
+            return commands, [] if job.rescaling else self.profiler.scaled(
+                answer.job, len(new), now
+            )
+        return commands + self._move({**changes, answer.job: new}, now), []
 
     def _gift(self, donor: JobRecord, take: int) -> tuple[str, ...]:
         """The nodes that the donor can still give: all that it is asked for, or none."""
@@ -236,19 +233,17 @@ class ProfileRunner:
         horizon = self._state.usable[node].horizon_s
         return horizon is not None, -(horizon or 0.0), node
 
-    def _move(
-        self, profiler: Profiler, nodes: dict[str, tuple[str, ...]], now: float
-    ) -> list[Command]:
+    def _move(self, nodes: dict[str, tuple[str, ...]], now: float) -> list[Command]:
         """Move the profiled job, the last of ``nodes``, to exactly these nodes, its donor first."""
         *_, name = nodes
         leaves = bool(set(self._state.jobs[name].nodes).difference(nodes[name]))
         commands = self._state.assign(nodes, now)
         if leaves:
             self._state.plan_soon(now + self._settings.debounce_s)
-        profiler.moved(name)
+        self.profiler.moved(name)
         return [*commands]
 
-    def _measured(self, profiler: Profiler, job: JobRecord, answer: PointMeasured) -> list[Command]:
+    def _measured(self, job: JobRecord, answer: PointMeasured) -> list[Command]:
         m = answer.measurement
         self._state.forgive(job)
         known = math.isfinite(m.half_width)
@@ -261,14 +256,12 @@ class ProfileRunner:
             "seconds": m.seconds,
             "stable": m.stable,
         }
-        commands = self._learn(profiler, job, replace(job.scaling, curve=answer.curve))
+        commands = self._learn(job, replace(job.scaling, curve=answer.curve))
         return [Announce(answer.job, "profile-point", sentence, data), *commands]
 
-    def _finished(
-        self, profiler: Profiler, job: JobRecord, answer: Finished, now: float
-    ) -> list[Command]:
-        profiler.forget_wish(answer.job)
-        profiler.shared.remember(job.submitted.kind, answer.curve)
+    def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
+        self.profiler.forget_wish(answer.job)
+        self.profiler.shared.remember(job.submitted.kind, answer.curve)
         result = answer.result.value
         scaling = replace(
             job.scaling,
@@ -293,14 +286,12 @@ class ProfileRunner:
             "seconds": answer.seconds,
         }
         return [
-            *self._learn(profiler, job, scaling),
+            *self._learn(job, scaling),
             Announce(answer.job, "profile-finished", sentence, data),
         ]
 
-    def _observed(
-        self, profiler: Profiler, job: JobRecord, seen: Observed, now: float
-    ) -> list[Command]:
-        commands = self._learn(profiler, job, seen.scaling)
+    def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
+        commands = self._learn(job, seen.scaling)
         if seen.change is not None:
             change = seen.change
             data = {
@@ -315,12 +306,12 @@ class ProfileRunner:
             self._state.plan_soon(now + self._settings.debounce_s)
         return commands
 
-    def _learn(self, profiler: Profiler, job: JobRecord, scaling: ScalingModel) -> list[Command]:
+    def _learn(self, job: JobRecord, scaling: ScalingModel) -> list[Command]:
         """The bids are made from what is known now; a curve that the user gave stays."""
         self._state.learn(job, scaling)
         spec, curve = job.submitted, job.curve
         if spec.curve is None:
             sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
-            curve = scaling.bid_curve(sizes, profiler.settings.kappa)
+            curve = scaling.bid_curve(sizes, self.profiler.settings.kappa)
         self._state.bid_with(job, curve, scaling.cost)
         return [KeepScalingModel(spec.job, scaling)]

@@ -265,9 +265,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
             max_nodes=o["max_nodes"] or 64,
         )
     else:
-        curves = (
-            read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
-        )
+        curves = read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
         if o["workload"] == "hpo":
             jobs = workloads.hpo(
                 curves,

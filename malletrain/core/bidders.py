@@ -57,13 +57,15 @@ class Bidders:
         node may become any owner's, and nobody is left alone.
 
         Guarantees do not count: else the nodes for the next one in the queue would never be asked
-        for. A job of an owner whose leases come to nothing bids for what it has.
+        for. A job of an owner whose leases come to nothing, or who may ask for none of
+        the nodes, bids for what it has.
         """
         free = Counter(info.node_class for info in nodes.values())
         candidates: dict[str, Candidate] = {}
         for job in self._queue.admitted(free, shared=True):
             spec, c = job.submitted, replace(_candidate(job), owner=None)
-            if not self._gaps.backing_off(spec.owner, now):
+            barred = not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
+            if not (barred or self._gaps.backing_off(spec.owner, now)):
                 candidates[spec.job] = c
             elif job.nodes:
                 candidates[spec.job] = replace(c, max_nodes=max(spec.min_nodes, len(job.nodes)))

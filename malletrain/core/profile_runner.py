@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jpa import Answer, Finished, PointMeasured, Result, SetSize, Waiting
+from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
 from jpa.costs import KINDS
 from malletrain.core.events import (
     Announce,
@@ -154,7 +154,7 @@ class ProfileRunner:
 
     # --- carrying out ---
 
-    def _obey(self, answers: Iterable[Answer | Observed], now: float) -> list[Command]:
+    def _obey(self, answers: Iterable[AdvisorAnswer | Observed], now: float) -> list[Command]:
         commands: list[Command] = []
         todo = deque(answers)
         while todo:
@@ -166,7 +166,7 @@ class ProfileRunner:
                 todo.extend(more)
             elif isinstance(answer, PointMeasured):
                 commands += self._measured(job, answer)
-            elif isinstance(answer, Finished):
+            elif isinstance(answer, ProfileFinished):
                 commands += self._finished(job, answer, now)
             elif isinstance(answer, Waiting):
                 if job.state is JobState.PROFILING:
@@ -179,7 +179,7 @@ class ProfileRunner:
 
     def _resize(
         self, job: JobRecord, answer: SetSize, now: float
-    ) -> tuple[list[Command], list[Answer]]:
+    ) -> tuple[list[Command], list[AdvisorAnswer]]:
         """Move the profiled job, its donor first. What cannot be carried out any more is told the
         advisor as a loss.
         """
@@ -259,14 +259,14 @@ class ProfileRunner:
         commands = self._learn(job, replace(job.scaling, curve=answer.curve))
         return [Announce(answer.job, "profile-point", sentence, data), *commands]
 
-    def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
+    def _finished(self, job: JobRecord, answer: ProfileFinished, now: float) -> list[Command]:
         self.profiler.forget_wish(answer.job)
         self.profiler.shared.remember(job.submitted.kind, answer.curve)
         result = answer.result.value
         scaling = replace(
             job.scaling,
             curve=answer.curve,
-            profiled=answer.result is not Result.GONE,
+            profiled=answer.result is not ProfileResult.GONE,
             result=result,
             reason=answer.reason,
             ended=now,

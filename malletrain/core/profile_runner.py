@@ -31,6 +31,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.protocol.event_kinds import EventKind
 
 if TYPE_CHECKING:
     from malletrain.core.controller import Controller
@@ -189,7 +190,7 @@ class ProfileRunner:
                 if job.state is JobState.PROFILING:
                     job.state = JobState.RUNNING
                     self._of._plan_soon(now)
-                commands.append(Announce(answer.job, "profile-waiting", answer.reason))
+                commands.append(Announce(answer.job, EventKind.PROFILE_WAITING, answer.reason))
             else:
                 commands += self._observed(job, answer, now)
         return commands
@@ -231,7 +232,7 @@ class ProfileRunner:
                 "donor": answer.donor or "",
                 "taken": len(given),
             }
-            commands.append(Announce(answer.job, "profile-started", answer.reason, data))
+            commands.append(Announce(answer.job, EventKind.PROFILE_STARTED, answer.reason, data))
             job.state = JobState.PROFILING
         if donor is not None and given:
             left = len(donor.nodes) - len(given)
@@ -240,7 +241,7 @@ class ProfileRunner:
                 f"of job {answer.job}."
             )
             data = {"by": answer.job, "before": len(donor.nodes), "nodes": left}
-            commands.append(Announce(donor.submitted.job, "job-interrupted", sentence, data))
+            commands.append(Announce(donor.submitted.job, EventKind.NODES_DONATED, sentence, data))
             donor.interrupted_at = now
             c._free(given, now)
             donor.nodes, donor.rescaling, donor.forced, donor.planned = (
@@ -298,7 +299,7 @@ class ProfileRunner:
             "stable": m.stable,
         }
         commands = self._learn(job, replace(job.learned, curve=answer.curve))
-        return [Announce(answer.job, "profile-point", sentence, data), *commands]
+        return [Announce(answer.job, EventKind.PROFILE_POINT, sentence, data), *commands]
 
     def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
         assert self.profiler is not None
@@ -331,7 +332,7 @@ class ProfileRunner:
         }
         return [
             *self._learn(job, learned),
-            Announce(answer.job, "profile-finished", sentence, data),
+            Announce(answer.job, EventKind.PROFILE_FINISHED, sentence, data),
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
@@ -345,7 +346,7 @@ class ProfileRunner:
                 "after": change.after,
                 "phase": change.phase,
             }
-            commands.append(Announce(seen.job, "curve-changed", change.sentence, data))
+            commands.append(Announce(seen.job, EventKind.CURVE_CHANGED, change.sentence, data))
         if seen.change is not None or seen.surprise > WORTH_A_PLAN:
             self._of._plan_soon(now + self._of.settings.settle_s)
         return commands

@@ -29,6 +29,7 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.redaction import event_for_others, fitting, job_for_others, slim
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     CurvePointView,
     EventView,
@@ -140,8 +141,8 @@ class Api:
                     submitted=now,
                 )
             )
-            core.trail.record(
-                "job-submitted",
+            core.audit.record(
+                EventKind.JOB_SUBMITTED,
                 f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}",
                 job=row.id,
                 name=spec.name,
@@ -255,21 +256,21 @@ class Api:
         if not settings.enabled:
             return None
         kept = self.core.store.profile(row.id) or ProfileRow(row.id)
-        learned = self.core.curves.read(kept)
-        state, sentence = _profile_state(row, spec, kept, learned)
+        model = self.core.curves.read(kept)
+        state, sentence = _profile_state(row, spec, kept, model)
         if spec.curve is not None:
             given = sorted((int(k), v) for k, v in spec.curve.items())
             points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in given)
         else:
-            points = _points(learned, spec, settings.kappa)
-        cost = learned.cost
+            points = _points(model, spec, settings.kappa)
+        cost = model.cost
         interruptions = tuple(
             msgspec.convert(dict(i), InterruptionView) for i in kept.interruptions
         )
         return ProfileView(
             state,
             sentence,
-            learned.curve.phase,
+            model.curve.phase,
             cost.up_s,
             cost.down_s,
             cost.start_s,
@@ -388,10 +389,10 @@ class Api:
         job = self._find(text(params, "job"), user).id if params.get("job") else None
         deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while (
-            not (events := self.core.trail.since(since, limit, job))
+            not (events := self.core.audit.since(since, limit, job))
             and (left := deadline - self.core.clock.now()) > 0
         ):
-            await self.core.trail.news(left)
+            await self.core.audit.news(left)
         mine: dict[str, bool] = {"": True}
         for event in events:
             if event.job not in mine:
@@ -431,44 +432,45 @@ class Api:
             totals.samples + unsaved,
             sum(run.monitor.rate(now) for run in core.runs.values()),
             sum(totals.rescales.values()),
-            totals.events.get("node-leaving", 0) + totals.events.get("node-vanished", 0),
+            totals.events.get(EventKind.NODE_LEAVING, 0)
+            + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.snapshot.time if self.leases.snapshot else None,
             self.leases.poll_error,
         )
 
 
 def _profile_state(
-    row: JobRow, spec: messages.JobSpec, kept: ProfileRow, learned: ScalingModel
+    row: JobRow, spec: messages.JobSpec, kept: ProfileRow, model: ScalingModel
 ) -> tuple[str, str]:
     """In a word and a sentence, how the profile of a job stands."""
     if row.state == JobState.PROFILING.value:
         return "profiling", ""
     if spec.curve is not None:
         return "off", "The scaling curve is the owner's."
-    if learned.result and (learned.profiled or JobState(row.state).ended):
-        return learned.result, learned.reason
+    if model.result and (model.profiled or JobState(row.state).ended):
+        return model.result, model.reason
     if spec.min_nodes == spec.max_nodes:
         return "off", "The job can use one number of nodes only."
     if not spec.profile:
         return (
-            "known" if learned.known else "off"
+            "known" if model.known else "off"
         ), "The owner wants no profile; only what is seen in passing is known."
     if JobState(row.state).ended:
-        return ("known" if learned.known else "off"), "The job ended before it was profiled."
-    return "waiting", kept.waits or learned.reason
+        return ("known" if model.known else "off"), "The job ended before it was profiled."
+    return "waiting", kept.waits or model.reason
 
 
 def _points(
-    learned: ScalingModel, spec: messages.JobSpec, kappa: float
+    model: ScalingModel, spec: messages.JobSpec, kappa: float
 ) -> tuple[CurvePointView, ...]:
     """The curve at every size, or at a selection of many; nothing while nothing is known."""
-    bids = learned.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
+    bids = model.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
     if bids is None:
         return ()
-    measured = set(learned.curve.measured_sizes)
+    measured = set(model.curve.measured_sizes)
     points = []
     for k, bid in bids.points:
-        rate, std = learned.curve.estimate(k)
+        rate, std = model.curve.estimate(k)
         points.append(CurvePointView(k, rate, CI95 * std, k in measured, bid))
     return tuple(points)
 

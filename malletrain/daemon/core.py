@@ -53,6 +53,7 @@ from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings, round_settings
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
@@ -72,6 +73,13 @@ NO_CURVE = (
     "nodes^{exponent:g}. Call malletrain.report() at the "
     "end of every step, or give a curve with --curve."
 )
+
+ENDINGS = {
+    JobState.COMPLETED: (EventKind.JOB_COMPLETED, "The job is done."),
+    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled."),
+    JobState.FAILED: (EventKind.JOB_FAILED, "The job failed: {why}"),
+}
+"""What is told of a job that has ended."""
 
 ROUNDS: dict[str, type[JobRounds]] = {
     "restart": JobRounds,
@@ -98,8 +106,8 @@ class Core:
         self.store = store
         self.clock = clock
         self.metrics = metrics
-        self.trail = AuditLog(store, clock)
-        self.books = JobRepository(store, clock, metrics, self.trail)
+        self.audit = AuditLog(store, clock)
+        self.repository = JobRepository(store, clock, metrics, self.audit)
         self.controller = Controller(controller_settings(config))
         a = config.allocation
         self.curves = Curves(
@@ -110,7 +118,7 @@ class Core:
         self.lease_rows = LeaseRows(store)
         self.agents = Agents(self._post, self.accounts.of)
         self.rounds = RoundShell(
-            config, clock, self.agents, self.books, self.trail, self.feed, self._rescale_over
+            config, clock, self.agents, self.repository, self.audit, self.feed, self._rescale_over
         )
         self.outside: LeaseActions = LeaseActions(
             lambda nodes, owner: None, lambda nodes: None, lambda nodes, within_s: None
@@ -227,7 +235,7 @@ class Core:
         )
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
-        learned = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
+        model = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
         self.feed(
             JobSubmitted(
                 row.id,
@@ -241,7 +249,7 @@ class Core:
                 last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
-                learned=learned,
+                learned=model,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
             )
@@ -278,7 +286,7 @@ class Core:
         """Write the rescales that are over, and let the controller know what they cost."""
         for r in run.monitor.finished_rescales():
             with self.step():
-                self.books.rescale(run, r)
+                self.repository.rescale(run, r)
                 if r.kind in KINDS:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
@@ -319,15 +327,17 @@ class Core:
         elif isinstance(command, Suspend):
             run, record = self.runs[command.job], self.controller.jobs[command.job]
             tries = {"tries": record.tries, "last_broke": record.last_broke}
-            self.books.save(
+            self.repository.save(
                 run,
                 state=JobState.SUSPENDED.value,
                 planned_nodes=(),
                 reason="waits for nodes",
                 **tries,
             )
-            self.trail.record(
-                "job-suspended", "The job has too few nodes; it keeps its place.", job=run.row.id
+            self.audit.record(
+                EventKind.JOB_SUSPENDED,
+                "The job has too few nodes; it keeps its place.",
+                job=run.row.id,
             )
             self._move(run, (), now, command.within_s)
         else:
@@ -335,32 +345,34 @@ class Core:
 
     def _announce(self, run: JobRun, said: Announce) -> None:
         job = run.row.id
-        self.trail.record(said.kind, said.sentence, job=job, **said.data)
-        if said.kind == "profile-waiting":
+        self.audit.record(said.kind, said.sentence, job=job, **said.data)
+        if said.kind == EventKind.PROFILE_WAITING:
             self.curves.waits(job, said.sentence)
-        elif said.kind == "job-interrupted":
+        elif said.kind == EventKind.NODES_DONATED:
             self.curves.interrupted(job, dict(said.data))
-        elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
-            self.books.notice(
+        elif (
+            said.kind == EventKind.PROFILE_FINISHED and said.data["result"] == Result.UNKNOWN.value
+        ):
+            self.repository.notice(
                 run,
                 NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent),
             )
         state = self.controller.jobs[job].state
         if not state.ended and run.row.state != state.value:
-            self.books.save(run, state=state.value)
+            self.repository.save(run, state=state.value)
 
     def _change(self, run: JobRun, command: Start | Rescale, now: float) -> None:
         old = run.row.planned_nodes
         first = {} if run.row.started is not None else {"started": now}
         record = self.controller.jobs[run.row.id]
         tries = {"tries": record.tries, "last_broke": record.last_broke}
-        self.books.save(
+        self.repository.save(
             run, state=record.state.value, planned_nodes=command.nodes, reason="", **tries, **first
         )
         within = command.within_s if isinstance(command, Rescale) else None
-        kind = "job-started" if isinstance(command, Start) else "job-rescaled"
+        kind = EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED
         sentence = f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}."
-        self.trail.record(
+        self.audit.record(
             kind,
             sentence,
             job=run.row.id,
@@ -381,7 +393,7 @@ class Core:
     def _stop(self, run: JobRun, command: Stop, now: float) -> None:
         self.rounds.act(run, run.rounds.stop())
         tries = self.controller.jobs[run.row.id].tries
-        self.books.save(
+        self.repository.save(
             run,
             state=command.state.value,
             reason=command.reason,
@@ -389,13 +401,9 @@ class Core:
             ended=now,
             tries=tries,
         )
-        said = {
-            JobState.COMPLETED: "The job is done.",
-            JobState.CANCELLED: "The job was cancelled.",
-        }
-        sentence = said.get(command.state) or f"The job failed: {command.reason}"
-        self.trail.record(
-            f"job-{command.state.value}", sentence, job=run.row.id, samples=run.monitor.total
+        kind, said = ENDINGS[command.state]
+        self.audit.record(
+            kind, said.format(why=command.reason), job=run.row.id, samples=run.monitor.total
         )
         self.metrics.job_ended(run.row.id)
         del self.runs[run.row.id]

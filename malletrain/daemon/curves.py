@@ -58,14 +58,14 @@ class Curves:
         if kept is None or found is None:
             return None
         curve, _ = found.curve.with_phase(DEFAULT_PHASE)
-        learned = ScalingModel(costs=found.costs)
+        model = ScalingModel(costs=found.costs)
         if not spec.profile_key:
-            return replace(learned, curve=inherited(curve))
+            return replace(model, curve=inherited(curve))
         # Jobs that only their owner says are alike may differ in level.
         prior = prior_from(
             [Stored(row.key, curve, ModelSize(kept.parameters, kept.flops), kept.job)], row.key
         )
-        return replace(learned, curve=MeasuredCurve.from_prior(prior)) if prior else learned
+        return replace(model, curve=MeasuredCurve.from_prior(prior)) if prior else model
 
     def kind(self, job: str, spec: messages.JobSpec) -> str:
         """Jobs of one kind scale alike; empty where only its owner says which are (those may differ
@@ -76,13 +76,13 @@ class Curves:
 
     # --- a job goes on ---
 
-    def keep(self, job: str, spec: messages.JobSpec, learned: ScalingModel) -> None:
+    def keep(self, job: str, spec: messages.JobSpec, model: ScalingModel) -> None:
         """Store what is known now, for this job and for the next of its kind."""
         row = self._store.put_profile(
-            replace(self._on_its_class(job, spec), learned=learned.to_dict(), waits="")
+            replace(self._on_its_class(job, spec), learned=model.to_dict(), waits="")
         )
-        measured = any(p.rate > 0 for p in learned.curve.current.points)
-        if row.key and measured and (learned.profiled or learned.result):
+        measured = any(p.rate > 0 for p in model.curve.current.points)
+        if row.key and measured and (model.profiled or model.result):
             self._store.put_curve(
                 CurveRow(
                     row.key,

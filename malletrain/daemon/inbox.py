@@ -18,8 +18,8 @@ from malletrain.daemon.job_repository import JobRun
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.reports import Reports
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.rounds.restart import Stage
-from malletrain.store.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
 
@@ -122,7 +122,7 @@ class Inbox:
         row = core.store.get_lease(lease)
         if (
             row is None
-            or row.state == "ended"
+            or row.state == LeaseStatus.ENDED
             or row.end_reason == GIVEN_BACK
             or hello.lease != lease
         ):
@@ -140,7 +140,7 @@ class Inbox:
             agent = core.agents.of_lease(lease)
             new = agent is None
             recalled = row.end_reason == RECALLED  # of which the agent knows nothing
-            if row.state == "leaving" and hello.leaving_in_s is None and not recalled:
+            if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not recalled:
                 # Not the agent that was told to leave: the job of its lease was requeued and has
                 # begun again.
                 if agent is not None:
@@ -153,9 +153,12 @@ class Inbox:
                 node_class = row.node_class if row.owner else hello.node_class
                 agent = Agent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
                 core.agents.add(agent)
-                if row.state != "leaving":
+                if row.state != LeaseStatus.LEAVING:
                     core.lease_rows.update(
-                        lease, state="running", node=hello.node, started=row.started or now
+                        lease,
+                        state=LeaseStatus.RUNNING,
+                        node=hello.node,
+                        started=row.started or now,
                     )
             self._seen(agent, peer)
             core.agents.reach(
@@ -194,8 +197,11 @@ class Inbox:
                     core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
             horizon, group = self.horizon(agent.node)
             doing = f"; it works for {held.job}" if held and adopted else ""
-            core.trail.record(
-                NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
+            core.audit.record(
+                EventKind.NODE_JOINED,
+                f"The node is ours{doing}.",
+                node=agent.node,
+                lease=agent.lease,
             )
             job = held.job if held and adopted else None
             core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, job, agent.owner))
@@ -228,8 +234,8 @@ class Inbox:
                 )
                 if whole:
                     run.monitor.adopted(len(members), now)
-                    self.core.trail.record(
-                        "job-adopted",
+                    self.core.audit.record(
+                        EventKind.JOB_ADOPTED,
                         f"The job went on meanwhile on {len(members)} nodes.",
                         job=job,
                     )
@@ -257,9 +263,9 @@ class Inbox:
     def _goes(self, agent: Agent, in_s: float, reason: str, sentence: str) -> None:
         core = self.core
         agent.gone_at = core.clock.now() + in_s
-        core.lease_rows.update(agent.lease, state="leaving", end_reason=reason)
-        core.trail.record(
-            "node-leaving",
+        core.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
+        core.audit.record(
+            EventKind.NODE_LEAVING,
             sentence,
             node=agent.node,
             lease=agent.lease,
@@ -277,15 +283,15 @@ class Inbox:
             core.agents.remove(agent)
             if agent.gone_at is None:
                 core.metrics.preemption(notice=False)
-                core.trail.record(
-                    "node-vanished",
+                core.audit.record(
+                    EventKind.NODE_VANISHED,
                     "The node was taken without notice.",
                     node=agent.node,
                     lease=agent.lease,
                 )
             node, lease, job = agent.node, agent.lease, agent.holds or ""
-            core.trail.record(
-                NODE_LOST,
+            core.audit.record(
+                EventKind.NODE_LOST,
                 f"The node is gone: {why}.",
                 node=node,
                 lease=lease,
@@ -329,8 +335,11 @@ class Inbox:
             if message.sentence:
                 # Of use to whoever wonders where samples went, not a fault of the job: its workers
                 # may just be starting.
-                self.core.trail.record(
-                    "drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node
+                self.core.audit.record(
+                    EventKind.DRAIN_WITHOUT_SNAPSHOT,
+                    message.sentence,
+                    job=run.row.id,
+                    node=agent.node,
                 )
             self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
@@ -347,4 +356,4 @@ class Inbox:
                 "Without it MalleTrain cannot know how the job scales."
             )
             with self.core.step():
-                self.core.books.notice(run, sentence)
+                self.core.repository.notice(run, sentence)

@@ -1,4 +1,4 @@
-"""Leases: asks the scavenger what there is, takes and gives back, and keeps the books.
+"""Leases: asks the scavenger what there is, takes and releases, and keeps their rows in the store.
 
 Scheduler calls run in a worker thread, one at a time; a call that fails changes nothing. A lease is
 in the store before it is asked for, so a daemon that is killed finds on its next start whatever
@@ -18,6 +18,7 @@ from malletrain.core.events import GapsSeen, LeaseNotTaken, NodeLost
 from malletrain.daemon.core import Core
 from malletrain.daemon.inbox import GIVEN_BACK, RECALL_SENTENCE, RECALLED, Inbox
 from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 from malletrain.store.schema import LeaseRow
 from scavenger.interface import (
@@ -96,7 +97,7 @@ class Leases:
             row = LeaseRow(
                 lease,
                 node,
-                "requested",
+                LeaseStatus.REQUESTED,
                 public_key=pair.public,
                 node_class=node_class,
                 owner=owner,
@@ -106,8 +107,8 @@ class Leases:
             argv, env = self.command(lease, pair)
             requests.append(LeaseRequest(lease, node, argv, env, owner=owner or None))
             self._being_taken.add(lease)
-            self.core.trail.record(
-                "lease-requested", "The node is idle and of use.", node=node, lease=lease
+            self.core.audit.record(
+                EventKind.LEASE_REQUESTED, "The node is idle and of use.", node=node, lease=lease
             )
         self.core.metrics.lease_requested(len(requests))
         self._spawn(self._take(requests))
@@ -130,11 +131,11 @@ class Leases:
                     row = self.active.get(lease.id)
                     if (
                         row is not None
-                        and row.state == "requested"
+                        and row.state == LeaseStatus.REQUESTED
                         and self.core.agents.of_lease(lease.id) is None
                     ):
                         self.core.lease_rows.update(
-                            lease.id, state="pending", scheduler_id=lease.scheduler_id
+                            lease.id, state=LeaseStatus.PENDING, scheduler_id=lease.scheduler_id
                         )
             for lease_id, reason in refused.items():
                 self._end(lease_id, reason)
@@ -158,9 +159,11 @@ class Leases:
             ):  # nobody will say that the node is free of a job it was just released from
                 self.core.rounds.act(run, run.rounds.gone(node, self.core.clock.now()))
             if lease is not None and lease in self.active:
-                row = self.core.lease_rows.update(lease, state="leaving", end_reason=GIVEN_BACK)
+                row = self.core.lease_rows.update(
+                    lease, state=LeaseStatus.LEAVING, end_reason=GIVEN_BACK
+                )
                 ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
-                self.core.trail.record("lease-given-back", why, node=node, lease=lease)
+                self.core.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
         if ending:
             self._spawn(self._give_back(ending))
 
@@ -245,11 +248,14 @@ class Leases:
                     )
                 elif (
                     lease.state is LeaseState.RUNNING
-                    and row.state == "pending"
+                    and row.state == LeaseStatus.PENDING
                     and row.started is None
                 ):
                     self.core.lease_rows.update(
-                        lease_id, state="running", started=now, node=lease.node or row.node
+                        lease_id,
+                        state=LeaseStatus.RUNNING,
+                        started=now,
+                        node=lease.node or row.node,
                     )
             self.gaps = {gap.node: gap for gap in snapshot.gaps}
             self.core.feed(
@@ -264,8 +270,8 @@ class Leases:
         words = {GIVEN_BACK: "given-back", RECALLED: "recalled", "preempted": "preempted"}
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
         self.core.metrics.lease_ended(word)
-        self.core.trail.record(
-            "lease-ended", f"The lease ended: {reason}.", node=row.node, lease=lease_id
+        self.core.audit.record(
+            EventKind.LEASE_ENDED, f"The lease ended: {reason}.", node=row.node, lease=lease_id
         )
         agent = self.core.agents.of_lease(lease_id)
         if agent is not None:

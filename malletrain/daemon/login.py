@@ -1,4 +1,4 @@
-"""The door: what a client may do whose key nobody knows yet. It may say who it is, and is told how.
+"""What a client may do whose key nobody knows yet. It may say who it is, and is told how.
 
 Decides nothing but whom to believe; the keys of the users who came in are the key ring's.
 """

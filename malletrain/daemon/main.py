@@ -40,6 +40,7 @@ from malletrain.identity.state_directory import (
 )
 from malletrain.identity.users import Users
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
@@ -89,7 +90,7 @@ class Daemon:
             lookup=self.users.user_of if self.users is not None else lambda key: None,
             strangers=config.daemon.several_users,
         )
-        self.door = Login(config, self.keys)
+        self.login = Login(config, self.keys)
         self.core = Core(config, store, self.clock, self.metrics)
         self.core.rounds.key_of = self.keys.job_key
         self.logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -156,11 +157,11 @@ class Daemon:
             self.core.failed.result()
         with self.core.step():
             for run in self.core.runs.values():
-                self.core.books.save(run)
+                self.core.repository.save(run)
             running = sum(bool(run.rounds.members) for run in self.core.runs.values())
             nodes = len(list(self.core.agents))
-            self.core.trail.record(
-                "daemon-stopped",
+            self.core.audit.record(
+                EventKind.DAEMON_STOPPED,
                 f"The daemon stops; {running} jobs go on without it on {nodes} nodes.",
             )
         remove_daemon_info(
@@ -184,8 +185,8 @@ class Daemon:
         self.core.restore()
         with self.core.step():
             known = len(self.leases.active) if self.leases else 0
-            self.core.trail.record(
-                "daemon-started",
+            self.core.audit.record(
+                EventKind.DAEMON_STARTED,
                 f"The daemon runs; it knows {len(self.core.runs)} unfinished jobs and {known} "
                 "leases.",
                 boot=self.boot,
@@ -242,7 +243,7 @@ class Daemon:
 
     def _stranger_message(self, peer: bytes, key: str, message: object) -> None:
         if isinstance(message, messages.Request):
-            self._reply(peer, message, self.door.answer(key, message))
+            self._reply(peer, message, self.login.answer(key, message))
         else:
             self.transport.send(peer, messages.Goodbye("The lease has ended."))
 

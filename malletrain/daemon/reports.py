@@ -1,4 +1,4 @@
-"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the books
+"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the store
 and onto the daemon's disk.
 
 Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says
@@ -58,7 +58,7 @@ class Reports:
         now = core.clock.now()
         if now - run.saved_at > SAVE_EVERY_S:
             with core.step():
-                core.books.checkpoint(run, now)
+                core.repository.checkpoint(run, now)
 
     def metric(self, agent: Agent, run: JobRun, message: messages.Metric) -> None:
         """A number with a name."""
@@ -67,22 +67,22 @@ class Reports:
             if len(message.name) > LONGEST_METRIC or (
                 message.name not in metrics and len(metrics) >= MOST_METRICS
             ):
-                self._core.books.notice(run, TOO_MANY_METRICS)
+                self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
-                self._core.books.save(run, metrics={**metrics, message.name: message.value})
+                self._core.repository.save(run, metrics={**metrics, message.name: message.value})
 
     def notice(self, agent: Agent, run: JobRun, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
         core = self._core
         with core.step():
             if message.sentence:
-                core.books.notice(run, message.sentence)
+                core.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
-                core.books.save(run, snapshot=message.data)
+                core.repository.save(run, snapshot=message.data)
             elif message.kind == "profile" and core.config.profiling.enabled:
-                learned = core.curves.described(run.row.id, run.spec, message.data)
-                if learned is not None:
-                    core.feed(PriorSuggested(run.row.id, learned))
+                model = core.curves.described(run.row.id, run.spec, message.data)
+                if model is not None:
+                    core.feed(PriorSuggested(run.row.id, model))
 
     def log_chunk(self, agent: Agent, chunk: messages.LogChunk) -> None:
         """A piece of a log; the job may have ended meanwhile."""

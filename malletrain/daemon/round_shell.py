@@ -16,6 +16,7 @@ from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import JobRepository, JobRun
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.actions import SendAbort, SendView
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import (
@@ -45,16 +46,16 @@ class RoundShell:
         config: Config,
         clock: Clock,
         agents: Agents,
-        books: JobRepository,
-        trail: AuditLog,
+        repository: JobRepository,
+        audit: AuditLog,
         feed: Callable[[Event], None],
         service_formed: Callable[[JobRun], None],
     ) -> None:
         self._config = config
         self._clock = clock
         self._agents = agents
-        self._books = books
-        self._trail = trail
+        self._repository = repository
+        self._audit = audit
         self._feed = feed
         self._service_formed = service_formed
         self.key_of: Callable[[str], str] = lambda job: ""
@@ -84,14 +85,14 @@ class RoundShell:
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
-                self._books.save(
+                self._repository.save(
                     run,
                     generation=action.generation,
                     members=action.members,
                     samples_before=run.monitor.before,
                 )
-                self._trail.record(
-                    "round-formed",
+                self._audit.record(
+                    EventKind.ROUND_FORMED,
                     f"Round {action.generation} has {len(action.members)} members.",
                     job=job,
                     generation=action.generation,
@@ -115,8 +116,8 @@ class RoundShell:
                 self._feed(JobCompleted(job))
             elif isinstance(action, LeftOut):
                 for node in action.nodes:
-                    self._trail.record(
-                        "node-unfit",
+                    self._audit.record(
+                        EventKind.NODE_REJECTED,
                         f"The node is left out: {action.sentence}.",
                         job=job,
                         node=node,
@@ -134,9 +135,9 @@ class RoundShell:
             if len(action.sentence) <= LONGEST_REASON
             else action.sentence[: LONGEST_REASON - 1] + "…"
         )
-        self._books.save(run, failure=failure)
-        self._trail.record(
-            "job-broke",
+        self._repository.save(run, failure=failure)
+        self._audit.record(
+            EventKind.WORKERS_FAILED,
             sentence,
             job=run.row.id,
             generation=run.rounds.generation,

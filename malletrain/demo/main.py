@@ -23,6 +23,7 @@ from malletrain.demo.account import Account, account, machine_of
 from malletrain.demo.stage import DemoError, Stage
 from malletrain.demo.summary import JobResult, Result, render
 from malletrain.demo.watch import Watcher
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
@@ -267,7 +268,7 @@ def _watch(
             return jobs
         now = time.time()
         if now > start + CALM_AT_MOST * options.duration_s or any(
-            e.kind == "profile-finished" for e in watcher.events
+            e.kind == EventKind.PROFILE_FINISHED for e in watcher.events
         ):
             stage.go_on()
         if now > deadline:

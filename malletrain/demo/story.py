@@ -7,13 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from malletrain.demo.account import Held, Round
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
 from malletrain.render.timeline import Series
 
-GAVE = ("job-started", "job-rescaled")
-TOOK = ("job-suspended", "job-completed", "job-failed", "job-cancelled")
-LOST = "node-lost"
-FORMED = "round-formed"
+GAVE = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+TOOK = (
+    EventKind.JOB_SUSPENDED,
+    EventKind.JOB_COMPLETED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_CANCELLED,
+)
+LOST = EventKind.NODE_LOST
+FORMED = EventKind.ROUND_FORMED
 LATE_S = 1.0
 
 

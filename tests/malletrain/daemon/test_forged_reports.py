@@ -215,10 +215,10 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
         agent.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
         agent.say(messages.Notice(job, 0, "x", "secret notice"))
         agent.say(messages.Metric(job, 0, "secret", 1.0))
-        broken = len([e for e in fresh.daemon.events() if e.kind == "job-broke"])
+        broken = len([e for e in fresh.daemon.events() if e.kind == "workers-failed"])
         agent.say(messages.Phase(messages.Assignment(job, "failed", told.generation, (failure,))))
         until(
-            lambda: len([e for e in fresh.daemon.events() if e.kind == "job-broke"]) > broken,  # noqa: B023
+            lambda: len([e for e in fresh.daemon.events() if e.kind == "workers-failed"]) > broken,  # noqa: B023
             "the round broke",
         )
     until(lambda: fresh.daemon.job(job).state == "failed", "the job has failed")
@@ -241,14 +241,14 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
         assert detail.job.metrics == {"secret": 1.0}
         assert {e.kind for e in events if "secret" in e.sentence} == {
             "job-notice",
-            "job-broke",
+            "workers-failed",
             "job-failed",
         }
         assert max(len(e.sentence) for e in events) < 1200
     detail, events = seen_by("bob")
     assert detail.job.reason == FAILED
     assert detail.job.metrics == {}
-    assert {"job-notice", "job-broke", "job-failed"} <= {e.kind for e in events}
+    assert {"job-notice", "workers-failed", "job-failed"} <= {e.kind for e in events}
     assert not [e for e in events if "secret" in repr(e)]
 
 

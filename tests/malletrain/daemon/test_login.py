@@ -40,7 +40,7 @@ class Believes:
 
 
 @pytest.fixture
-def door(tmp_path):
+def logins(tmp_path):
     keys = KeyRing(tmp_path / "state", strangers=True)
     settings = (
         f'[daemon]\nstate_dir = "{tmp_path}/state"\nmunge = true\n[scheduler]\nkind = '
@@ -53,18 +53,18 @@ def door(tmp_path):
     return made
 
 
-def login(door, credential, key=KEY):
-    return door.answer(key, messages.Request("r1", "login", {"credential": credential}))
+def login(logins, credential, key=KEY):
+    return logins.answer(key, messages.Request("r1", "login", {"credential": credential}))
 
 
-def test_who_is_believed_becomes_a_user(door):
-    reply = asyncio.run(login(door, "ann"))
+def test_who_is_believed_becomes_a_user(logins):
+    reply = asyncio.run(login(logins, "ann"))
     assert (reply.ok, reply.data) == (True, {"user": "ann"})
-    assert door._keys.identity(KEY) == "client:ann"
+    assert logins._keys.identity(KEY) == "client:ann"
 
 
-def test_strangers_are_told_what_to_do(door):
-    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "submit", {})))
+def test_strangers_are_told_what_to_do(logins):
+    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "submit", {})))
     assert (reply.ok, reply.code, reply.data) == (False, STRANGER, {"munge": True})
 
 
@@ -76,23 +76,25 @@ def test_strangers_are_told_what_to_do(door):
         ({"credential": "odd"}, "internal", "could not check your credential"),
     ],
 )
-def test_whatever_goes_wrong_is_a_reply(door, params, code, words):
-    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "login", params)))
+def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
+    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "login", params)))
     assert not reply.ok
     assert (reply.code or None) == code
     assert words in reply.error
-    assert door._keys.identity(KEY) == f"stranger:{KEY}"
-    assert asyncio.run(login(door, "ann")).ok, "others come in still"
+    assert logins._keys.identity(KEY) == f"stranger:{KEY}"
+    assert asyncio.run(login(logins, "ann")).ok, "others come in still"
 
 
-def test_one_credential_is_checked_at_a_time_and_few_wait(door):
+def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
     async def crowd():
-        door._munge.go.clear()
-        asked = [asyncio.ensure_future(login(door, f"u{i}", new_pair().public)) for i in range(100)]
+        logins._munge.go.clear()
+        asked = [
+            asyncio.ensure_future(login(logins, f"u{i}", new_pair().public)) for i in range(100)
+        ]
         refused = [
             await answer for answer in islice(asyncio.as_completed(asked), 100 - MOST_WAITING - 1)
         ]
-        door._munge.go.set()
+        logins._munge.go.set()
         return refused, await asyncio.gather(*asked)
 
     refused, replies = asyncio.run(asyncio.wait_for(crowd(), 30))
@@ -100,5 +102,5 @@ def test_one_credential_is_checked_at_a_time_and_few_wait(door):
         "Too many users are just logging in; try again in a moment."
     }
     assert sum(reply.ok for reply in replies) == MOST_WAITING + 1
-    assert door._munge.most == 1
-    assert asyncio.run(login(door, "ann")).ok
+    assert logins._munge.most == 1
+    assert asyncio.run(login(logins, "ann")).ok

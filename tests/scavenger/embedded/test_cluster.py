@@ -284,7 +284,7 @@ def test_stopping_preempts_everything_and_leaves_no_process(cluster):
     assert state["state"] == "stopped"
     assert {lease["state"] for lease in state["leases"].values()} == {"ended"}
     with pytest.raises(
-        SchedulerError, match=r"was stopped\. Start it with: python -m scavenger\.cluster"
+        SchedulerError, match=r"was stopped\. Start it with: python -m scavenger\.embedded"
     ):
         scavenger.poll()
     assert scavenger.totals()["leases"] == 3

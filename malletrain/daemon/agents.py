@@ -19,10 +19,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Agent:
-    """One leased node. ``owner``: whose lease it is, where it is not the daemon's own user's.
-    ``holds``: the job whose processes may be on it; ``following``: what it gets when it is free of
-    that. ``recalled``: the node goes because another owner's jobs need it more.
-    """
+    """One leased node, as its agent reports it."""
 
     lease: str
     node: str
@@ -31,11 +28,17 @@ class Agent:
     last_seen: float
     node_class: str = "default"
     owner: str = ""
-    recalled: bool = False
+    """Whose lease it is, where it is not the daemon's own user's."""
+    reclaimed: bool = False
+    """The node goes because another owner's jobs need it more."""
     gone_at: float | None = None
+    """When the node will be gone; None: nobody wants it."""
     holds: str | None = None
+    """The job whose processes may be on it."""
     releasing: bool = False
+    """It was told to stop that job."""
     following: messages.Assign | None = None
+    """What it gets when it is free of that job."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
 

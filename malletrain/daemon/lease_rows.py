@@ -34,3 +34,7 @@ class LeaseRows:
         if row is not None:
             self._store.update_lease(lease, state=LeaseStatus.ENDED, ended=now, end_reason=reason)
         return row
+
+    def on(self, node: str) -> str | None:
+        """The first lease on the node; None when there is none."""
+        return next((row.id for row in self.active.values() if row.node == node), None)

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from malletrain.config.model import Config
-from malletrain.core.events import Event, JobCompleted, NodeRejected, RoundFormed, WorkersFailed
+from malletrain.core.events import (
+    Event,
+    JobCompleted,
+    NodeRejected,
+    RescaleFinished,
+    RoundFormed,
+    WorkersFailed,
+)
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
@@ -37,8 +44,11 @@ LONGEST_REASON = 1000
 
 
 class RoundShell:
-    """For all jobs of one daemon. ``feed`` takes events for the controller, ``service_formed`` a
-    service whose members are all up.
+    """For all jobs of one daemon.
+
+    Args:
+        feed: takes events for the controller.
+        key_of: job → the secret that the processes of a service share, as hexadecimal text.
     """
 
     def __init__(
@@ -49,7 +59,7 @@ class RoundShell:
         repository: JobRepository,
         audit: AuditLog,
         feed: Callable[[Event], None],
-        service_formed: Callable[[JobRun], None],
+        key_of: Callable[[str], str],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -57,9 +67,7 @@ class RoundShell:
         self._repository = repository
         self._audit = audit
         self._feed = feed
-        self._service_formed = service_formed
-        self.key_of: Callable[[str], str] = lambda job: ""
-        """The secret that the processes of a service share, as hexadecimal text."""
+        self.key_of = key_of
 
     def act(self, run: JobRun, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
@@ -107,7 +115,7 @@ class RoundShell:
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
             elif isinstance(action, Formed) and run.spec.mode == "service":
-                self._service_formed(run)
+                self.rescale_over(run)
             elif isinstance(action, Formed):
                 run.monitor.formed(action.generation, self._clock.now())
                 run.starting_until = self._clock.now() + self._config.jobs.warmup_timeout
@@ -125,6 +133,11 @@ class RoundShell:
                     self._feed(NodeRejected(node))
             else:
                 self._broke(run, action)
+
+    def rescale_over(self, run: JobRun) -> None:
+        """The newest round works, or the time to wait for its first sample is up."""
+        run.starting_until = None
+        self._feed(RescaleFinished(run.row.id))
 
     def _broke(self, run: JobRun, action: Broke) -> None:
         first = action.failures[0] if action.failures else None

@@ -23,9 +23,9 @@ class World:
     be.
     """
 
-    def __init__(self, folder, patch, works=True):
+    def __init__(self, folder, works=True):
         self.machine = Imagined("n0", "n1")
-        self.daemon = RunningDaemon(folder, self.machine, patch)
+        self.daemon = RunningDaemon(folder, self.machine)
         self.job = {user: self.daemon.submit(user) for user in ("ann", "bob")}
         leases = {
             user: until(lambda user=user: self.machine.of(user), f"{user} has a lease")[0]
@@ -60,16 +60,15 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        made = World(tmp_path_factory.mktemp("reports"), patch)
-        yield made
-        made.close()
+    made = World(tmp_path_factory.mktemp("reports"))
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def fresh(tmp_path, monkeypatch):
+def fresh(tmp_path):
     """Nothing runs yet."""
-    made = World(tmp_path, monkeypatch, works=False)
+    made = World(tmp_path, works=False)
     yield made
     made.close()
 
@@ -203,7 +202,7 @@ def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once
 
 def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     job, agent = fresh.job["ann"], fresh.agent["ann"]
-    rounds = fresh.daemon.daemon.core.runs[job].rounds
+    rounds = fresh.daemon.service.core.runs[job].rounds
     rounds.settings = replace(
         rounds.settings, verdict_s=0.05
     )  # else the news of a loss are waited for
@@ -254,14 +253,14 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
 
 def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
     store, spec = (
-        fresh.daemon.daemon.core.store,
-        fresh.daemon.daemon.core.runs[fresh.job["bob"]].row.spec,
+        fresh.daemon.service.core.store,
+        fresh.daemon.service.core.runs[fresh.job["bob"]].row.spec,
     )
     filled = []
     metrics = {f"{i:100}": 0.0 for i in range(100)}
 
     def fill():
-        with fresh.daemon.daemon.core.step():
+        with fresh.daemon.service.core.step():
             for _ in range(2000):
                 store.add_job(
                     JobRow(
@@ -295,7 +294,7 @@ def test_an_answer_that_is_too_large_is_an_error_and_no_silence(fresh, monkeypat
     async def large(user, params):
         return "x" * (messages.MAX_MESSAGE_BYTES + 1)
 
-    monkeypatch.setitem(fresh.daemon.daemon.api._table, "nodes", large)
+    monkeypatch.setitem(fresh.daemon.service.api.operations, "nodes", large)
     with fresh.daemon.client("bob") as client:
         with pytest.raises(ClientError, match="cannot be sent"):
             client.nodes()

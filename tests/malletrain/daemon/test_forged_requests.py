@@ -18,12 +18,12 @@ INF, BIG = math.inf, 2**64 - 1
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"), patch)
-        made.job_of_ann = made.submit("ann")
-        made.call(lambda: made.daemon.logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
-        yield made
-        made.stop()
+    made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
+    made.job_of_ann = made.submit("ann")
+    logs = made.service.api.logs
+    made.call(lambda: logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
+    yield made
+    made.stop()
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_en
 ):
     from malletrain.store.store import StoreError
 
-    running = RunningDaemon(tmp_path, Imagined(), monkeypatch)
+    running = RunningDaemon(tmp_path, Imagined())
     job = running.submit("ann")
 
     def broken(*args, **kwargs):
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(running.daemon.api.logs, "read", broken)
+    monkeypatch.setattr(running.service.api.logs, "read", broken)
     with running.client("ann") as client:
         with pytest.raises(ClientError) as failed:
             client.logs(job)
@@ -217,9 +217,8 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_en
         def full(*args, **kwargs):
             raise StoreError("The disk is full.")
 
-        monkeypatch.setattr(running.daemon.core.store, "update_job", full)
+        monkeypatch.setattr(running.service.core.store, "update_job", full)
         with pytest.raises(ClientError) as failed:
             client.cancel([job])
         assert failed.value.code == "internal"
-    running._thread.join(20)
-    assert isinstance(running.error, StoreError)
+    assert isinstance(running.ended(), StoreError)

@@ -98,7 +98,7 @@ class JobSubmitted:
 
     ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and
     ``last_broke``: how often its workers broke, and when they last did. ``profile``: measure how it
-    scales, at ``profile_sizes`` where the user names them. ``learned``: what is known of its
+    scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
     ``owner``: on whose nodes alone it may run; empty where there is one user only.
@@ -116,7 +116,7 @@ class JobSubmitted:
     last_broke: float | None = None
     profile: bool = False
     profile_sizes: tuple[int, ...] | None = None
-    learned: ScalingModel | None = None
+    scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
 
@@ -202,7 +202,7 @@ class PriorSuggested:
     """
 
     job: str
-    learned: ScalingModel
+    scaling: ScalingModel
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class KeepScalingModel:
     """Store what is now known of the job's scaling."""
 
     job: str
-    learned: ScalingModel
+    scaling: ScalingModel
 
 
 Command = (

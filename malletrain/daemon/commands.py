@@ -75,7 +75,7 @@ class Commands:
         elif isinstance(command, Announce):
             self._announce(runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
-            self._parts.curves.keep(command.job, runs[command.job].spec, command.learned)
+            self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:

@@ -192,7 +192,7 @@ class Core:
                 last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
-                learned=model,
+                scaling=model,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
             )

@@ -177,7 +177,7 @@ class Inbox:
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self.departures.notice(agent, hello.leaving_in_s, "")
             elif reclaimed and agent.gone_at is None:  # before the daemon's last start
-                self.desk.reclaim((agent.node,), core.controller.settings.recall_s)
+                self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
 
     def _settle(
         self, agent: Agent, held: messages.Assignment | None, new: bool, now: float

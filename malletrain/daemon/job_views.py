@@ -69,7 +69,7 @@ class JobViews:
         if job is None or job.state.ended or job.nodes:
             return ""
         owner = job.submitted.owner
-        if self._core.controller.held_off(owner, self._core.clock.now()):
+        if self._core.controller.backing_off(owner, self._core.clock.now()):
             return (
                 f"leases as {owner} come to nothing ('malletrain events' says why); tried "
                 "again later"

@@ -15,16 +15,14 @@ from functools import partial
 from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
-from malletrain.core.controller import Controller, ControllerSettings
-from malletrain.core.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
-from malletrain.core.profiling import ProfilingSettings
+from malletrain.core.controller import Controller
+from malletrain.core.planning import Candidate, Plan, Solver, exact, make_plan
+from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
-"""Settle time of a world without pauses: everything that happens at one instant of the trace is one
-plan.
-"""
+"""Debounce of a world without pauses: all that happens at one instant of the trace is one plan."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +70,21 @@ class Policy:
         return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
 
     def controller(
-        self,
-        costs: CostModel,
-        *,
-        max_running: int,
-        t_fwd_s: float,
-        starvation_s: float,
-        time_limit_s: float = 2.0,
-        profiling: bool = False,
+        self, costs: CostModel, settings: ControllerSettings, *, profiling: bool = False
     ) -> Controller:
-        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`);
-        ``profiling``: some job is profiled.
+        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`),
+        which its plans know; the rest is as ``settings`` say. ``profiling``: some job is profiled.
         """
         known = costs.known_to_planner()
         if self.published:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
-        planning = PlanningSettings(t_fwd_s, known, max_running, time_limit_s)
-        settings = ControllerSettings(planning, min_interval_s=30.0, starvation_s=starvation_s)
+        settings = replace(settings, planning=replace(settings.planning, cost=known))
         if costs.semantics == "freetrain":
-            settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
+            settings = replace(settings, debounce_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
-        if profiling:
-            settings = replace(settings, profiling=ProfilingSettings())
+        profiled = (settings.profiling or ProfilingSettings()) if profiling else None
+        settings = replace(settings, profiling=profiled)
         return Controller(
             settings,
             planner=partial(_published if self.published else make_plan, solver=self.solver),

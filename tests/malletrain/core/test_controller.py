@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
-from malletrain.core.controller import Controller, ControllerSettings
+from malletrain.core.controller import Controller
 from malletrain.core.events import (
     CurveLearned,
     GapsSeen,
@@ -29,14 +29,15 @@ from malletrain.core.events import (
     Tick,
     WorkersFailed,
 )
-from malletrain.core.planning import PlanningSettings
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 
 CHEAP = RescaleCost(up_s=1.0, down_s=1.0, start_s=1.0)
 
 
 def controller(**changes):
     planning = PlanningSettings(cost=CHEAP, max_running=changes.pop("max_running", 20))
-    return Controller(ControllerSettings(planning, **{"starvation_s": 100.0, **changes}))
+    patience = {"starvation_s": 100.0, "min_interval_s": 0.0, "notice_debounce_s": 1.0}
+    return Controller(ControllerSettings(planning, **{**patience, **changes}))
 
 
 def play(c, script):
@@ -136,7 +137,7 @@ def test_with_short_notice_the_settle_time_is_cut():
 
 
 def test_notices_settle_for_as_long_as_the_main_scheduler_may_wait():
-    c = controller(notice_settle_s=0.3)
+    c = controller(notice_debounce_s=0.3)
     now = running(c, on=("a", "b", "c"))
     notices = [(now, NodeLeaving("b", 20.0)), (now + 0.2, NodeLeaving("c", 20.0))]
     assert play(c, [*notices, (now + 0.25, Tick(), []), (now + 0.3, Tick())]) == [
@@ -452,7 +453,8 @@ def test_a_broken_job_pays_the_restart_at_any_size_so_it_may_as_well_grow():
     """Growing costs as much as staying once the workers have to be restarted anyway."""
     c = Controller(
         ControllerSettings(
-            PlanningSettings(t_fwd_s=20.0, cost=RescaleCost(up_s=15.0, down_s=15.0, start_s=0.0))
+            PlanningSettings(t_fwd_s=20.0, cost=RescaleCost(up_s=15.0, down_s=15.0, start_s=0.0)),
+            min_interval_s=0.0,
         )
     )
     curve = ScalingCurve.of({2: 100.0, 3: 140.0})
@@ -682,7 +684,7 @@ def test_a_lease_that_does_not_come_up_is_forgotten_after_a_while():
 
 
 def test_a_lease_nobody_uses_is_given_back_and_not_taken_again():
-    c = controller(give_back_after_s=30.0)
+    c = controller(release_after_s=30.0)
     play(
         c,
         [
@@ -699,7 +701,7 @@ def test_a_lease_nobody_uses_is_given_back_and_not_taken_again():
 
 
 def test_a_lease_that_waits_for_more_of_its_kind_is_kept():
-    c = controller(give_back_after_s=10.0)
+    c = controller(release_after_s=10.0)
     play(c, [(0.0, job(low=2, high=2)), *nodes("a")])
     play(
         c,
@@ -713,7 +715,7 @@ def test_a_lease_that_waits_for_more_of_its_kind_is_kept():
 
 
 def test_a_lease_is_not_given_back_while_a_rescale_that_would_use_it_is_under_way():
-    c = controller(give_back_after_s=10.0)
+    c = controller(release_after_s=10.0)
     play(c, [(0.0, job()), *nodes("a"), (1.0, Tick()), *nodes("b", at=2.0), (90.0, Tick(), [])])
     assert play(c, [(100.0, RescaleFinished("j")), (101.0, Tick())]) == [Rescale("j", ("a", "b"))]
 
@@ -723,7 +725,7 @@ def test_leases_do_not_flap(give_back):
     """A world in which every lease asked for comes up: nobody is given back and then asked for
     again.
     """
-    c = controller(give_back_after_s=give_back)
+    c = controller(release_after_s=give_back)
     play(c, [(0.0, job("one", 2, 3)), (0.0, job("two", 1, 2)), (0.0, job("big", 30, 30))])
     free, now, given = {f"n{i}": ("gpu" if i > 4 else "default") for i in range(9)}, 2.0, []
     for _ in range(60):
@@ -749,7 +751,7 @@ def test_leases_do_not_flap(give_back):
 
 
 def test_an_unfit_node_is_given_back_and_left_alone_for_a_while():
-    c = controller(unfit_s=100.0)
+    c = controller(rejected_s=100.0)
     now = running(c)
     play(
         c,
@@ -849,7 +851,7 @@ def test_a_learned_curve_changes_the_plan():
 
 
 def test_after_a_restart_nothing_is_planned_before_everybody_had_time_to_report():
-    c = controller(give_back_after_s=1.0)
+    c = controller(release_after_s=1.0)
     c.hold(110.0)
     script = [
         (100.0, job("j", 2, 2, state=JobState.RUNNING)),
@@ -866,7 +868,7 @@ def test_after_a_restart_nothing_is_planned_before_everybody_had_time_to_report(
 
 
 def test_while_held_the_controller_does_not_ask_to_be_woken():
-    c = controller(give_back_after_s=1.0)
+    c = controller(release_after_s=1.0)
     c.hold(50.0)
     play(c, nodes("a", "b"))
     assert c.next_wakeup() == 50.0
@@ -924,7 +926,7 @@ def test_a_wake_up_is_never_at_a_time_that_rounding_has_not_reached(start):
     """A virtual clock goes exactly where the controller asks; it must not have to go there
     twice.
     """
-    c = controller(starvation_s=0.3, give_back_after_s=0.7, settle_s=0.1, max_running=3)
+    c = controller(starvation_s=0.3, release_after_s=0.7, debounce_s=0.1, max_running=3)
     for i in range(4):
         c.handle(job(f"j{i}", 2, 2), start)
     for name in "abc":

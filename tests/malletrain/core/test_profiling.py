@@ -10,7 +10,7 @@ import pytest
 
 from allocator import ScalingCurve
 from jpa import MeasuredCurve, Prior
-from malletrain.core.controller import Controller, ControllerSettings
+from malletrain.core.controller import Controller
 from malletrain.core.events import (
     JobCancelled,
     JobCompleted,
@@ -23,6 +23,7 @@ from malletrain.core.events import (
     RoundInterrupted,
 )
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.settings import ControllerSettings
 from tests.malletrain.core.profiled_world import UP, ProfiledWorld, amdahl, settings
 
 
@@ -48,7 +49,7 @@ def test_one_job_alone_walks_down_every_size_and_then_gets_all_nodes_back():
     record = w.controller.jobs["a"]
     assert record.state is JobState.RUNNING
     for k in range(1, 7):
-        assert record.learned.curve.estimate(k)[0] == pytest.approx(amdahl(k), rel=0.02)
+        assert record.scaling.curve.estimate(k)[0] == pytest.approx(amdahl(k), rel=0.02)
         assert record.curve.at(k) <= amdahl(k) * 1.001
     assert [a.data["nodes"] for a in w.of("profile-point")] == [6, 5, 4, 3, 2, 1]
     assert w.kept["a"].profiled
@@ -70,7 +71,7 @@ def test_without_profiling_nothing_of_it_happens():
         wanted(low=3, high=3),
         wanted(curve=ScalingCurve.of({1: 10.0, 6: 50.0})),
         wanted(sizes=(4,)),
-        wanted(learned=ScalingModel(profiled=True, result="measured")),
+        wanted(scaling=ScalingModel(profiled=True, result="measured")),
     ],
 )
 def test_who_is_not_profiled(job):
@@ -84,7 +85,7 @@ def test_the_sizes_of_the_user_are_the_ones_visited():
     w = world(6, wanted(profile_sizes=(5, 2)))
     w.until_profiled("a")
     assert w.sizes["a"][:2] == [5, 2]
-    assert w.controller.jobs["a"].learned.curve.measured_sizes == (2, 5)
+    assert w.controller.jobs["a"].scaling.curve.measured_sizes == (2, 5)
 
 
 def test_a_donor_gives_nodes_and_is_told_of_it():
@@ -128,7 +129,7 @@ def test_nodes_taken_during_the_profile_do_not_end_it():
     w.until_profiled("a")
     assert w.sizes["a"] == [6, 5, 3, 2, 1, 3]
     assert w.of("profile-finished")[0].data["scale_ups"] == 1
-    assert {1, 2, 3, 6} <= set(w.controller.jobs["a"].learned.curve.measured_sizes)
+    assert {1, 2, 3, 6} <= set(w.controller.jobs["a"].scaling.curve.measured_sizes)
 
 
 def test_a_node_that_says_it_leaves_is_let_go_in_time():
@@ -200,7 +201,7 @@ def test_a_size_at_which_the_script_crashes_is_not_used_and_costs_no_try():
     w.until_profiled("a")
     record = w.controller.jobs["a"]
     assert w.sizes["a"][:4] == [4, 3, 2, 1]
-    assert record.learned.curve.unusable == {3}
+    assert record.scaling.curve.unusable == {3}
     assert record.tries == 0
     assert not record.accepts(3)
     w.run(30)
@@ -275,12 +276,12 @@ def test_a_restart_goes_on_with_what_was_measured():
         wanted(
             high=4,
             state=JobState.PROFILING,
-            learned=ScalingModel.from_dict(learned.to_dict(), learned.costs),
+            scaling=ScalingModel.from_dict(learned.to_dict(), learned.costs),
         ),
         0.0,
     )
     assert again.jobs["a"].state is JobState.RUNNING
-    assert set(again.jobs["a"].learned.curve.measured_sizes) == {4, 3}
+    assert set(again.jobs["a"].scaling.curve.measured_sizes) == {4, 3}
     assert again.jobs["a"].curve.at(4) == pytest.approx(amdahl(4), rel=0.1)
 
 
@@ -289,7 +290,7 @@ def test_a_job_of_a_known_kind_is_not_profiled_again():
     w.until_profiled("a")
     w.do(JobCompleted("a"))
     w.do(
-        wanted("b", high=4, learned=ScalingModel(curve=w.kept["a"].curve, costs=w.kept["a"].costs))
+        wanted("b", high=4, scaling=ScalingModel(curve=w.kept["a"].curve, costs=w.kept["a"].costs))
     )
     w.run(60)
     assert w.result("b") == "measured"
@@ -311,7 +312,7 @@ def test_ordinary_progress_goes_on_correcting_the_curve_and_a_drift_is_measured_
     assert w.of("curve-changed")[0].data["change"] == "drift"
     w.run(600, until=lambda: len(w.of("profile-finished")) == 2)
     for k in range(1, 5):
-        assert w.controller.jobs["a"].learned.curve.estimate(k)[0] == pytest.approx(
+        assert w.controller.jobs["a"].scaling.curve.estimate(k)[0] == pytest.approx(
             0.6 * amdahl(k), rel=0.1
         )
 
@@ -331,11 +332,11 @@ def test_what_a_rescale_costs_is_learnt():
 def test_senseless_progress_changes_nothing():
     w = world(4, wanted(high=4))
     w.run(20)
-    before = w.controller.jobs["a"].learned
+    before = w.controller.jobs["a"].scaling
     for time, samples in ((float("nan"), 1.0), (w.now, float("inf")), (w.now, -5.0)):
         w.do(Progressed("a", len(w.controller.jobs["a"].nodes), time, samples))
     w.do(Progressed("nobody", 4, w.now, 1.0))
-    assert w.controller.jobs["a"].learned is before
+    assert w.controller.jobs["a"].scaling is before
 
 
 def test_of_jobs_of_one_kind_submitted_at_once_only_the_first_is_measured():
@@ -400,12 +401,12 @@ def test_a_sibling_found_while_the_profile_runs_saves_the_visits_it_makes_needle
     assert len(visited) < 6, "the shape is known"
     assert w.result("a") == "measured"
     for k in range(1, 7):
-        assert w.controller.jobs["a"].learned.curve.estimate(k)[0] == pytest.approx(
+        assert w.controller.jobs["a"].scaling.curve.estimate(k)[0] == pytest.approx(
             0.8 * amdahl(k), rel=0.1
         )
-    before = w.controller.jobs["a"].learned
+    before = w.controller.jobs["a"].scaling
     w.do(PriorSuggested("a", suggested()))
-    assert w.controller.jobs["a"].learned is before, "once is enough"
+    assert w.controller.jobs["a"].scaling is before, "once is enough"
 
 
 def test_a_sibling_spares_no_size_that_the_user_asked_for():

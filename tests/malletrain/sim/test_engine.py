@@ -13,7 +13,8 @@ from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.workloads import SimJob, WorkloadError, hpo, read_curves
+from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workloads import SimJob, WorkloadError, hpo
 from scavenger.trace import synthesis
 from scavenger.trace.trace import Trace, read, read_names
 from tests.malletrain.sim.conftest import job, shared, trace_of

@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 
-from malletrain.cli.jobspec import build
 from malletrain.client import Client, ClientError
 from malletrain.config.model import load_config
 from malletrain.demo import plan, story
@@ -28,6 +27,7 @@ from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
+from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
 from scavenger.trace import replay, synthesis, trace
 
@@ -78,10 +78,11 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo; 0 when all jobs completed. Raises click's exceptions for what is refused."""
-    import click
+    """Run the demo; 0 when all jobs completed.
 
-    from malletrain.cli.common import Refused
+    Raises:
+        DemoError: it cannot be run, or the jobs are not done in time.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -91,11 +92,11 @@ def run(options: Options) -> int:
     terminal = console(stderr=options.as_json)
     try:
         result, stage_files = _run(options, terminal)
-    except (DemoError, SchedulerError, trace.TraceError, ClientError) as error:
-        raise Refused(str(error)) from None
+    except (SchedulerError, trace.TraceError, ClientError) as error:
+        raise DemoError(str(error)) from None
     terminal.print(render(result, stage_files))
     if options.as_json:
-        click.echo(json.dumps(result.to_dict()))
+        print(json.dumps(result.to_dict()))
     return 0 if result.completed else 1
 
 

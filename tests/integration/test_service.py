@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from malletrain.cli.jobspec import build
+from malletrain.submission.spec import build
 
 pytestmark = pytest.mark.timeout(240)
 

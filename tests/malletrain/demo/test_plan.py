@@ -4,10 +4,10 @@ submitted.
 
 import pytest
 
-from malletrain.cli.jobspec import parse_nodes
 from malletrain.config.model import parse_config
 from malletrain.demo import plan
 from malletrain.demo.main import CALM, HELD_S, LATE, Options, cut_trace, example_script
+from malletrain.submission.spec import parse_nodes
 from scavenger.trace.trace import Trace, TraceError
 
 

@@ -90,7 +90,7 @@ def demo(
     While it runs, look from another terminal: malletrain top --state-dir demo-output/state
     """
     try:
-        from malletrain.demo.main import Options, run
+        from malletrain.demo.main import DemoOptions, run
         from malletrain.demo.stage import DemoError
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "malletrain":
@@ -100,6 +100,6 @@ def demo(
             "'malletrain[demo]'"
         ) from None
     try:
-        return run(Options(nodes, trace, duration, seed, chaos, plain, as_json, output))
+        return run(DemoOptions(nodes, trace, duration, seed, chaos, plain, as_json, output))
     except DemoError as error:
         raise Refused(str(error)) from None

@@ -19,7 +19,7 @@ import msgspec
 
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
-from malletrain.daemon.admission import MOST_TEXT, Refused, number, problem_of, text, whole
+from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
@@ -87,7 +87,7 @@ class Api:
         operation = self.operations.get(request.op)
         try:
             if operation is None:
-                raise Refused(
+                raise RequestRefused(
                     f"The daemon knows no operation '{request.op}'; it knows "
                     f"{', '.join(sorted(self.operations))}.",
                     "usage",
@@ -95,7 +95,7 @@ class Api:
             return messages.Reply(
                 request.id, True, msgspec.to_builtins(await operation(user, request.params))
             )
-        except Refused as e:
+        except RequestRefused as e:
             return messages.Reply(request.id, False, error=str(e), code=e.code)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
             return messages.Reply(
@@ -122,11 +122,11 @@ class Api:
         )
         core = self.core
         if refusal := core.accounts.refusal(user):
-            raise Refused(refusal)
+            raise RequestRefused(refusal)
         # The files of other users are theirs: the daemon may not see them, and the client has
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
-            raise Refused(problem, "usage")
+            raise RequestRefused(problem, "usage")
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -151,7 +151,7 @@ class Api:
         results = []
         names = msgspec.convert(params["jobs"], list[str])
         if len(names) > MOST_JOBS or any(len(name) > MOST_TEXT for name in names):
-            raise Refused(
+            raise RequestRefused(
                 f"One request cancels {MOST_JOBS} jobs at most, each named by {MOST_TEXT} "
                 "characters at most.",
                 "usage",
@@ -159,7 +159,7 @@ class Api:
         for name in names:
             try:
                 row = self._find(name, user)
-            except Refused as e:
+            except RequestRefused as e:
                 results.append({"job": name, "ok": False, "sentence": str(e)})
                 continue
             if not self.core.accounts.may_manage(user, row.owner):
@@ -210,7 +210,9 @@ class Api:
         row = self._find(text(params, "job"), user)
         run = self.core.runs.get(row.id)
         if decode_spec(row.spec).mode != "service":
-            raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
+            raise RequestRefused(
+                f"Job {row.id} is no service; its workers are not members of anything."
+            )
         rounds = run.rounds if run else None
         view = rounds.view if isinstance(rounds, ServiceRounds) else ()
         members = tuple(
@@ -225,9 +227,9 @@ class Api:
         everybodys = self.core.store.find_jobs(name)
         found = [row for row in everybodys if row.owner == user] or everybodys
         if not found:
-            raise Refused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
+            raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
         if len({row.name for row in found}) > 1:
-            raise Refused(
+            raise RequestRefused(
                 f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in found[:5])}; "
                 "name one of them."
             )
@@ -257,7 +259,7 @@ class Api:
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
         row = self._find(text(params, "job"), user)
         if not self.core.accounts.may_manage(user, row.owner):
-            raise Refused(
+            raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
                 "its logs."
             )

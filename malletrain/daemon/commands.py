@@ -22,7 +22,7 @@ from malletrain.core.events import (
     Suspend,
     TakeLeases,
 )
-from malletrain.daemon.job_repository import JobRun
+from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind
 
@@ -81,7 +81,7 @@ class Commands:
         else:
             self._change(runs[command.job], command, now)
 
-    def _announce(self, run: JobRun, said: Announce) -> None:
+    def _announce(self, run: ActiveJob, said: Announce) -> None:
         job, parts = run.row.id, self._parts
         parts.audit.record(said.kind, said.sentence, job=job, **said.data)
         if said.kind is EventKind.PROFILE_WAITING:
@@ -97,7 +97,7 @@ class Commands:
         if not state.ended and run.row.state != state.value:
             parts.repository.save(run, state=state.value)
 
-    def _suspend(self, run: JobRun, command: Suspend, now: float) -> None:
+    def _suspend(self, run: ActiveJob, command: Suspend, now: float) -> None:
         record = self._parts.controller.jobs[command.job]
         self._parts.repository.save(
             run,
@@ -111,7 +111,7 @@ class Commands:
         self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
         self._move(run, (), now, command.within_s)
 
-    def _change(self, run: JobRun, command: Start | Rescale, now: float) -> None:
+    def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
         old = run.row.planned_nodes
         record = self._parts.controller.jobs[run.row.id]
         self._parts.repository.save(
@@ -135,14 +135,14 @@ class Commands:
         self._move(run, command.nodes, now, within)
 
     def _move(
-        self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None
+        self, run: ActiveJob, nodes: tuple[str, ...], now: float, within_s: float | None
     ) -> None:
         run.starting_until = None
         if run.spec.mode != "service":  # whose processes do not stop
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
         self._parts.rounds.act(run, run.rounds.move(nodes, now, within_s))
 
-    def _stop(self, run: JobRun, command: Stop, now: float) -> None:
+    def _stop(self, run: ActiveJob, command: Stop, now: float) -> None:
         parts, job = self._parts, run.row.id
         parts.rounds.act(run, run.rounds.stop())
         parts.repository.save(

@@ -22,6 +22,7 @@ from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import LEASE_KEY, KeyPair, KeyRing
+from malletrain.identity.users import Munge
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger
 
@@ -63,9 +64,10 @@ def compose(
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
     inbox = Inbox(core, parts, departures, desk, logs, boot)
     leases = Leases(core, parts, desk, departures, keys, scavenger)
+    munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     api = Api(core, parts, leases, logs, boot, scavenger.name)
     return Service(
-        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(config, keys))
+        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(keys, munge))
     )
 
 

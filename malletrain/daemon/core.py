@@ -26,7 +26,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.daemon.commands import Commands, LeaseActions
-from malletrain.daemon.job_repository import JobRun, decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import round_settings
@@ -165,11 +165,11 @@ class Core:
 
     # --- jobs ---
 
-    def add(self, row: JobRow, spec: messages.JobSpec) -> JobRun:
+    def add(self, row: JobRow, spec: messages.JobSpec) -> ActiveJob:
         """Take a job in hand: a new one, or one that the store knows."""
         rounds = ROUNDS[spec.mode](round_settings(self.config), min_nodes=spec.min_nodes)
         rounds.generation = row.generation
-        run = JobRun(
+        run = ActiveJob(
             row,
             spec,
             rounds,
@@ -201,7 +201,7 @@ class Core:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
 
-    def progressed(self, run: JobRun, record: messages.Progress) -> None:
+    def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""
         if not self.config.profiling.enabled:
             return
@@ -225,7 +225,7 @@ class Core:
             )
         )
 
-    def keep_rescales(self, run: JobRun) -> None:
+    def keep_rescales(self, run: ActiveJob) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""
         for r in run.monitor.finished_rescales():
             with self.step():
@@ -241,7 +241,7 @@ class Core:
             if node in run.rounds.members:
                 run.rounds.suspects.add(node)
 
-    def first_sample(self, run: JobRun) -> None:
+    def first_sample(self, run: ActiveJob) -> None:
         """Samples of the newest round have come in."""
         if run.starting_until is not None:
             with self.step():

@@ -8,7 +8,7 @@ follows for the jobs is the controller's and the rounds' decision.
 from __future__ import annotations
 
 from malletrain.core.events import NodeLeaving, NodeLost
-from malletrain.daemon.agents import Agent
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
@@ -26,7 +26,7 @@ class Departures:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def notice(self, agent: Agent, in_s: float, reason: str) -> None:
+    def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
         """The main scheduler wants the node back within ``in_s`` seconds; saying it again does
         nothing.
         """
@@ -38,13 +38,13 @@ class Departures:
         self._goes(agent, in_s, reason or "preempted", sentence)
         self._parts.poll_soon.set()
 
-    def reclaim(self, agent: Agent, within_s: float) -> None:
+    def reclaim(self, agent: LeasedAgent, within_s: float) -> None:
         """The agent's node goes as soon as its job has moved off."""
         if agent.gone_at is None:
             agent.reclaimed = True
             self._goes(agent, within_s, RECLAIMED, RECLAIM_SENTENCE)
 
-    def _goes(self, agent: Agent, in_s: float, reason: str, sentence: str) -> None:
+    def _goes(self, agent: LeasedAgent, in_s: float, reason: str, sentence: str) -> None:
         parts = self._parts
         agent.gone_at = parts.clock.now() + in_s
         parts.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
@@ -60,7 +60,7 @@ class Departures:
         if agent.holds is None:
             parts.agents.reach(agent, Goodbye(sentence))
 
-    def lost(self, agent: Agent, why: str) -> None:
+    def lost(self, agent: LeasedAgent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""
         parts, node, lease = self._parts, agent.node, agent.lease
         parts.agents.remove(agent)

@@ -12,14 +12,14 @@ from typing import Any
 import structlog
 
 from malletrain.core.events import NodeJoined, RoundInterrupted
-from malletrain.daemon.agents import Agent
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.commands import LeaseActions
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
-from malletrain.daemon.job_repository import JobRun
+from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.reports import Reports
+from malletrain.daemon.reports import AgentReports
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.rounds.restart import Stage
@@ -42,12 +42,12 @@ class Inbox:
         self.core = core
         self.departures = departures
         self.desk = desk
-        self.reports = Reports(core, logs)
+        self.reports = AgentReports(core, logs)
         self.boot = boot
         self.gaps = parts.gaps
         self.poll_soon = parts.poll_soon
         self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
-        self._table: dict[type, Callable[[Agent, JobRun, Any], None]] = {
+        self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
@@ -110,13 +110,13 @@ class Inbox:
                 self.core.suspect(agent.node)
                 self.poll_soon.set()
 
-    def _lost(self, agent: Agent, why: str) -> None:
+    def _lost(self, agent: LeasedAgent, why: str) -> None:
         with self.core.step():
             self.departures.lost(agent, why)
 
     # --- who is there ---
 
-    def _seen(self, agent: Agent, peer: bytes) -> None:
+    def _seen(self, agent: LeasedAgent, peer: bytes) -> None:
         agent.last_seen = self.core.clock.now()
         if agent.unreachable_since is not None or agent.peer != peer:
             agent.unreachable_since, agent.peer = None, peer
@@ -157,7 +157,7 @@ class Inbox:
                 if (other := core.agents.on(hello.node)) is not None:
                     self.departures.lost(other, f"lease {lease} has begun on the node")
                 node_class = row.node_class if row.owner else hello.node_class
-                agent = Agent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
+                agent = LeasedAgent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
                 core.agents.add(agent)
                 if row.state != LeaseStatus.LEAVING:
                     core.lease_rows.update(
@@ -180,7 +180,7 @@ class Inbox:
                 self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
 
     def _settle(
-        self, agent: Agent, held: messages.Assignment | None, new: bool, now: float
+        self, agent: LeasedAgent, held: messages.Assignment | None, new: bool, now: float
     ) -> None:
         """Bring together what the agent holds and what the daemon thinks it should."""
         core = self.core
@@ -251,7 +251,7 @@ class Inbox:
 
     # --- how their jobs stand ---
 
-    def _released(self, agent: Agent, job: str) -> None:
+    def _released(self, agent: LeasedAgent, job: str) -> None:
         core = self.core
         with core.step() as now:
             core.agents.released(agent, job)
@@ -262,7 +262,7 @@ class Inbox:
                     agent, messages.Goodbye("The main scheduler wants the node back.")
                 )
 
-    def _phase(self, agent: Agent, run: JobRun, message: messages.Phase) -> None:
+    def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
         if self.adopting is not None and agent.node in self.adopting.get(run.row.id, {}):
             self.adopting[run.row.id][agent.node] = message.assignment
         if message.tail:
@@ -270,13 +270,13 @@ class Inbox:
         with self.core.step() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
-    def _store_up(self, agent: Agent, run: JobRun, message: messages.StoreUp) -> None:
+    def _store_up(self, agent: LeasedAgent, run: ActiveJob, message: messages.StoreUp) -> None:
         with self.core.step():
             self.core.rounds.act(
                 run, run.rounds.store_up(agent.node, message.generation, message.host, message.port)
             )
 
-    def _drained(self, agent: Agent, run: JobRun, message: messages.Drained) -> None:
+    def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
                 # Of use to whoever wonders where samples went, not a fault of the job: its workers
@@ -289,7 +289,7 @@ class Inbox:
                 )
             self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
-    def _warn_of_silence(self, run: JobRun, now: float) -> None:
+    def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
         if (
             run.spec.mode != "service"

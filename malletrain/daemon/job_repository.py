@@ -28,7 +28,7 @@ KEPT_NOTICES = 20
 
 
 @dataclass
-class JobRun:
+class ActiveJob:
     """An unfinished job in the daemon's hands."""
 
     row: JobRow
@@ -54,12 +54,12 @@ class JobRepository:
         self._metrics = metrics
         self._audit = audit
 
-    def save(self, run: JobRun, **changes: Any) -> None:
+    def save(self, run: ActiveJob, **changes: Any) -> None:
         """Write fields of the job, and with them how far it has come."""
         run.saved_at = self._clock.now()
         run.row = self._store.update_job(run.row.id, samples=run.monitor.total, **changes)
 
-    def checkpoint(self, run: JobRun, now: float) -> None:
+    def checkpoint(self, run: ActiveJob, now: float) -> None:
         """Write how far the job has come and what was measured of it since the last time."""
         self.save(run, last_progress=run.monitor.last_sample)
         self._metrics.job(
@@ -78,7 +78,7 @@ class JobRepository:
             )
             self._store.put_observation(row)
 
-    def rescale(self, run: JobRun, r: RescaleRecord) -> None:
+    def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
         """Write a rescale that is over, with what it cost."""
         self._store.put_rescale(
             RescaleRow(
@@ -103,7 +103,7 @@ class JobRepository:
             phases=r.phases,
         )
 
-    def notice(self, run: JobRun, sentence: str) -> None:
+    def notice(self, run: ActiveJob, sentence: str) -> None:
         """A sentence for the job's owner; saying it again does nothing."""
         if sentence not in run.row.notices:
             self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])

@@ -20,7 +20,7 @@ from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.curves import Curves
-from malletrain.daemon.job_repository import JobRepository, JobRun
+from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.round_shell import RoundShell
@@ -74,7 +74,7 @@ class Parts:
     outbox: Outbox
     events: deque[Event]
     """For the controller, in this step."""
-    runs: dict[str, JobRun] = field(default_factory=dict)
+    runs: dict[str, ActiveJob] = field(default_factory=dict)
     """The unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
     """The idle nodes that the last poll found."""

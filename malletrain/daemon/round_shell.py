@@ -21,7 +21,7 @@ from malletrain.core.events import (
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
-from malletrain.daemon.job_repository import JobRepository, JobRun
+from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.actions import SendAbort, SendView
@@ -69,7 +69,7 @@ class RoundShell:
         self._feed = feed
         self.key_of = key_of
 
-    def act(self, run: JobRun, actions: list[Action]) -> None:
+    def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
         job = run.row.id
         for action in actions:
@@ -134,12 +134,12 @@ class RoundShell:
             else:
                 self._broke(run, action)
 
-    def rescale_over(self, run: JobRun) -> None:
+    def rescale_over(self, run: ActiveJob) -> None:
         """The newest round works, or the time to wait for its first sample is up."""
         run.starting_until = None
         self._feed(RescaleFinished(run.row.id))
 
-    def _broke(self, run: JobRun, action: Broke) -> None:
+    def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
@@ -158,7 +158,7 @@ class RoundShell:
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 
-    def _assign(self, run: JobRun) -> messages.Assign:
+    def _assign(self, run: ActiveJob) -> messages.Assign:
         jobs = self._config.jobs
         key = self.key_of(run.row.id) if run.spec.mode == "service" else ""
         return messages.Assign(
@@ -169,7 +169,7 @@ class RoundShell:
             key=key,
         )
 
-    def _view(self, run: JobRun, action: SendView) -> messages.Round:
+    def _view(self, run: ActiveJob, action: SendView) -> messages.Round:
         """What a member of a service is told."""
         rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
         return messages.Round(

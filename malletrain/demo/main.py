@@ -19,8 +19,8 @@ from malletrain.client import Client, ClientError
 from malletrain.config.model import load_config
 from malletrain.demo import plan, story
 from malletrain.demo.account import Account, account, machine_of
-from malletrain.demo.stage import DemoError, Stage
-from malletrain.demo.summary import JobResult, Result, render
+from malletrain.demo.stage import DemoError, DemoStage
+from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.demo.watch import Watcher
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
@@ -64,7 +64,7 @@ UNDISTURBED_S = 120.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """The command line of ``malletrain demo``."""
 
     nodes: int
@@ -77,7 +77,7 @@ class Options:
     output: Path
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Run the demo; 0 when all jobs completed.
 
     Raises:
@@ -100,14 +100,14 @@ def run(options: Options) -> int:
     return 0 if result.completed else 1
 
 
-def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, str]]]:
+def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
     given = (
         cut_trace(options) if options.trace else None
     )  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
-    with Stage(options.output) as stage:
+    with DemoStage(options.output) as stage:
         folder = stage.folder
         folder.config.write_text(
             plan.config_text(folder.state, folder.cluster, stage.port, options.nodes)
@@ -180,7 +180,7 @@ def example_script() -> Path:
     return path
 
 
-def cut_trace(options: Options) -> trace.Trace:
+def cut_trace(options: DemoOptions) -> trace.Trace:
     """The trace that is played, in real seconds and with the names of the virtual nodes.
 
     In the first second of a synthetic one all nodes are idle; that second is held until the first
@@ -239,7 +239,12 @@ def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace
 
 
 def submit(
-    client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options
+    client: Client,
+    job: plan.DemoJob,
+    script: Path,
+    snapshots: Path,
+    work: float,
+    options: DemoOptions,
 ) -> JobView:
     """Submit one job as 'malletrain submit' does."""
     arguments = [
@@ -259,7 +264,7 @@ def submit(
 
 
 def _watch(
-    watcher: Watcher, stage: Stage, start: float, deadline: float, options: Options
+    watcher: Watcher, stage: DemoStage, start: float, deadline: float, options: DemoOptions
 ) -> list[JobView]:
     """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
@@ -283,7 +288,7 @@ def _watch(
         watcher.pause(LOOK_EVERY_S)
 
 
-def _chaos(watcher: Watcher, stage: Stage) -> Client:
+def _chaos(watcher: Watcher, stage: DemoStage) -> Client:
     """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
     one.
     """
@@ -300,7 +305,7 @@ def _chaos(watcher: Watcher, stage: Stage) -> Client:
 
 
 def _account(
-    watcher: Watcher, stage: Stage, details: list[JobDetail], start: float, end: float
+    watcher: Watcher, stage: DemoStage, details: list[JobDetail], start: float, end: float
 ) -> tuple[Account, Timeline]:
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:
@@ -332,7 +337,7 @@ def _result(
     sums: Account,
     wall_s: float,
     notes: tuple[str, ...],
-) -> Result:
+) -> DemoResult:
     made = tuple(
         JobResult(
             j.name,
@@ -344,7 +349,9 @@ def _result(
         )
         for j in jobs
     )
-    return Result(made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes)
+    return DemoResult(
+        made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
+    )
 
 
 def _known(values: dict[str, Any], name: str) -> float | None:

@@ -80,7 +80,7 @@ class Folder:
         return self.root / "demo.lock"
 
 
-class Stage:
+class DemoStage:
     """A folder taken by this demo, and what runs in it. Use as a context manager: leaving it ends
     everything.
     """
@@ -130,7 +130,7 @@ class Stage:
             path.mkdir()
         return handle
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TimelineMark:
     """The main scheduler took ``node`` from a lease at ``time``; ``notice``: it said so before."""
 
     node: str
@@ -69,7 +69,7 @@ class Timeline:
     begin: float
     end: float
     spans: tuple[Span, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TimelineMark, ...] = ()
     series: tuple[Series, ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     title: str = ""

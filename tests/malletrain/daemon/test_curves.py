@@ -43,7 +43,9 @@ MEASURED = ScalingModel(
 def curves(tmp_path):
     with Store.open(f"sqlite:///{tmp_path}/m.db") as store:
         (tmp_path / "train.py").write_text("print(1)\n")
-        made = Curves(store, Clock(), Controller(), RescaleCosts())
+        controller = Controller()
+        made = Curves(store, Clock(), controller, RescaleCosts())
+        made.controller = controller
         made.store, made.script = store, str(tmp_path / "train.py")
         yield made
 
@@ -144,7 +146,7 @@ def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curv
 
 
 def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
-    controller = curves._controller
+    controller = curves.controller
     for k in range(5):
         controller.handle(NodeJoined(f"c{k}", "cpu" if k < 3 else "gpu"), 0.0)
     _, made = new(curves, "j1")

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from malletrain.config.model import parse_config
 from malletrain.daemon.login import MOST_WAITING, STRANGER, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
@@ -42,14 +41,9 @@ class Believes:
 @pytest.fixture
 def logins(tmp_path):
     keys = KeyRing(tmp_path / "state", strangers=True)
-    settings = (
-        f'[daemon]\nstate_dir = "{tmp_path}/state"\nmunge = true\n[scheduler]\nkind = '
-        '"slurm"\n[scheduler.slurm]\n'
-    )
-    made = Login(
-        parse_config(settings + 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]\n'), keys
-    )
-    made._munge = Believes(keys.server.public)
+    munge = Believes(keys.server.public)
+    made = Login(keys, munge)
+    made.keys, made.munge = keys, munge
     return made
 
 
@@ -60,7 +54,7 @@ def login(logins, credential, key=KEY):
 def test_who_is_believed_becomes_a_user(logins):
     reply = asyncio.run(login(logins, "ann"))
     assert (reply.ok, reply.data) == (True, {"user": "ann"})
-    assert logins._keys.identity(KEY) == "client:ann"
+    assert logins.keys.identity(KEY) == "client:ann"
 
 
 def test_strangers_are_told_what_to_do(logins):
@@ -81,20 +75,20 @@ def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
     assert not reply.ok
     assert (reply.code or None) == code
     assert words in reply.error
-    assert logins._keys.identity(KEY) == f"stranger:{KEY}"
+    assert logins.keys.identity(KEY) == f"stranger:{KEY}"
     assert asyncio.run(login(logins, "ann")).ok, "others come in still"
 
 
 def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
     async def crowd():
-        logins._munge.go.clear()
+        logins.munge.go.clear()
         asked = [
             asyncio.ensure_future(login(logins, f"u{i}", new_pair().public)) for i in range(100)
         ]
         refused = [
             await answer for answer in islice(asyncio.as_completed(asked), 100 - MOST_WAITING - 1)
         ]
-        logins._munge.go.set()
+        logins.munge.go.set()
         return refused, await asyncio.gather(*asked)
 
     refused, replies = asyncio.run(asyncio.wait_for(crowd(), 30))
@@ -102,5 +96,5 @@ def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
         "Too many users are just logging in; try again in a moment."
     }
     assert sum(reply.ok for reply in replies) == MOST_WAITING + 1
-    assert logins._munge.most == 1
+    assert logins.munge.most == 1
     assert asyncio.run(login(logins, "ann")).ok

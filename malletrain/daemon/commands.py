@@ -54,7 +54,7 @@ class LeaseActions(Protocol):
         """
 
 
-class Commands:
+class CommandRunner:
     """Carries out what the controller commands."""
 
     def __init__(self, parts: Parts, leases: LeaseActions) -> None:

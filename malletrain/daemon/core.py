@@ -25,7 +25,7 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
-from malletrain.daemon.commands import Commands, LeaseActions
+from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
@@ -73,7 +73,7 @@ class Core:
         """Has an exception when something happened that cannot be mended; see :meth:`fail`."""
         self._outbox = parts.outbox
         self._events = parts.events
-        self._commands = Commands(parts, leases)
+        self._commands = CommandRunner(parts, leases)
         self._timer: asyncio.TimerHandle | None = None
         self._plans_seen = 0
 

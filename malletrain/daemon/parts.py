@@ -33,7 +33,7 @@ Send = Callable[[bytes, messages.Message], bool]
 """Send to a peer; False when it cannot be reached."""
 
 
-class Outbox:
+class StepOutbox:
     """Messages of a step wait here until it is saved; outside of one they are sent at once."""
 
     def __init__(self, send: Send) -> None:
@@ -71,7 +71,7 @@ class Parts:
     lease_rows: LeaseRows
     agents: Agents
     rounds: RoundShell
-    outbox: Outbox
+    outbox: StepOutbox
     events: deque[Event]
     """For the controller, in this step."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def make_parts(
         key_of: job → the secret that the processes of a service share.
     """
     events: deque[Event] = deque()
-    outbox = Outbox(send)
+    outbox = StepOutbox(send)
     accounts = Accounts(config)
     audit = AuditLog(store, clock)
     repository = JobRepository(store, clock, metrics, audit)

@@ -1,7 +1,7 @@
 """The timeline picture: nodes × time coloured by job, throughput per job below.
 
 :class:`Timeline` is what happened, as data; :func:`draw` makes a PNG of it. Where the data come
-from (the demo, an exported audit trail) is not decided here. Needs matplotlib (``pip install
+from (the demo, an exported audit log) is not decided here. Needs matplotlib (``pip install
 'malletrain[demo]'``), imported when drawing; no display is used.
 """
 

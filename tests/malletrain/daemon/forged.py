@@ -225,6 +225,9 @@ class Agent:
         self._socket.curve_serverkey = running.daemon.keys.server.public.encode()
         self._socket.connect(running.daemon.endpoint)
 
+    def send_raw(self, frames: list[bytes]) -> None:
+        self._socket.send_multipart(frames)
+
     def say(self, message: messages.Message) -> None:
         self._socket.send_multipart(messages.encode(message))
 

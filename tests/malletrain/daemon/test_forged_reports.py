@@ -47,7 +47,7 @@ class World:
 
     def raw(self, kind, /, **fields):
         """A message that our own types could not make; returns the daemon's answer."""
-        self.agent["ann"]._socket.send_multipart(
+        self.agent["ann"].send_raw(
             [messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
         )
         return self.agent["ann"].hear(messages.Error).sentence

@@ -9,7 +9,14 @@ import math
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.admission import MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
+from malletrain.daemon.admission import (
+    MOST_SPEC_BYTES,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    whole,
+)
 from malletrain.protocol.messages import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
@@ -191,7 +198,7 @@ def test_parameters_by_name():
         lambda: text({"t": "x" * 301}, "t"),
         lambda: number({"n": None}, "n", 0, 0, 1),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             call()
         assert refused.value.code == "usage"
 

@@ -18,8 +18,8 @@ from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
 from malletrain.training import report
+from malletrain.training.objects import unwrapped
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.snapshot import unwrapped
 
 
 @dataclass(frozen=True, order=True)

@@ -14,10 +14,10 @@ import os
 import time
 from typing import Any
 
-from malletrain.integrations import _guard
+from malletrain.integrations import guard
 
 
-class Guard(_guard.Guard):
+class Guard(guard.Guard):
     """Saves the state of ``accelerator`` to ``folder`` when MalleTrain asks for it, and every
     ``every_s`` seconds.
 
@@ -55,7 +55,9 @@ class Guard(_guard.Guard):
         """
         wanted = super().step(samples)
         late = time.monotonic() >= self._due
-        if not wanted and not (_guard._any(late) if self._accelerator.num_processes > 1 else late):
+        if not wanted and not (
+            guard.any_rank(late) if self._accelerator.num_processes > 1 else late
+        ):
             return False
         began = time.monotonic()
         self.save()

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from malletrain.integrations._guard import Guard
+from malletrain.integrations.guard import Guard
 
 NAME = "malletrain.ckpt"
 

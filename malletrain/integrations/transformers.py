@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from malletrain.integrations._guard import Guard
+from malletrain.integrations.guard import Guard
 
 
 class MalleTrainCallback(TrainerCallback):

@@ -4,6 +4,7 @@ save at the same step, and nobody hangs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ HOME = Path(__file__).parents[3]
 
 
 class Ranks:
-    """Two workers of a round, as torchrun starts them on two nodes, and their agents' ends."""
+    """The workers of a round, as torchrun starts them on a node each, and their agents' ends."""
 
     def __init__(
         self,
@@ -37,21 +38,23 @@ class Ranks:
         folder: Path,
         generation: int,
         flags: tuple[str, str] = ("", ""),
+        world: int = 2,
+        most: int = 2,
     ) -> None:
         self.folder = folder
-        self.agents = [FakeAgent(), FakeAgent()]
+        self.agents = [FakeAgent() for _ in range(world)]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.workers: list[int] = []
         assert server.stdin is not None
         assert server.stdout is not None
-        for rank, (agent, other) in enumerate(zip(self.agents, flags, strict=True)):
+        for rank, (agent, other) in enumerate(itertools.zip_longest(self.agents, flags[:world])):
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": "0",
                 "GROUP_RANK": str(rank),
-                "WORLD_SIZE": "2",
+                "WORLD_SIZE": str(world),
                 "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
@@ -60,6 +63,7 @@ class Ranks:
                 "MALLETRAIN_SOCKET": agent.path,
                 "MALLETRAIN_FLAGS": other or agent.flags.path,
                 "MALLETRAIN_JOB": "job-1",
+                "MALLETRAIN_MAX_WORLD_SIZE": str(most),
                 "MALLETRAIN_GENERATION": str(generation),
             }
             print(json.dumps(environment), file=server.stdin, flush=True)
@@ -70,6 +74,10 @@ class Ranks:
         eventually(
             lambda: any(map(heard, self.agents[rank].received())) or self.check(), what, PATIENCE_S
         )
+
+    def when(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for ``condition``; fails when a worker ends before."""
+        eventually(lambda: condition() or self.check(), what, PATIENCE_S)
 
     def check(self) -> bool:
         assert all(map(alive, self.workers)), self.logs()
@@ -87,7 +95,7 @@ class Ranks:
     def logs(self) -> str:
         return "\n".join(
             f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}"
-            for rank in range(2)
+            for rank in range(len(self.agents))
         )
 
     def steps(self) -> list[list[int]]:

@@ -58,8 +58,8 @@ class ConstantBatch:
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
-        self.start = 0
-        """The step at which the next iterator begins; those after it at 0."""
+        self.resumed = (0, 0)
+        """(epoch, step) that the training goes on from; every other epoch begins at step 0."""
 
     def _pieces(self, batch: int) -> int:
         """Micro-batches of each rank for a global batch: the same number on all, none empty."""
@@ -93,8 +93,8 @@ class ConstantBatch:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The micro-batches of the epoch from the step it starts at, as lists of indices."""
-        first, self.start = self.start, 0
-        return self._from(first)
+        epoch, step = self.resumed
+        return self._from(step if epoch == self.epoch else 0)
 
     def _from(self, step: int) -> Iterator[list[int]]:
         plan = self.plan

@@ -218,16 +218,21 @@ class MalleTrainCallback(Callback):
                 "the same data, the same global batch and the same largest number of ranks, or "
                 "begin anew in another folder."
             )
-        self._epoch, self._step = saved["epoch"], saved["step"]
-        over = self._step >= batches.steps_per_epoch
-        batches.epoch = self._epoch + over
-        batches.start = 0 if over else self._step
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        now = len(batches) if over else self._step * batches.accumulate
-        moved = now - progress["current"]["processed"]
-        for counts in (progress["current"], progress["total"]):
-            for key in counts:
-                counts[key] += moved
+        over = saved["step"] >= batches.steps_per_epoch
+        self._epoch, self._step = saved["epoch"] + over, 0 if over else saved["step"]
+        batches.epoch = self._epoch
+        batches.resumed = (self._epoch, self._step)
+        # Lightning's own count of an epoch is one behind after a checkpoint at the end of one.
+        loops = checkpoint["loops"]["fit_loop"]
+        done = self._step * batches.accumulate
+        steps = checkpoint["global_step"]
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = steps
+        _set(loops["epoch_loop.batch_progress"]["current"], done, done)
+        before = self._epoch * len(batches)
+        _set(loops["epoch_loop.batch_progress"]["total"], before + done, before + done)
+        loops["epoch_loop.batch_progress"]["is_last_batch"] = False
+        for counts in loops["epoch_progress"].values():
+            _set(counts, self._epoch + 1, self._epoch)
 
     def _counts(self) -> dict[str, int]:
         assert self._batches is not None
@@ -236,3 +241,8 @@ class MalleTrainCallback(Callback):
             "num_samples": self._batches.plan.num_samples,
             "steps_per_epoch": self._batches.steps_per_epoch,
         }
+
+
+def _set(counts: dict[str, int], begun: int, over: int) -> None:
+    """Have one of Lightning's trackers say so."""
+    counts.update(ready=begun, started=begun, processed=over, completed=over)

@@ -14,7 +14,7 @@ from tests.malletrain.integrations.samples import Net, Numbers
 
 EPOCHS, PER_DEVICE, GLOBAL_BATCH, RATE = 4, 2, 8, 0.05
 SAMPLES = 45
-"""No multiple of the global batch: the last one of an epoch is smaller. 8 does not go by 3 ranks."""
+"""No multiple of the global batch: the last one of an epoch is smaller; nor is 8 one of 3 ranks."""
 STEPS = EPOCHS * 6
 
 

@@ -85,8 +85,8 @@ class DaemonSection(Section):
     )
     adopt_wait: Duration = _key(
         "5 s",
-        description="After a restart, how long to wait for agents to report before the first "
-        "plan is made.",
+        description="After a restart, how long to wait at most for agents to report before the "
+        "first plan is made.",
     )
     users: MaybeLocation = _key(
         None,

@@ -341,7 +341,10 @@ class Controller:
         candidates: dict[str, Candidate] = {}
         for job in self._line.admitted(free, shared=imagined):
             spec = job.submitted
-            held_off = imagined and self._gaps.held_off(spec.owner, now)
+            held_off = imagined and (
+                self._gaps.held_off(spec.owner, now)
+                or not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
+            )
             if held_off and not job.nodes:
                 continue
             candidates[spec.job] = Candidate(

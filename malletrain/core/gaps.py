@@ -107,11 +107,12 @@ class Gaps:
             found = {
                 name: info
                 for name, info in found.items()
-                if any(self._fit(name, owner, now) for owner in owners)
+                if any(self.fits(name, owner, now) for owner in owners)
             }
         return found
 
-    def _fit(self, node: str, owner: str, now: float) -> bool:
+    def fits(self, node: str, owner: str, now: float) -> bool:
+        """Whether ``node`` may be asked for as ``owner``."""
         return now >= self._unfit_until.get((node, owner), now)
 
     def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
@@ -170,7 +171,7 @@ class Gaps:
                 (
                     each
                     for each, count in wishes.items()
-                    if count > 0 and self._fit(name, each, now)
+                    if count > 0 and self.fits(name, each, now)
                 ),
                 None,
             )

@@ -18,10 +18,12 @@ from allocator import (
     Allocation,
     Bid,
     Goal,
+    MonotonicClock,
     NodeInfo,
     RescaleCost,
     ScalingCurve,
     make_bid,
+    no_clock,
     place,
     solve,
 )
@@ -127,10 +129,13 @@ class Planner(Protocol):
 
 
 def exact(
-    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
+    bids: Sequence[Bid],
+    capacity: Mapping[str, int],
+    settings: PlanningSettings,
+    clock: MonotonicClock = no_clock,
 ) -> Allocation:
-    """The product's solver."""
-    return solve(bids, capacity, time_limit_s=settings.time_limit_s)
+    """The product's solver, its time limit kept on ``clock``."""
+    return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)
 
 
 def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -> int | None:

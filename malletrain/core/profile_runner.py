@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jpa import Answer, Finished, PointMeasured, Result, SetSize, Waiting
+from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
 from jpa.costs import KINDS
 from malletrain.core.events import (
     Announce,
@@ -171,7 +171,7 @@ class ProfileRunner:
 
     # --- carrying out ---
 
-    def _obey(self, answers: Iterable[Answer | Observed], now: float) -> list[Command]:
+    def _obey(self, answers: Iterable[AdvisorAnswer | Observed], now: float) -> list[Command]:
         commands: list[Command] = []
         todo = deque(answers)
         while todo:
@@ -183,7 +183,7 @@ class ProfileRunner:
                 todo.extend(more)
             elif isinstance(answer, PointMeasured):
                 commands += self._measured(job, answer)
-            elif isinstance(answer, Finished):
+            elif isinstance(answer, ProfileFinished):
                 commands += self._finished(job, answer, now)
             elif isinstance(answer, Waiting):
                 if job.state is JobState.PROFILING:
@@ -196,7 +196,7 @@ class ProfileRunner:
 
     def _resize(
         self, job: JobRecord, answer: SetSize, now: float
-    ) -> tuple[list[Command], list[Answer]]:
+    ) -> tuple[list[Command], list[AdvisorAnswer]]:
         """Move the profiled job, its donor first. What cannot be carried out any more is told the
         advisor as a loss.
         """
@@ -300,7 +300,7 @@ class ProfileRunner:
         commands = self._learn(job, replace(job.learned, curve=answer.curve))
         return [Announce(answer.job, "profile-point", sentence, data), *commands]
 
-    def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
+    def _finished(self, job: JobRecord, answer: ProfileFinished, now: float) -> list[Command]:
         assert self.profiler is not None
         self.profiler.forget_wish(answer.job)
         self.profiler.remember(job, answer.curve)
@@ -308,7 +308,7 @@ class ProfileRunner:
         learned = replace(
             job.learned,
             curve=answer.curve,
-            profiled=answer.result is not Result.GONE,
+            profiled=answer.result is not ProfileResult.GONE,
             result=result,
             reason=answer.reason,
             ended=now,

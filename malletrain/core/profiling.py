@@ -16,10 +16,11 @@ from typing import Protocol
 from allocator import NodeInfo, RescaleCost
 from jpa import (
     Advisor,
+    AdvisorAnswer,
     AdvisorConfig,
-    Answer,
-    Change,
+    AdvisorTick,
     Crashed,
+    CurveChange,
     Donor,
     JobGone,
     MeasuredCurve,
@@ -27,13 +28,12 @@ from jpa import (
     NodesChanged,
     PlanConfig,
     Prior,
+    ProfileResult,
     ProfileWanted,
-    Progress,
+    ProgressSeen,
     RescaleCosts,
-    Result,
     Scaled,
     Suggested,
-    Tick,
     inherited,
 )
 from malletrain.core.events import JobSubmitted, Progressed
@@ -111,7 +111,7 @@ class Observed:
 
     job: str
     learned: ScalingModel
-    change: Change | None
+    change: CurveChange | None
     surprise: float
 
 
@@ -162,7 +162,7 @@ class Profiler:
 
     # --- what happened ---
 
-    def review(self, jobs: Sequence[Job], machine: Machine, now: float) -> list[Answer]:
+    def review(self, jobs: Sequence[Job], machine: Machine, now: float) -> list[AdvisorAnswer]:
         """Tell the advisor of the nodes and of the jobs that want a profile; ``jobs``: those that
         may run.
         """
@@ -172,7 +172,7 @@ class Profiler:
             for name, job in wishing.items()
             if not job.learned.profiled
         }
-        answers: list[Answer] = []
+        answers: list[AdvisorAnswer] = []
         free = Counter(machine.usable[n].node_class for n in machine.idle)
         for name, node_class in list(self._told.items()):
             job = wishing.get(name)
@@ -191,11 +191,11 @@ class Profiler:
         if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
             del self._formed[active]  # said once
             answers += self.advisor.handle(Scaled(active, self.advisor.target or 0), now)
-        answers += self.advisor.handle(Tick(), now)
+        answers += self.advisor.handle(AdvisorTick(), now)
         self.tick_at = self._next_tick(now)
         return answers
 
-    def progressed(self, job: Job, event: Progressed, now: float) -> list[Answer | Observed]:
+    def progressed(self, job: Job, event: Progressed, now: float) -> list[AdvisorAnswer | Observed]:
         """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
         watch = self._watches.get(event.job)
         if watch is None:
@@ -204,7 +204,7 @@ class Profiler:
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
-                self.advisor.handle(Progress(event.job, event.time, event.samples, phase), now)
+                self.advisor.handle(ProgressSeen(event.job, event.time, event.samples, phase), now)
             )
         if job.submitted.curve is not None:
             return []
@@ -225,7 +225,7 @@ class Profiler:
             learned = replace(learned, profiled=False, reason=change.sentence)
         return [Observed(event.job, learned, change, surprise)]
 
-    def scaled(self, job: str, nodes: int, now: float) -> list[Answer]:
+    def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The job processes samples at this scale."""
         self._formed.pop(job, None)
         return self.advisor.handle(Scaled(job, nodes), now) if job == self.profiling else []
@@ -235,7 +235,7 @@ class Profiler:
         if job == self.profiling:
             self._formed[job] = now
 
-    def crashed(self, job: str, nodes: int, now: float) -> list[Answer]:
+    def crashed(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The script failed by itself at this scale."""
         self._formed.pop(job, None)
         return self.advisor.handle(Crashed(job, nodes), now)
@@ -244,7 +244,7 @@ class Profiler:
         """A rescale of the job began: nothing of before counts."""
         self._formed.pop(job, None)
 
-    def gone(self, job: str, now: float) -> list[Answer]:
+    def gone(self, job: str, now: float) -> list[AdvisorAnswer]:
         """The job has ended."""
         for forgotten in (self._told, self._since, self._formed, self._watches, self._shared):
             forgotten.pop(job, None)
@@ -274,7 +274,7 @@ class Profiler:
         self._shared[name] = curve
         return job.learned.curve.with_points_of(curve)
 
-    def lacks(self, job: str, held: int, now: float) -> list[Answer]:
+    def lacks(self, job: str, held: int, now: float) -> list[AdvisorAnswer]:
         """The nodes asked for are not there any more: the job holds only ``held``."""
         return self.advisor.handle(NodesChanged({}, (), {job: held}), now)
 
@@ -282,7 +282,7 @@ class Profiler:
         """The class of nodes that the job was put forward for."""
         return self._told.get(job, "default")
 
-    def believed(self, job: Job, prior: Prior, now: float) -> list[Answer]:
+    def believed(self, job: Job, prior: Prior, now: float) -> list[AdvisorAnswer]:
         """What other jobs suggest has become known: a profile that waits begins from there, one
         under way goes on from there.
         """
@@ -292,7 +292,7 @@ class Profiler:
 
     # --- inside ---
 
-    def _withdraw(self, name: str, now: float) -> list[Answer]:
+    def _withdraw(self, name: str, now: float) -> list[AdvisorAnswer]:
         del self._told[name]
         return self.advisor.handle(JobGone(name), now)
 
@@ -312,12 +312,12 @@ class Profiler:
     @staticmethod
     def _incomplete(job: Job) -> bool:
         """Whether its profile lacks the largest sizes because their nodes could not be had."""
-        if not job.learned.profiled or job.learned.result != Result.PARTIAL.value:
+        if not job.learned.profiled or job.learned.result != ProfileResult.PARTIAL.value:
             return False
         largest = max(job.sizes or (job.submitted.max_nodes,))
         return max(job.learned.curve.measured_sizes, default=0) < largest
 
-    def _ask(self, job: Job, node_class: str, now: float) -> list[Answer]:
+    def _ask(self, job: Job, node_class: str, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted
         self._told[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)

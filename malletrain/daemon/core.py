@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from allocator import Goal, RescaleCost, ScalingCurve
-from jpa import Result
+from jpa import ProfileResult
 from jpa.costs import KINDS, RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
@@ -41,6 +43,7 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.core.planning import exact, make_plan
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -100,7 +103,10 @@ class Core:
         self.metrics = metrics
         self.trail = AuditLog(store, clock)
         self.books = JobRepository(store, clock, metrics, self.trail)
-        self.controller = Controller(controller_settings(config))
+        self.controller = Controller(
+            controller_settings(config),
+            partial(make_plan, solver=partial(exact, clock=perf_counter)),
+        )
         a = config.allocation
         self.curves = Curves(
             store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start)
@@ -340,7 +346,7 @@ class Core:
             self.curves.waits(job, said.sentence)
         elif said.kind == "job-interrupted":
             self.curves.interrupted(job, dict(said.data))
-        elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
+        elif said.kind == "profile-finished" and said.data["result"] == ProfileResult.UNKNOWN.value:
             self.books.notice(
                 run,
                 NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent),

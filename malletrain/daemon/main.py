@@ -190,8 +190,17 @@ class Daemon:
                 "leases.",
                 boot=self.boot,
             )
-        await asyncio.sleep(wait)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + wait
+        # reports and the ends of leases count alike: looking is simpler than being told of both
+        while loop.time() < due and not self._all_reported():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         self.inbox.adopt()
+
+    def _all_reported(self) -> bool:
+        """Whether the agent of every lease that runs has said hello."""
+        running = [row.id for row in self.core.lease_rows.active.values() if row.started]
+        return all(self.core.agents.of_lease(lease) for lease in running)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

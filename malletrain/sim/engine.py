@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -47,6 +47,9 @@ from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
+
+TOLD_EVERY = 500
+"""Turns of the clock between two words of how far the simulation is."""
 
 
 class _Kind(IntEnum):
@@ -120,13 +123,14 @@ class Simulation:
 
     # --- the clock ---
 
-    def run(self) -> Result:
+    def run(self, told: Callable[[float], None] = lambda part: None) -> Result:
         """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes
-        first.
+        first. ``told`` is called now and then with the part of the time that is done, 0 to 1.
         """
         began = time.perf_counter()
         batches = self.trace.batches()
         batch = next(batches, None)
+        turns = 0
         while self.to_come or self.unfinished:
             wake = self.controller.next_wakeup()
             due = min(
@@ -138,6 +142,9 @@ class Simulation:
                 self._pass(self.end)
                 break
             self._pass(due)
+            turns += 1
+            if turns % TOLD_EVERY == 0:
+                told(self.now / self.end)
             events: list[Event] = []
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
@@ -25,6 +26,9 @@ INSTANT_S = 1e-3
 """Settle time of a world without pauses: everything that happens at one instant of the trace is one
 plan.
 """
+
+PRODUCT_SOLVER: Solver = partial(exact, clock=perf_counter)
+"""The product's solver; its time limit is kept in real time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Policy:
 
     name: str
     what: str
-    solver: Solver = exact
+    solver: Solver = PRODUCT_SOLVER
     profiles: Literal["none", "unknown", "all"] = "none"
     published: bool = False
     free: bool = False
@@ -67,7 +71,7 @@ class Policy:
         """What the product would be warned of in the world of ``costs``; None where starts are not
         valued, or taken to be free.
         """
-        if self.published or self.solver is not exact:
+        if self.published or self.solver is not PRODUCT_SOLVER:
             return None
         return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
 

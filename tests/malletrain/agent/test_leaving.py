@@ -11,6 +11,7 @@ import pytest
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
 from tests.malletrain.agent.node_side import AgentProcess, eventually
+from tests.waiting import PATIENCE_S
 
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
@@ -82,7 +83,7 @@ def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, 
     daemon.nodes.clear()
     second = start()
     daemon.send("n0", messages.Goodbye())
-    assert second.process.wait(20) == 0
+    assert second.process.wait(PATIENCE_S) == 0
     assert is_clean(second)
 
 
@@ -91,14 +92,14 @@ def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     daemon.until(lambda: daemon.beats, "it knows that it is welcome")
     agent.signal(signal.SIGTERM)
     assert daemon.expect("n0", messages.Leaving).in_s == 600
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
 
 
 def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tmp_path):
     agent = AgentProcess(daemon, "n0", tmp_path, **{"grace-s": "600"})
     eventually(lambda: daemon.socket.poll(0), "the agent speaks, and nobody answers")
     agent.signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert daemon.expect("n0", messages.Hello, leaving_in_s=None)
     daemon.until(
         lambda: any(isinstance(m, messages.Hello) and m.leaving_in_s for _, m in daemon.seen),
@@ -118,7 +119,7 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
     assert agent.left()
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
 
 
@@ -130,5 +131,5 @@ def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answ
     if not answers:
         daemon.close()
     agent.signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)

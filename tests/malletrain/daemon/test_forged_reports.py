@@ -39,8 +39,8 @@ class World:
             else:
                 agent.hear(messages.Assign)
 
-    def say(self, *messages):
-        for message in messages:
+    def say(self, *said):
+        for message in said:
             self.agent["ann"].say(message)
         self.agent["ann"].say(messages.Heartbeat("b"))
         self.agent["ann"].hear(messages.Alive)  # what was said before has been heard

@@ -15,8 +15,6 @@ from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net
 from tests.malletrain.training.worker_side import as_plain_script
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class Stopped(Exception):
     """The launcher ended the training."""

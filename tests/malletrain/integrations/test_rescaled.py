@@ -17,9 +17,7 @@ import torch
 
 from malletrain.protocol.worker_channel import Drained
 from tests.malletrain.integrations import rescaled
-from tests.malletrain.integrations.test_ranks import HOME, PATIENCE_S, Ranks
-
-pytestmark = pytest.mark.timeout(400)
+from tests.malletrain.integrations.test_ranks import HOME, Ranks
 
 
 def served(library, folder):
@@ -43,28 +41,38 @@ def lines(folder: Path) -> dict[int, list[list]]:
     return steps
 
 
-def drained_after(ranks: Ranks, steps: int) -> None:
-    """Have them save and stop once so many steps are noted in all."""
-    ranks.when(lambda: len(lines(ranks.folder)) >= steps, f"{steps} steps")
+def let_go(folder: Path, step: int) -> None:
+    """Steps up to this one may be done."""
+    (folder / "limit.new").write_text(str(step))
+    os.replace(folder / "limit.new", folder / "limit")
+
+
+def drained_at(ranks: Ranks, step: int) -> None:
+    """Have them save and stop at the end of ``step``."""
+    done = ranks.folder / "steps-0"
+    ranks.when(lambda: len(done.read_text().split("\n")) >= step, f"{step - 1} steps")
     ranks.agents[0].flags.request_drain(7)
+    let_go(ranks.folder, step)
     ranks.until(0, "the answer", lambda m: isinstance(m, Drained) and m.saved and m.number == 7)
     for pid in ranks.workers:
         os.kill(pid, signal.SIGTERM)
-    ranks.ended(PATIENCE_S)
+    ranks.ended()
 
 
-def trained(library, folder, worlds, every):
-    """Steps and weights of a training moved after each ``every`` steps or more."""
+def trained(library, folder, worlds, stops):
+    """Steps and weights of a training whose ranks are changed at the end of each of ``stops``."""
     folder.mkdir()
+    (folder / "steps-0").touch()
     with served(library, folder) as server:
         try:
-            for number, world in enumerate(worlds):
+            for number, (world, stop) in enumerate(zip(worlds, [*stops, 0], strict=True)):
+                let_go(folder, stop - 1 if stop else rescaled.STEPS)
                 ranks = Ranks(server, folder, number + 1, world=world, most=3)
                 try:
-                    if number + 1 < len(worlds):
-                        drained_after(ranks, len(lines(folder)) + every)
+                    if stop:
+                        drained_at(ranks, stop)
                     else:
-                        ranks.ended(PATIENCE_S)
+                        ranks.ended()
                         assert (folder / "weights.pt").exists(), ranks.logs()
                 finally:
                     ranks.close()
@@ -76,13 +84,14 @@ def trained(library, folder, worlds, every):
 @pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
 def test_a_rescaled_training_is_the_undisturbed_one(library, tmp_path):
     pytest.importorskip(library, reason="pip install malletrain[integrations]")
-    expected, weights = trained(library, tmp_path / "undisturbed", [1], 0)
+    expected, weights = trained(library, tmp_path / "undisturbed", [1], [])
     assert sorted(expected) == list(range(1, rescaled.STEPS + 1))
-    # 2 steps: oftener than once an epoch, which has 6
-    steps, moved = trained(library, tmp_path / "moved", [1, 3, 2, 1, 3, 1], 2)
+    # An epoch has 6 steps: within one, at its end, right after it, oftener than once an epoch.
+    stops = [3, 6, 7, 9, 18]
+    steps, moved = trained(library, tmp_path / "moved", [1, 3, 2, 1, 3, 1], stops)
     assert sorted(steps) == sorted(expected)
     worlds = [ranks[0][0] for _, ranks in sorted(steps.items())]
-    assert [world for world, _ in itertools.groupby(worlds)] == [1, 3, 2, 1, 3, 1]
+    assert worlds == [1] * 3 + [3] * 3 + [2] + [1] * 2 + [3] * 9 + [1] * 6
     for step, ranks in steps.items():
         assert len(ranks) == ranks[0][0], f"step {step} was done once by each rank"
         samples = sorted(itertools.chain(*(own for _, _, own in ranks)))

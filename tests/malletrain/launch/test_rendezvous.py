@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (  # noqa: E402
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler  # noqa: E402
 
 from malletrain.launch.rendezvous import DaemonRendezvous  # noqa: E402
+from tests.waiting import NEVER_S, PATIENCE_S  # noqa: E402
 
 
 class FakeAgent:
@@ -68,7 +69,7 @@ class Waiting(threading.Thread):
             self.error = error
 
     def result(self):
-        self.join(30)
+        self.join(PATIENCE_S)
         assert not self.is_alive(), "next_rendezvous hangs"
         if self.error is not None:
             raise self.error
@@ -90,7 +91,7 @@ def make(agent, monkeypatch):
     monkeypatch.setenv("MALLETRAIN_GENERATION", "")
     made = []
 
-    def make_handler(timeout_s=30.0):
+    def make_handler(timeout_s=NEVER_S):
         made.append(DaemonRendezvous("j1", agent.endpoint, "127.0.0.1", timeout_s))
         return made[-1]
 
@@ -305,6 +306,6 @@ def test_after_success_it_waits_in_the_lobby_with_its_store(agent, make, goes_on
     assert agent.hear_phase() == ("succeeded", 1)
     assert listens(port)
     agent.say(messages.Round("j1", 2, 0, 1) if goes_on else messages.Release("j1", 1.0))
-    lobby.join(30)
+    lobby.join(PATIENCE_S)
     assert result == [goes_on]
     assert info.rank == 0

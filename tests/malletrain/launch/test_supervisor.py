@@ -10,12 +10,14 @@ import pytest
 
 from malletrain.launch import supervisor
 from tests.malletrain.agent.node_side import alive, eventually, processes_with
+from tests.waiting import PATIENCE_S
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 SLEEP = "import time; time.sleep(600)"
 # A script that starts a helper by double fork: no parent, no session of ours, deaf to SIGTERM.
 FAMILY = """
 import os, signal, sys, time
+from tests.waiting import PATIENCE_S
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -139,7 +141,7 @@ def test_a_keeper_passes_sigterm_on(mark):
     keeper = start(mark, *SUPERVISOR, "--keep", "--", sys.executable, "-c", SLEEP)
     eventually(lambda: len(processes_with(mark)) == 2, "keeper and command run")
     keeper.terminate()
-    assert keeper.wait(20) == 128 + signal.SIGTERM
+    assert keeper.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("victim", ["command", "parent"])

@@ -9,6 +9,7 @@ import torch
 from malletrain import Snapshot, SnapshotError
 from malletrain.training import choice
 from tests.malletrain.training.worker_side import as_plain_script
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_rank_waits_for_a_folder_that_is_late(tmp_path):
     assert waiter.is_alive()
     (tmp_path / "late").write_bytes(fresh)
     os.replace(tmp_path / "late", path)
-    waiter.join(20)
+    waiter.join(PATIENCE_S)
     assert found[0]["objects"]["facts"] == {"number": 2}
 
 

@@ -3,7 +3,6 @@
 import math
 import os
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from malletrain import Snapshot
 from malletrain.protocol.worker_channel import Drained, Progress
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_worker
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -27,13 +27,6 @@ class Moody:
         raise RuntimeError(self.mood)
 
     load_state_dict = state_dict
-
-
-def wait_for(condition, limit=20.0):
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def drained(agent, seen):
@@ -52,16 +45,17 @@ def test_a_drain_saves_reports_and_waits_until_it_is_taken_back(agent, tmp_path)
     trainer = threading.Thread(target=snapshot.step)
     trainer.start()
     seen = []
-    wait_for(lambda: len(drained(agent, seen)) >= 2)  # repeated, because one may be lost
+    # repeated, because one may be lost
+    until(lambda: len(drained(agent, seen)) >= 2, "it says so twice")
     assert {(message.number, message.saved) for message in seen} == {(7, True)}
     assert snapshot_file.read(str(tmp_path / "x.pt"))["objects"]["facts"] == {"step": 2}
     written = os.stat(tmp_path / "x.pt").st_mtime_ns
     agent.flags.request_drain(8)
-    wait_for(lambda: drained(agent, seen)[-1].number == 8)
+    until(lambda: drained(agent, seen)[-1].number == 8, "the second drain is answered")
     assert trainer.is_alive()
     assert os.stat(tmp_path / "x.pt").st_mtime_ns == written  # nothing had happened since
     agent.flags.request_drain(0)
-    trainer.join(20)
+    trainer.join(PATIENCE_S)
     assert not trainer.is_alive()
     snapshot.step()
     agent.flags.request_drain(8)

@@ -16,7 +16,8 @@ from scavenger.embedded.scavenger import ClusterProcess, LocalScavenger, start_c
 from scavenger.horizon import SurvivalEstimator
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from scavenger.trace.trace import Trace, write
-from tests.scavenger.conftest import processes_of, wait_for
+from tests.scavenger.conftest import processes_of
+from tests.waiting import until
 
 PY = sys.executable
 SLEEP = ("sleep", "600")
@@ -59,15 +60,13 @@ def take(scavenger, lease_id, node, argv=SLEEP, **options):
 
 
 def wait_clean(scavenger, lease_id):
-    wait_for(
-        lambda: record_of(scavenger, lease_id)["clean"], f"lease {lease_id} to be cleared away"
-    )
+    until(lambda: record_of(scavenger, lease_id)["clean"], f"lease {lease_id} to be cleared away")
     return record_of(scavenger, lease_id)
 
 
 def wait_ready(scavenger, lease_id):
     path = scavenger.layout.lease(lease_id) / "ready"
-    wait_for(path.exists, f"the command of {lease_id} to be ready")
+    until(path.exists, f"the command of {lease_id} to be ready")
     return path.read_text()
 
 
@@ -170,7 +169,7 @@ def test_giving_back_frees_the_node_and_twice_is_no_error(cluster):
     assert wait_clean(scavenger, "a")["exit_status"] == -signal.SIGTERM
     scavenger.give_back([lease])
     assert lease_of(scavenger, "a").reason == "given back"
-    wait_for(lambda: len(scavenger.poll().gaps) == 2, "the node to be a gap again")
+    until(lambda: len(scavenger.poll().gaps) == 2, "the node to be a gap again")
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_time(cluster):
@@ -204,15 +203,17 @@ def test_processes_left_behind_are_killed_and_counted(cluster):
 
 
 def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
-    scavenger = cluster(1, **trace_file([(0, 0.0, 2.0)], nodes=1)).scavenger()
+    held = cluster(1, hold=True, **trace_file([(0, 0.0, 2.0)], nodes=1))
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1")
+    held.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted with notice",
         True,
         -signal.SIGTERM,
     )
-    wait_for(lambda: scavenger.totals()["offered_node_s"] >= 1.9, "the books")
+    until(lambda: scavenger.totals()["offered_node_s"] >= 1.9, "the books")
     totals = scavenger.totals()
     assert (totals["preemptions_with_notice"], totals["preemptions_without_notice"]) == (1, 0)
     assert 0 < totals["leased_node_s"] <= totals["offered_node_s"]
@@ -225,21 +226,21 @@ def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
 def test_a_held_trace_begins_when_told(cluster, trace_file):
     held = cluster(2, **trace_file([(0, 0.0, 0.05), (1, 0.0, 900.0)]), hold=True, at_end="hold")
     scavenger = held.scavenger()
-    wait_for(
-        lambda: scavenger.totals()["offered_node_s"] > 1.0, "half a second to pass on two nodes"
-    )
+    until(lambda: scavenger.totals()["offered_node_s"] > 1.0, "half a second to pass on two nodes")
     assert {gap.node for gap in scavenger.poll().gaps} == {"n1", "n2"}
     held.go_on()
-    wait_for(lambda: {gap.node for gap in scavenger.poll().gaps} == {"n2"}, "the trace to begin")
+    until(lambda: {gap.node for gap in scavenger.poll().gaps} == {"n2"}, "the trace to begin")
     held.go_on()
 
 
 def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
-    scavenger = cluster(
-        1, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 2.0)], nodes=1)
-    ).scavenger()
+    held = cluster(
+        1, hold=True, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 0.1)], nodes=1)
+    )
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1", PARENT)
     wait_ready(scavenger, "a")
+    held.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted without notice",
@@ -251,10 +252,12 @@ def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
 
 
 def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, trace_file):
-    scavenger = cluster(1, **trace_file([(0, 0.0, 2.0), (0, 2.4, 1000.0)], nodes=1)).scavenger()
+    held = cluster(1, hold=True, **trace_file([(0, 0.0, 1.0), (0, 1.4, 1000.0)], nodes=1))
+    scavenger = held.scavenger()
     take(scavenger, "a", "n1")
+    held.go_on()
     wait_clean(scavenger, "a")
-    wait_for(lambda: scavenger.poll().gaps, "the node to be idle again")
+    until(lambda: scavenger.poll().gaps, "the node to be idle again")
     assert take(scavenger, "b", "n1").state is LeaseState.RUNNING
     with open(scavenger.layout.history, newline="") as file:
         rows = list(csv.DictReader(file))
@@ -284,7 +287,7 @@ def test_stopping_preempts_everything_and_leaves_no_process(cluster):
     assert state["state"] == "stopped"
     assert {lease["state"] for lease in state["leases"].values()} == {"ended"}
     with pytest.raises(
-        SchedulerError, match=r"was stopped\. Start it with: python -m scavenger\.cluster"
+        SchedulerError, match=r"was stopped\. Start it with: python -m scavenger\.embedded"
     ):
         scavenger.poll()
     assert scavenger.totals()["leases"] == 3
@@ -296,11 +299,11 @@ def test_a_killed_cluster_takes_its_leases_along_and_is_noticed(cluster):
     take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     with pytest.raises(SchedulerError, match=f"process {running.pid}"):
         scavenger.take([LeaseRequest("b", "n2", SLEEP)])
     assert scavenger.check()[0][0] is False
-    wait_for(lambda: not processes_of(scavenger.layout.root), "the lease's process to be gone")
+    until(lambda: not processes_of(scavenger.layout.root), "the lease's process to be gone")
 
 
 def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
@@ -309,10 +312,10 @@ def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
     take(scavenger, "a", "n1", PARENT)
     children = [int(pid) for pid in wait_ready(scavenger, "a").split()]
     os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     assert [processes.alive(pid) for pid in children] == [True, True]
     second = cluster()
-    wait_for(lambda: not any(processes.alive(pid) for pid in children), "the leftovers to be gone")
+    until(lambda: not any(processes.alive(pid) for pid in children), "the leftovers to be gone")
     assert second.scavenger().poll().leases == ()
 
 
@@ -323,7 +326,7 @@ def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
         f"c = start_cluster({str(tmp_path / 'cluster')!r}, 1, lifetime_s=60)\n"
         "c.scavenger().take([LeaseRequest('a', 'n1', ('sleep', '600'))])\n"
     )
-    subprocess.run([PY, "-c", code], check=True, timeout=30)
+    subprocess.run([PY, "-c", code], check=True)
     running = ClusterProcess.attach(tmp_path / "cluster")
     try:
         assert lease_of(running.scavenger(), "a").state is LeaseState.RUNNING
@@ -361,7 +364,7 @@ def test_malformed_requests_are_answered_and_hurt_nobody(cluster):
         scavenger.layout.spool.joinpath(f".bad{k}").rename(scavenger.layout.spool / f"bad{k}.json")
     for k in range(len(MALFORMED)):
         answer = scavenger.layout.answers / f"bad{k}.json"
-        wait_for(answer.exists, f"the answer to {MALFORMED[k]}")
+        until(answer.exists, f"the answer to {MALFORMED[k]}")
         reply = json.loads(answer.read_text())
         assert reply["ok"] is False or all(
             x["state"] == "ended" and x["reason"] for x in reply["leases"]
@@ -420,7 +423,7 @@ def test_gaps_have_a_horizon_when_their_lengths_are_watched(cluster, trace_file)
     scavenger = LocalScavenger(running.directory, estimator=estimator)
     horizons = [g.horizon_s for g in scavenger.poll().gaps]
     assert horizons[1] == pytest.approx(50.0, rel=0.2)
-    wait_for(lambda: scavenger.poll() and estimator.observed, "the end of the first gap to be seen")
+    until(lambda: scavenger.poll() and estimator.observed, "the end of the first gap to be seen")
     assert [g.horizon_s for g in running.scavenger().poll().gaps] == [None]
 
 
@@ -430,16 +433,16 @@ def test_a_second_request_to_stop_skips_the_grace_time(cluster):
     take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     os.kill(running.pid, signal.SIGTERM)
-    wait_for(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
+    until(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
     refused = take(scavenger, "b", "n2")
     assert refused.reason == "The cluster is stopping."
     os.kill(running.pid, signal.SIGTERM)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     assert processes_of(scavenger.layout.root) == []
 
 
 def test_a_cluster_ends_after_its_lifetime(cluster):
     running = cluster(lifetime_s=0.5)
     take(running.scavenger(), "a", "n1")
-    wait_for(lambda: not running.alive(), "the cluster to end by itself")
+    until(lambda: not running.alive(), "the cluster to end by itself")
     assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

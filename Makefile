@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= -c constraints.txt
 
-.PHONY: demo test fuzz steady lint docs clean
+.PHONY: demo test fuzz steady lint docs torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -36,6 +36,21 @@ lint: $(VENV)/.installed-test
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
 
+# The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
+# (some 13 GB where the index has CUDA builds only).
+TORCH_MATRIX ?= 2.4.* 2.*
+torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
+	for folder in $^; do \
+	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \
+	    $$folder/bin/python -m pytest -q tests/malletrain/training/test_torch_private.py \
+	        tests/malletrain/launch tests/malletrain/elastic || exit 1; \
+	done
+
+.torch/%:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet 'torch==$(subst x,*,$*)'
+	$@/bin/python -m pip install --quiet -e '.[daemon]' numpy hypothesis psutil pytest pytest-timeout
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -45,4 +60,4 @@ $(VENV)/.installed-%: setup.cfg constraints.txt | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info demo-output
+	rm -rf $(VENV) .torch build dist site *.egg-info demo-output

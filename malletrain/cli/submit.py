@@ -11,7 +11,7 @@ import msgspec
 
 from malletrain.cli.common import REFUSED, asking, json_option, print_json, state_dir_option
 from malletrain.cli.snapshot_paths import snapshot_paths
-from malletrain.training.owner import ENV_RESUME_FROM
+from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from malletrain.client import Client
@@ -163,7 +163,7 @@ def submit(
                 raise click.UsageError(f"--resume-from: there is no file {resume_from}.")
             else:
                 resume_from = client.job(resume_from).job.id
-            spec = msgspec.structs.replace(spec, env={**spec.env, ENV_RESUME_FROM: resume_from})
+            spec = msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: resume_from})
         for sentence in _shared_snapshots(client, spec):
             click.echo(sentence, err=True)
         job = client.submit(spec)

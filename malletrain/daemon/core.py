@@ -56,6 +56,7 @@ from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings, round_settings
 from malletrain.protocol import messages
+from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
@@ -76,7 +77,7 @@ NO_CURVE = (
     "end of every step, or give a curve with --curve."
 )
 
-ROUNDS: dict[str, type[JobRounds]] = {
+ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": JobRounds,
     "live": LiveRounds,
     "service": ServiceRounds,
@@ -222,8 +223,9 @@ class Core:
 
     def add(self, row: JobRow, spec: messages.JobSpec) -> JobRun:
         """Take a job in hand: a new one, or one that the store knows."""
-        rounds = ROUNDS[spec.mode](round_settings(self.config), min_nodes=spec.min_nodes)
-        rounds.generation = row.generation
+        rounds: Rounds = ROUNDS[spec.mode](
+            round_settings(self.config), spec.min_nodes, row.generation
+        )
         run = JobRun(
             row,
             spec,
@@ -294,7 +296,7 @@ class Core:
         """
         for run in self.runs.values():
             if node in run.rounds.members:
-                run.rounds.suspects.add(node)
+                run.rounds.unreachable(node)
 
     def first_sample(self, run: JobRun) -> None:
         """Samples of the newest round have come in."""
@@ -380,7 +382,7 @@ class Core:
         self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None
     ) -> None:
         run.starting_until = None
-        if run.spec.mode != "service":  # whose processes do not stop
+        if run.rounds.interrupts:
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
         self.rounds.act(run, run.rounds.move(nodes, now, within_s))
 

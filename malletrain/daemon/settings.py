@@ -72,6 +72,6 @@ def round_settings(config: Config) -> RoundSettings:
         warmup_s=jobs.join_timeout,
         drain_s=jobs.drain_timeout,
         join_s=jobs.join_timeout,
-        verdict_s=config.daemon.agent_timeout / 2,
+        failure_grace_s=config.daemon.agent_timeout / 2,
         stop_s=jobs.stop_grace,
     )

@@ -15,12 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from malletrain.protocol.worker_channel import ENV_JOB
+from malletrain.protocol import env
 from malletrain.training import report
 from malletrain.training.snapshot_file import SnapshotError
 
-ENV_RESUME_FROM = "MALLETRAIN_RESUME_FROM"
-"""A job or a path: what ``malletrain submit --resume-from`` was given."""
 FOLDER = "malletrain-snapshots"
 """In the folder in which the script runs: the snapshots of runs that name no path."""
 FILE = "snapshot.pt"
@@ -45,7 +43,7 @@ def this_run() -> Owner:
     """The run that this process belongs to."""
     arguments = json.dumps([os.fsencode(value).hex() for value in sys.argv[1:]])
     return Owner(
-        os.environ.get(ENV_JOB, ""),
+        os.environ.get(env.JOB, ""),
         os.path.basename(sys.argv[0] if sys.argv else ""),
         hashlib.sha256(arguments.encode()).hexdigest()[:16],
     )
@@ -79,7 +77,7 @@ def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
     """
     if resume_from is not None:
         return os.fspath(resume_from)
-    return os.environ.get(ENV_RESUME_FROM, "")
+    return os.environ.get(env.RESUME_FROM, "")
 
 
 def path_of(wanted: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from malletrain.protocol.worker_channel import ENV_MAX_WORLD_SIZE
+from malletrain.protocol import env
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -29,6 +29,6 @@ def max_world(world_size: int) -> int:
     of now, outside MalleTrain.
     """
     try:
-        return max(world_size, int(os.environ.get(ENV_MAX_WORLD_SIZE, "1")))
+        return max(world_size, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
     except ValueError:
         return world_size

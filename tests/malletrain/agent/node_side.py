@@ -15,9 +15,9 @@ from typing import Any
 
 import zmq
 
-from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import new_pair
 from malletrain.launch.supervisor import process_table
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
 from tests import waiting
 
 eventually = waiting.until
@@ -176,7 +176,7 @@ class AgentProcess:
         for name, value in arguments.items():
             command += [f"--{name}", value]
         with open(self.log, "ab") as log:
-            environment = {**os.environ, LEASE_KEY: new_pair().secret}
+            environment = {**os.environ, env.LEASE_KEY: new_pair().secret}
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, env=environment
             )

@@ -18,18 +18,18 @@ def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
-    assert len(agent.left()) == 3  # keeper, launcher, the helper that forked twice
+    assert len(agent.left()) == 3  # supervisor, launcher, the helper that forked twice
     daemon.send("n0", messages.Release("j1", 0.3))
     daemon.expect("n0", messages.Released)
     assert not agent.left()
 
 
-@pytest.mark.parametrize("victim", ["agent", "keeper", "launcher"])
+@pytest.mark.parametrize("victim", ["agent", "supervisor", "launcher"])
 def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
-    keeper = next(
+    supervisor = next(
         pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     launcher = next(
@@ -38,7 +38,8 @@ def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
         if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0]
     )
     os.kill(
-        {"agent": agent.process.pid, "keeper": keeper, "launcher": launcher}[victim], signal.SIGKILL
+        {"agent": agent.process.pid, "supervisor": supervisor, "launcher": launcher}[victim],
+        signal.SIGKILL,
     )
     if victim != "agent":
         daemon.expect("n0", messages.Phase, phase="exited")

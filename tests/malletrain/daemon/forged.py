@@ -17,9 +17,9 @@ from malletrain.client import Client
 from malletrain.config.model import parse_config
 from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
-from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import new_pair
 from malletrain.identity.state_directory import lock_state_dir
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
 from malletrain.store.store import Store
 from scavenger.interface import Gap, Lease, LeaseState, PollResult
 from tests.waiting import PATIENCE_S, until
@@ -198,7 +198,7 @@ class Agent:
     def __init__(self, running: RunningDaemon, lease: str) -> None:
         request = running.machine.requests[lease]
         self.lease, self.node = lease, request.node
-        secret = request.env[LEASE_KEY].encode()
+        secret = request.env[env.LEASE_KEY].encode()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0

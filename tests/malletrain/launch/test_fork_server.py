@@ -1,4 +1,4 @@
-"""A worker forked from the template behaves as if python had been started for its script."""
+"""A worker forked from the fork server behaves as if python had been started for its script."""
 
 from __future__ import annotations
 

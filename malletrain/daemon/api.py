@@ -325,7 +325,7 @@ class Api:
         if job is None or job.state.ended or job.nodes:
             return ""
         owner = job.submitted.owner
-        if self.core.controller.held_off(owner, self.core.clock.now()):
+        if self.core.controller.backing_off(owner, self.core.clock.now()):
             return (
                 f"leases as {owner} come to nothing ('malletrain events' says why); tried "
                 "again later"

@@ -249,7 +249,7 @@ class Core:
                 last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
-                learned=learned,
+                scaling=learned,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
             )
@@ -323,7 +323,7 @@ class Core:
             self._announce(self.runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
             run = self.runs[command.job]
-            self.curves.keep(command.job, run.spec, command.learned)
+            self.curves.keep(command.job, run.spec, command.scaling)
         elif isinstance(command, Suspend):
             run, record = self.runs[command.job], self.controller.jobs[command.job]
             tries = {"tries": record.tries, "last_broke": record.last_broke}

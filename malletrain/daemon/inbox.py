@@ -168,7 +168,7 @@ class Inbox:
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self._leaving(agent, hello.leaving_in_s, "")
             elif recalled and agent.gone_at is None:  # before the daemon's last start
-                core.outside.recall((agent.node,), core.controller.settings.recall_s)
+                core.outside.recall((agent.node,), core.controller.settings.reclaim_s)
 
     def _settle(
         self, agent: Agent, held: messages.Assignment | None, new: bool, now: float

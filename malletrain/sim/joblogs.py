@@ -17,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from malletrain.sim.workloads import WorkloadError, read_text
+from malletrain.sim.workload_files import read_text
+from malletrain.sim.workloads import WorkloadError
 
 SACCT = (
     "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "

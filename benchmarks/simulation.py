@@ -38,7 +38,7 @@ def row(
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
     from malletrain.sim.workloads import hpo, read_curves
-    from scavenger.trace.trace import read, read_names
+    from scavenger.trace.files import read, read_names
 
     began = time.perf_counter()
     trace = read(

@@ -20,7 +20,14 @@ import msgspec
 
 from scavenger.batch.commands import shorten
 from scavenger.interface import SchedulerError
-from scavenger.pbs.parse import JOB_ATTRIBUTES, JobTable, RawJob, RawNode, checked_nodes, job_table
+from scavenger.pbs.parse import (
+    JOB_ATTRIBUTES,
+    PbsJobTable,
+    RawJob,
+    RawNode,
+    checked_nodes,
+    job_table,
+)
 
 NODE_ATTRIBUTES = ("state", "jobs", "resv", "comment", "queue", "resources_available")
 NEEDED = (
@@ -48,7 +55,7 @@ def load_module() -> tuple[ModuleType | None, str]:
 
 
 class BindingsSource:
-    """Reads through pbs_ifl; see :class:`scavenger.pbs.source.Source`."""
+    """Reads through pbs_ifl; see :class:`scavenger.pbs.source.PbsSource`."""
 
     name = "bindings"
 
@@ -59,7 +66,7 @@ class BindingsSource:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pbs_ifl")
         self._running: Future[Any] | None = None
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         """Vnodes and jobs now. Raises SchedulerError."""
         if self._running is not None and not self._running.done():
             raise SchedulerError("PBS still gives its Python bindings no answer.")
@@ -78,7 +85,7 @@ class BindingsSource:
             ) from None
         return checked_nodes(nodes), jobs
 
-    def _read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+    def _read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         connection = self.module.pbs_connect(self.server)
         if connection < 0:
             raise SchedulerError(

@@ -27,7 +27,7 @@ _WORD = re.compile(r"[^\s:+,=()\"']+")
 
 
 @dataclass(frozen=True)
-class LeaseOptions:
+class PbsLeaseOptions:
     """How the site wants its lease jobs.
 
     ``resources``: what of its node a lease asks for in full. ``select``: further resources of its
@@ -45,7 +45,7 @@ class LeaseOptions:
     rerunnable: Literal["auto", "yes", "no"] = "auto"
 
 
-def select_of(options: LeaseOptions, host: str, vnodes: Host) -> str:
+def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
     """The chunk of a lease: the host by name, and all it has of ``options.resources``. Raises
     SchedulerError for a name that PBS could not tell from the rest of the chunk.
     """
@@ -77,7 +77,7 @@ def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def qsub(
-    settings: BatchSettings[LeaseOptions],
+    settings: BatchSettings[PbsLeaseOptions],
     *,
     name: str,
     select: str,

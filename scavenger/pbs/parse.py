@@ -77,7 +77,7 @@ class _Jobs(msgspec.Struct):
     Jobs: dict[str, RawJob] = {}
 
 
-class Job(NamedTuple):
+class PbsJob(NamedTuple):
     """One job; times in epoch seconds, None when not known. ``vnodes``: those it has; ``host``: the
     one it asked for by name. ``start`` and ``planned_on`` (vnodes): what the scheduler expects of a
     waiting job. ``runs``: how often it was started. ``exit``: its exit status once it has ended.
@@ -99,16 +99,16 @@ class Job(NamedTuple):
     exit: int | None
 
 
-class JobTable(NamedTuple):
+class PbsJobTable(NamedTuple):
     """``pending``: jobs of others for which a start is expected. ``ours``: every job with our mark
     in its name.
     """
 
-    pending: list[Job]
-    ours: list[Job]
+    pending: list[PbsJob]
+    ours: list[PbsJob]
 
 
-class Reservation(NamedTuple):
+class PbsReservation(NamedTuple):
     """One reservation; ``name`` is its id (R for one, S for a standing one, M for maintenance)."""
 
     name: str
@@ -131,16 +131,16 @@ def checked_nodes(nodes: dict[str, RawNode]) -> dict[str, RawNode]:
     return nodes
 
 
-def read_jobs(text: str, prefix: str) -> JobTable:
+def read_jobs(text: str, prefix: str) -> PbsJobTable:
     """Read ``qstat -f -F json``; ``prefix``: what the names of our own jobs begin with. Raises
     SchedulerError when it is something else.
     """
     return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
 
 
-def job_table(raw: Mapping[str, RawJob], prefix: str) -> JobTable:
+def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
     """The jobs that matter: ours, and those of others for which a start is expected."""
-    table = JobTable([], [])
+    table = PbsJobTable([], [])
     for job_id, job in raw.items():
         name = job.Job_Name
         if isinstance(name, str) and name.startswith(prefix):
@@ -152,11 +152,11 @@ def job_table(raw: Mapping[str, RawJob], prefix: str) -> JobTable:
     return table
 
 
-def _job(job_id: str, raw: RawJob) -> Job:
+def _job(job_id: str, raw: RawJob) -> PbsJob:
     estimated = raw.estimated if isinstance(raw.estimated, dict) else {}
     resources = raw.Resource_List if isinstance(raw.Resource_List, dict) else {}
     host = _HOST.search(text_of(resources.get("select")))
-    return Job(
+    return PbsJob(
         id=job_id,
         name=text_of(raw.Job_Name),
         user=text_of(raw.Job_Owner).partition("@")[0],
@@ -179,9 +179,9 @@ def vnodes_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[1] or match[2] for match in _VNODE.finditer(text)))
 
 
-def read_reservations(text: str) -> dict[str, Reservation]:
+def read_reservations(text: str) -> dict[str, PbsReservation]:
     """Read ``pbs_rstat -f``: id → reservation. Raises SchedulerError when it is something else."""
-    found: dict[str, Reservation] = {}
+    found: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
     for line in [*text.splitlines(), "Resv ID: "]:
@@ -196,7 +196,7 @@ def read_reservations(text: str) -> dict[str, Reservation]:
                         f"The answer of pbs_rstat cannot be understood: {fields['id'][:60]} has "
                         "no times."
                     )
-                found[fields["id"]] = Reservation(
+                found[fields["id"]] = PbsReservation(
                     fields["id"], start, end, fields.get("reserve_state", "")
                 )
             fields = {"id": line.partition(":")[2].strip()} if line.strip() != "Resv ID:" else {}
@@ -244,7 +244,7 @@ def read_duration(value: Any) -> float | None:
     return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
-def planned_uses(pending: Iterable[Job]) -> dict[str, float]:
+def planned_uses(pending: Iterable[PbsJob]) -> dict[str, float]:
     """Vnode → the earliest time at which a waiting job is expected to start there."""
     uses: dict[str, float] = {}
     for job in pending:

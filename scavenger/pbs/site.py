@@ -33,7 +33,7 @@ _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Queue:
+class PbsQueue:
     """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
     nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
     ``kill_delay_s``: from SIGTERM to SIGKILL.
@@ -70,7 +70,12 @@ class PbsSite:
     preempt_known: bool = False
     estimates: bool = True
     sees_others: bool = True
-    queues: Mapping[str, Queue] = field(default_factory=dict)
+    queues: Mapping[str, PbsQueue] = field(default_factory=dict)
+
+    @property
+    def called(self) -> str:
+        """Its release and its server, for sentences."""
+        return f"{self.shown_version} (server {self.server})"
 
     @property
     def requeues(self) -> bool:
@@ -190,12 +195,12 @@ def read_version(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _queue(name: str, values: Mapping[str, Any]) -> Queue:
+def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
     chunk, maximum, minimum = (
         values.get(key) for key in ("default_chunk", "resources_max", "resources_min")
     )
     delay = values.get("kill_delay")
-    return Queue(
+    return PbsQueue(
         name=name,
         execution=text_of(values.get("queue_type")).lower().startswith("e"),
         enabled=_truth(values.get("enabled"), False),

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from scavenger.embedded import processes
-from scavenger.embedded.scavenger import ClusterProcess, start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
 
 def wait_for(condition, what, timeout_s=15.0):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from malletrain.demo.stage import DemoError, Stage
-from scavenger.embedded.scavenger import ClusterProcess
+from scavenger.embedded.cluster_process import ClusterProcess
 
 
 def wait_for(condition, what, timeout_s=15.0):

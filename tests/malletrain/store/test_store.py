@@ -25,7 +25,7 @@ from malletrain.store.store import (
     StoreError,
 )
 from malletrain.store.store import store as store_module
-from scavenger.trace.trace import trace
+from scavenger.trace import files
 
 
 @pytest.fixture
@@ -423,7 +423,7 @@ def test_every_exported_trace_is_a_valid_one(changes):
             store.add_event(EventRow(now, kind, node=node))
         text = export(store)
     if text.count("\n") > 1:
-        read = trace.parse(text)
+        read = files.parse(text)
         assert len(read.names) == len({line.split(",")[1] for line in text.splitlines()[1:]})
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from scavenger.batch.commands import Result
+from scavenger.batch.commands import CommandResult
 from scavenger.batch.submission import Submitter
 from scavenger.pbs.job import PBS
 from scavenger.slurm.job import SLURM
@@ -22,7 +22,7 @@ class Said:
         self.complaint = complaint
 
     def run(self, argv, stdin=None, environment=None):
-        return Result(tuple(argv), 1, "", self.complaint, 0.0)
+        return CommandResult(tuple(argv), 1, "", self.complaint, 0.0)
 
 
 @pytest.mark.parametrize(

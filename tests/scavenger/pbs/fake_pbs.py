@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.scavenger.batch.fake_tools import FakeTools
-from tests.scavenger.pbs import pbs_machine
+from tests.scavenger.pbs import pbs_state
 
+MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
 NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel")
 QUEUES: dict[str, dict[str, Any]] = {
     "workq": {"Priority": 0},
@@ -41,7 +42,7 @@ class FakePbs:
         self.root = root
         self.state_dir = root / "pbs"
         self.state_dir.mkdir(parents=True)
-        made = pbs_machine.new_state(
+        made = pbs_state.new_state(
             hosts_of(hosts) if isinstance(hosts, int) else hosts, queues or QUEUES, preempt_order
         )
         (self.state_dir / "state.json").write_text(json.dumps(made))
@@ -54,11 +55,11 @@ class FakePbs:
                 f'{self._command(name)} "$@" <"$stdin"',
             )
         self.server = subprocess.Popen(
-            [sys.executable, "-I", "-S", pbs_machine.__file__, str(self.state_dir), "serve"]
+            [sys.executable, "-I", "-S", MACHINE, str(self.state_dir), "serve"]
         )
 
     def _command(self, name: str) -> str:
-        return f"'{sys.executable}' -I -S '{pbs_machine.__file__}' '{self.state_dir}' {name}"
+        return f"'{sys.executable}' -I -S '{MACHINE}' '{self.state_dir}' {name}"
 
     def works(self, name: str) -> None:
         """The tool is itself again."""
@@ -67,11 +68,11 @@ class FakePbs:
 
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the state, as an administrator would."""
-        with pbs_machine.state_of(self.state_dir) as state:
+        with pbs_state.state_of(self.state_dir) as state:
             change(state)
 
     def state(self) -> dict[str, Any]:
-        with pbs_machine.state_of(self.state_dir) as state:
+        with pbs_state.state_of(self.state_dir) as state:
             return dict(state)
 
     def jobs(self, *states: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The books on the leases of a batch scheduler: which job is which lease, what was given up, and
+"""The ledger of the leases of a batch scheduler: which job is which lease, what was given up, and
 whether more may be asked for.
 
 Decides which jobs have to be cancelled and what becomes of their leases; asks no scheduler and runs
@@ -79,7 +79,7 @@ def own_jobs(
     }
 
 
-class LeaseBooks:
+class LeaseLedger:
     """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is
     withdrawn. ``max_leases``: of all users together, 0: no limit. ``user``: whose a lease is of
     which nothing is known.

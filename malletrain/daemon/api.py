@@ -341,7 +341,7 @@ class Api:
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
         now = self.core.clock.now()
         rules = (
-            {e.node: e.rules for e in self.leases.snapshot.explanations}
+            {e.node: e for e in self.leases.snapshot.explanations}
             if self.leases.snapshot and params.get("explain")
             else {}
         )
@@ -379,9 +379,13 @@ class Api:
                 agent.owner,
             )
         for node in rules.keys() - views.keys():
-            views[node] = NodeView(node, "busy", "", "", now)
+            idle = all(
+                passed for rule, passed, _ in rules[node].rules if rule in ("idle", "usable")
+            )
+            views[node] = NodeView(node, "idle" if idle else "busy", "", "", now)
         ordered = sorted(views, key=_natural)
-        return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]
+        told = {node: explanation.rules for node, explanation in rules.items()}
+        return [msgspec.structs.replace(views[node], rules=told.get(node, ())) for node in ordered]
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = whole(params, "since", 0, -LAST, LAST), whole(params, "limit", 100, 0, 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,7 +54,9 @@ def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]
 
 def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
     """What the scavenger of PBS is told."""
-    return _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
+    settings = _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
+    shell = settings.lease.shell or str(files("jobscripts") / "pbs" / "shell.sh")
+    return replace(settings, lease=replace(settings.lease, shell=shell))
 
 
 def _settings(
@@ -84,6 +86,7 @@ def _settings(
         backfill=backfill,
         spare_s=table.spare,
         time_limit_s=table.time_limit,
+        lease_s=table.lease_time,
         time_min_s=table.time_min if backfill or gaps.use_planned else None,
         start_within_s=table.start_within,
         submit_rate=table.submit_rate,

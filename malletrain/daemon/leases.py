@@ -225,6 +225,8 @@ class Leases:
             self.poll_error = str(e)
             self.core.metrics.poll_failed()
             return
+        if self.poll_error:
+            log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.snapshot = "", snapshot
         self.core.metrics.polled(snapshot.time, snapshot.idle_nodes)
         self._reconcile(snapshot)

@@ -45,6 +45,8 @@ class SchedulerAnswer:
     """Why no lease may be asked for now."""
     kept: Mapping[str, str] = field(default_factory=dict)
     """Idle node → why this one may not be asked for."""
+    leave: Mapping[str, str] = field(default_factory=dict)
+    """Running leases that have to leave for a reason of this scheduler's, and why."""
     urgent: bool = False
     """Nodes are just being taken back: the next look should come soon."""
 
@@ -60,4 +62,6 @@ class LookResult(Generic[SiteT]):
     leases: tuple[Lease, ...]
     unwanted: list[LeaseJob]
     """Jobs of ours that have to be cancelled."""
+    leave: Mapping[str, str]
+    """Running leases that have to leave, and why."""
     choice: Choice

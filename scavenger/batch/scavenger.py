@@ -17,10 +17,12 @@ from dataclasses import replace
 from typing import Generic
 
 from scavenger.batch.commands import Commands
+from scavenger.batch.ending import LeaseEnder
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
+from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
@@ -70,6 +72,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.submitter = Submitter(
             dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
         )
+        self.ender = LeaseEnder(self.ledger, self.submitter)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
         """Leases that were found to be gone since the last poll."""
@@ -117,8 +120,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """Seconds between two polls when nothing is urgent."""
         return self.settings.poll_interval_s
 
-    def _act(self, view: LookResult[SiteT]) -> None:
-        """What has to be done at a poll beside cancelling jobs."""
+    def _ask_options(self, site: SiteT) -> Sequence[str]:
+        """Options with which the command that cancels asks a lease to leave instead; none: a
+        cancelled lease has its grace time anyway.
+        """
+        return ()
 
     def check(self) -> list[Finding]:
         """(works, sentence) per thing tested; every sentence says what to change."""
@@ -144,9 +150,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """
         began = time.monotonic()
         view = self.look()
-        self._act(view)
-        if view.unwanted:
-            self.submitter.cancel(view.unwanted)
+        grace_s = self.grace_s(view.site)
+        self.ender.cancel(view.unwanted, grace_s, view.time)
+        self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
         now = view.time
         gone, self._gone = self._gone, {}
@@ -161,7 +167,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*view.leases, *gone.values()),
+            leases=(*self.ender.with_asked(view.leases, grace_s), *gone.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
@@ -204,7 +210,12 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             lambda node: self._horizon(node, now),
             self.ledger.room(active, now, self.settings.owner),
         )
-        return LookResult(now, site, answer, rules, leases, unwanted, choice)
+        running = {lease.id for lease in leases if lease.state is LeaseState.RUNNING}
+        self.ender.forget(running, now)
+        notice_s = self.grace_s(site) + self.settings.spare_s
+        leave = must_leave(leases, facts, notice_s, now)
+        leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
+        return LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -327,7 +338,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             raise SchedulerError(f"{request.node} is no gap any more: {reason}")
         free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
         limit_s = s.limit_s(
-            self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
+            request.id, self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
         )
         if limit_s is None:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
@@ -369,7 +380,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
             if known is not None and known.alive:
                 jobs.append(known)
-        if error := self.submitter.cancel(jobs):
+        # Before anything was asked of the scheduler its grace time is not known.
+        grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
+        if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error
 
 

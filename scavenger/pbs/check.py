@@ -8,6 +8,8 @@ tested with one that is held (``-h``) and deleted at once. What only the schedul
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import PbsLeaseOptions, qsub
+from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub
 from scavenger.pbs.site import PbsSite
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import by_host
@@ -43,7 +45,7 @@ def findings(checked: PbsChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    found = [finding for part in [*parts, _nodes] for finding in part(checked)]
+    found = [finding for part in [*parts, _shell, _nodes] for finding in part(checked)]
     yield from found
     if all(works for works, _ in found):
         yield from _permission(checked)
@@ -240,6 +242,24 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
+def _shell(checked: PbsChecked) -> Iterator[Finding]:
+    """Whether agents will lead their jobs' sessions."""
+    shell = checked.settings.lease.shell
+    if not shell or shell == PLAIN_SHELL:
+        yield (
+            True,
+            "Agents run below a shell that ends before them, so PBS notices up to 10 s late that a "
+            "preempted lease has left; set shell in [scheduler.pbs] to shell.sh of jobscripts/pbs.",
+        )
+    elif not os.access(shell, os.X_OK) or not re.fullmatch(r"/[^@,\s]+", shell):
+        yield (
+            False,
+            f"{shell} cannot be the shell of a lease: it must be an executable file here and on "
+            "the nodes, under an absolute path without spaces, commas and @; set shell in "
+            "[scheduler.pbs] to a copy of jobscripts/pbs/shell.sh that is.",
+        )
+
+
 def _nodes(checked: PbsChecked) -> Iterator[Finding]:
     """Whether the answers that every poll needs can be read, and whether any node is for the
     leases.
@@ -293,13 +313,18 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
     except SchedulerError as error:
         yield (
             False,
-            f"A lease could not be submitted: {error} Change queue, account, project, select, "
-            "place or options in [scheduler.pbs].",
+            f"A lease could not be submitted: {error} "
+            + (
+                "PBS takes no jobs of this user, who is root mostly: run check, and the daemon, as "
+                "another user."
+                if "Bad UID" in str(error)
+                else "Change queue, account, project, select, place or options in [scheduler.pbs]."
+            ),
         )
         return
     problem = checked.submitter.cancel(
         [LeaseJob(Lease("check", number, LeaseState.PENDING), s.user)]
-    )
+    ).problem
     if problem is None:
         yield True, "A lease can be submitted and deleted (one was, held)."
     else:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode, number_of, text_of, words_of
+from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 
 JOB_ATTRIBUTES = (
     "Job_Name",
@@ -32,8 +32,11 @@ JOB_ATTRIBUTES = (
     "Resource_List",
     "run_count",
     "Exit_status",
+    "Rerunable",
 )
 """What is read of a job."""
+DSV_MARK = "\x1f"
+"""What stands between the fields of qstat's DSV output."""
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
 _HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
 _MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
@@ -70,6 +73,7 @@ class RawJob(msgspec.Struct):
     Resource_List: Any = None
     run_count: Any = 0
     Exit_status: Any = None
+    Rerunable: Any = True
 
 
 class _Jobs(msgspec.Struct):
@@ -97,6 +101,7 @@ class PbsJob(NamedTuple):
     comment: str
     runs: int
     exit: int | None
+    rerunnable: bool = True
 
 
 class PbsJobTable(NamedTuple):
@@ -138,6 +143,24 @@ def read_jobs(text: str, prefix: str) -> PbsJobTable:
     return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
 
 
+def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
+    """Read ``qstat -x -f -F dsv -D DSV_MARK IDS``. Of several ids its JSON shows the first only
+    (OpenPBS 23.06).
+    """
+    found = {}
+    for part in re.split(r"^Job Id: ", text, flags=re.MULTILINE)[1:]:
+        job_id, *fields = part.rstrip("\n").split(mark)
+        values: dict[str, Any] = {"Resource_List": {}}
+        for field in fields:
+            name, _, value = field.partition("=")
+            if name.startswith("Resource_List."):
+                values["Resource_List"][name.partition(".")[2]] = value
+            elif name in JOB_ATTRIBUTES:
+                values[name] = value
+        found[job_id] = msgspec.convert(values, RawJob)
+    return job_table(found, prefix)
+
+
 def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
     """The jobs that matter: ours, and those of others for which a start is expected."""
     table = PbsJobTable([], [])
@@ -171,6 +194,7 @@ def _job(job_id: str, raw: RawJob) -> PbsJob:
         comment=text_of(raw.comment),
         runs=int(number_of(raw.run_count)),
         exit=None if raw.Exit_status is None else int(number_of(raw.Exit_status)),
+        rerunnable=truth_of(raw.Rerunable, True),
     )
 
 

@@ -30,7 +30,7 @@ from scavenger.batch.submission import Wanted
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.check import PbsChecked, findings
 from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
-from scavenger.pbs.parse import PbsJob, read_jobs
+from scavenger.pbs.parse import DSV_MARK, PbsJob, read_ended
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
 from scavenger.pbs.source import (
     Api,
@@ -135,8 +135,9 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         grace_s = self.grace_s(site)
         found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
         taken = self._taken.why(hold_s, now)
+        leave = self._never_preempted(site, own)
         return SchedulerAnswer(
-            facts, found, gone, hold=self._closed(site) or taken, urgent=bool(taken)
+            facts, found, gone, hold=self._closed(site) or taken, leave=leave, urgent=bool(taken)
         )
 
     def _find_gone(self, own: Mapping[str, PbsJob], now: float) -> dict[str, Lease]:
@@ -151,8 +152,10 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         found: dict[str, PbsJob] = {}
         if asked:
             try:
-                result = self.commands.run(["qstat", "-x", "-f", "-F", "json", *asked])
-                found = {job.id: job for job in read_jobs(result.stdout, self.settings.prefix).ours}
+                ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
+                result = self.commands.run([*ask, *asked])
+                ended = read_ended(result.stdout, self.settings.prefix).ours
+                found = {job.id: job for job in ended}
             except SchedulerError:
                 pass  # a site without job_history_enable knows nothing of what has ended
         gone = {}
@@ -161,6 +164,8 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             reason = (
                 given_up[lease][1]
                 if lease in given_up
+                else self.ender.asked[lease][1]
+                if lease in self.ender.asked
                 else ended_because(last)
                 if last is not None
                 else "it ended"
@@ -168,11 +173,24 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             gone[lease] = replace(
                 job.lease, node=job.wanted, state=LeaseState.ENDED, reason=reason, leaving_by=None
             )
-            if lease not in given_up and (
-                job.id not in found or terminated_by(found[job.id]) == "Scheduler"
+            if (
+                lease not in given_up
+                and lease not in self.ender.asked
+                and (job.id not in found or terminated_by(found[job.id]) == "Scheduler")
             ):
                 self._taken.mark(now)
         return gone
+
+    def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
+        """Leases that PBS cannot preempt since its preempt_order was changed, and why."""
+        if not site.requeues or self.settings.lease.rerunnable != "auto":
+            return {}
+        why = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
+        return {
+            lease: f"{why} and this lease is not rerunnable"
+            for lease, job in own.items()
+            if not job.rerunnable
+        }
 
     def _closed(self, site: PbsSite) -> str:
         """Why PBS would start no lease; empty when it would."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from scavenger.batch.commands import shorten
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState
@@ -37,6 +38,8 @@ TROUBLE_STATES = {
     "wait-provisioning": "it waits to be provisioned",
 }
 """States of vnodes that take no jobs, whether or not somebody still runs on them, in words."""
+DRAINED_STATES = frozenset({"offline", "maintenance"})
+"""Those among them by which an administrator wants whoever runs there to go."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
@@ -188,7 +191,7 @@ def describe(
     kept: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
-        state, idle, trouble, resv_state = _state(vnodes)
+        state, idle, trouble, resv_state, drained = _state(vnodes)
         reserved, reserved_from = _reserved(vnodes, reading.reservations, resv_state, now)
         planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
         first = vnodes[0][1]
@@ -209,6 +212,7 @@ def describe(
             features=features,
             idle_since=idle_since.get(host, now) if idle else None,
             lease=holders.get(host, ""),
+            drained=drained,
         )
     return facts
 
@@ -226,13 +230,13 @@ def features_of(node: RawNode) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _state(vnodes: Host) -> tuple[str, bool, str, bool]:
+def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
     """(as it is shown, whether nobody runs there, why it takes no jobs, whether a reservation has
-    it) of a host.
+    it, why who runs there has to leave) of a host.
     """
     if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # most of them
-        return "free", True, "", False
-    shown, idle, trouble, reserved = [], True, "", False
+        return "free", True, "", False, ""
+    shown, idle, trouble, reserved, drained = [], True, "", False, ""
     for _, node in vnodes:
         text = text_of(node.state)
         words = [word.strip().lower() for word in text.split(",")]
@@ -242,14 +246,16 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool]:
             text = "partly used"
         reserved = reserved or not RESERVED_STATES.isdisjoint(words)
         for word in words:
-            if word in IDLE_STATES or word in BUSY_STATES or trouble:
+            if word in IDLE_STATES or word in BUSY_STATES:
                 continue
-            comment = text_of(node.comment)
+            comment = shorten(text_of(node.comment))
             sentence = TROUBLE_STATES.get(word, f"its state {word!r} is none that MalleTrain knows")
-            trouble = sentence + (f" ({comment})" if comment else "")
+            sentence += f" ({comment})" if comment else ""
+            trouble = trouble or sentence
+            drained = drained or (sentence if word in DRAINED_STATES else "")
         if text not in shown:
             shown.append(text)
-    return "; ".join(shown), idle, trouble, reserved
+    return "; ".join(shown), idle, trouble, reserved, drained
 
 
 def _reserved(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_ledger import own_jobs
-from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
+from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
@@ -72,8 +72,6 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._due_since: dict[str, float] = {}
         self._lacked: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → since when, and the leases that have them."""
-        self.yielded: dict[str, float] = {}
-        """Lease id → when it was asked to leave for a job that lacked its node."""
 
     @property
     def asked_through(self) -> str:
@@ -102,12 +100,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         running = {
             i: job.lease for i, job in found.items() if job.lease.state is LeaseState.RUNNING
         }
-        self.yielded = {lease: at for lease, at in self.yielded.items() if lease in running}
         given_up = self.ledger.given_up
         leaving = {
             i
             for i, lease in running.items()
-            if lease.leaving_by is not None or i in self.yielded or i in given_up
+            if lease.leaving_by is not None or i in self.ender.asked or i in given_up
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         self._lacked = {
@@ -117,8 +114,19 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         hold = self._hold.look(
             own, given_up, facts, bool(claimed.kept or claimed.lacked), hold_s, now
         )
+        leave = {
+            lease: f"Slurm lacks its node to start job {job}"
+            for job, (since, leases) in self._lacked.items()
+            if now - since >= PATIENCE_S
+            for lease in leases
+        }
         return SchedulerAnswer(
-            facts, found, hold=hold, kept=claimed.kept, urgent=bool(hold or self._lacked)
+            facts,
+            found,
+            hold=hold,
+            kept=claimed.kept,
+            leave=leave,
+            urgent=bool(hold or self._lacked),
         )
 
     def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
@@ -126,29 +134,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
         return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
 
-    def _act(self, view: LookResult[SlurmSite]) -> None:
-        """Send leases that a job lacks the signal that a preemption would; one that does not leave
-        within the grace time is cancelled.
-        """
-        now, jobs, grace_s = view.time, self.ledger.jobs, self.grace_s(view.site)
-        late = [
-            jobs[i] for i, at in self.yielded.items() if now - at > grace_s and not jobs[i].ending
-        ]
-        if late:
-            self.submitter.cancel(late)
-        wanted = [
-            lease
-            for since, leases in self._lacked.values()
-            if now - since >= PATIENCE_S
-            for lease in leases
-        ]
-        signal = ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))
-        for user in dict.fromkeys(
-            jobs[lease].user for lease in wanted
-        ):  # what fails for one says nothing of the others
-            theirs = [lease for lease in wanted if jobs[lease].user == user]
-            if self.submitter.cancel([jobs[lease] for lease in theirs], signal) is None:
-                self.yielded.update(dict.fromkeys(theirs, now))
+    def _ask_options(self, site: SlurmSite) -> Sequence[str]:
+        """The signal that a preemption would send."""
+        return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
     def _turn_s(self, site: SlurmSite) -> float:
         """One backfill cycle."""

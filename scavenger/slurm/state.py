@@ -49,6 +49,10 @@ TROUBLE_STATES = frozenset(
 """States (sinfo(1), "NODE STATE CODES") of nodes that take no jobs, whether or not somebody still
 runs on them.
 """
+DRAINED_STATES = frozenset(
+    {"drained", "draining", "drng", "reboot_issued", "reboot_requested", "power_down"}
+)
+"""Those among them by which an administrator wants whoever runs there to go."""
 TROUBLE_MARKS = {
     "*": "it does not respond",
     "~": "it is powered down",
@@ -158,6 +162,7 @@ def describe(
             features=group.features,
             idle_since=idle_since.get(name, now) if idle else None,
             lease=holders.get(name, ""),
+            drained=_drained(group.base, group.marks, group.reason),
         )
     return facts
 
@@ -175,6 +180,11 @@ def _trouble(base: str, marks: str, reason: str) -> str:
         if marks
         else ""
     )
+
+
+def _drained(base: str, marks: str, reason: str) -> str:
+    """Why who runs on a node in this state has to leave; empty when they need not."""
+    return _trouble(base, marks, reason) if base in DRAINED_STATES or "@" in marks else ""
 
 
 def _reserved(

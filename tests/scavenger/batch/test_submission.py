@@ -40,7 +40,13 @@ def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, ot
             [Job("5"), Job("6")]
         )
 
-    assert cancel(ended) is None
-    assert cancel(ended, ended) is None
-    assert other in str(cancel(ended, other))
-    assert cancel("") is not None, "it failed and does not say why"
+    assert cancel(ended) == ({"6"}, None)
+    assert cancel(ended, ended) == ({"6"}, None)
+    found = cancel(ended, other)
+    assert other in str(found.problem)
+    assert found.accepted == set(), "one has ended, the other was refused"
+    assert cancel(other).accepted == {"5"}
+    found = cancel("")
+    assert found.problem is not None, "it failed and does not say why"
+    assert found.accepted == set()
+    assert cancel("connection refused").accepted == set(), "that is about all of them"

@@ -46,6 +46,7 @@ class LeaseEnder:
         """
         since = now - grace_s - CANCEL_AGAIN_S
         due = [job for job in jobs if self._cancelled.get(job.id, -math.inf) <= since]
+        self.submitter.kill([job for job in due if job.stopped])
         done = self.submitter.cancel(due)
         self._cancelled.update(dict.fromkeys(done.accepted, now))
         return done.problem

@@ -76,6 +76,8 @@ class Dialect:
     ended: re.Pattern[str]
     cancel: str
     at_once: int
+    kill: tuple[str, ...] = ()
+    """The command that kills what runs of suspended jobs; empty: to cancel them is enough."""
 
 
 class Cancelled(NamedTuple):
@@ -144,6 +146,13 @@ class Submitter:
             jobs: those to end.
             options: of the command; with some of them jobs are only sent a signal.
         """
+        return self._on([self.dialect.cancel, *options], jobs)
+
+    def kill(self, jobs: Sequence[OwnedJob]) -> Cancelled:
+        """Kill what runs of jobs that cannot hear a signal to end."""
+        return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
+
+    def _on(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
         accepted: set[str] = set()
         problem = None
         by_owner: dict[str | None, list[str]] = {}
@@ -154,9 +163,7 @@ class Submitter:
             for begin in range(0, len(ids), self.dialect.at_once):
                 some = ids[begin : begin + self.dialect.at_once]
                 try:
-                    result = self.commands.run(
-                        self._as(owner, [self.dialect.cancel, *options, *some])
-                    )
+                    result = self.commands.run(self._as(owner, [*command, *some]))
                 except CommandError as error:
                     problem = error
                     continue

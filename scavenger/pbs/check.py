@@ -177,7 +177,7 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
                 True,
                 (
                     "Preempted leases are suspended: they get no signal and keep their memory "
-                    "until MalleTrain deletes them, at the next poll. "
+                    "until MalleTrain kills them (qsig, qdel), at the next poll. "
                     "qmgr -c 'set sched preempt_order = D' lets them leave in order."
                 ),
             )

@@ -154,6 +154,7 @@ def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJo
         job.submitted,
         lost_because(job),
         job.state == "E",
+        is_suspended(job),
     )
 
 

@@ -17,6 +17,10 @@ class Scheduler:
     def __init__(self):
         self.refuses = set()
         self.asked = []
+        self.killed = []
+
+    def kill(self, jobs):
+        self.killed += [job.id for job in jobs]
 
     def cancel(self, jobs, options=()):
         if jobs:
@@ -49,6 +53,12 @@ def test_an_accepted_cancel_is_not_repeated_within_the_grace_time(ender, schedul
     for now in (0.0, 2.0, again - 1, again, again + 2):
         assert ender.cancel([job(1)], GRACE_S, now) is None
     assert scheduler.asked == [(["1"], ()), (["1"], ())]
+
+
+def test_what_stands_still_is_killed_first(ender, scheduler):
+    ender.cancel([job(1), job(2)._replace(stopped=True)], GRACE_S, 0.0)
+    assert scheduler.killed == ["2"]
+    assert scheduler.asked == [(["1", "2"], ())]
 
 
 def test_a_refused_cancel_is_repeated_at_once_and_takes_no_other_along(ender, scheduler):

@@ -16,7 +16,7 @@ from tests.scavenger.batch.fake_tools import FakeTools
 from tests.scavenger.pbs import pbs_state
 
 MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
-NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel")
+NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel", "qsig")
 QUEUES: dict[str, dict[str, Any]] = {
     "workq": {"Priority": 0},
     "expressq": {"Priority": 200},
@@ -89,6 +89,19 @@ class FakePbs:
             for n, j in self.jobs(*(states or ("Q", "H", "R", "E", "S"))).items()
             if j["name"].startswith("malletrain-")
         }
+
+    def processes(self, job_id: str) -> list[int]:
+        """Processes that were started in a job."""
+        mark = f"PBS_JOBID={job_id}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = str(self.state_dir).encode() in (data := (folder / "environ").read_bytes())
+            except OSError:
+                continue
+            if ours and mark in data.split(b"\0"):
+                found.append(int(folder.name))
+        return found
 
     def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
         """A job of somebody's."""

@@ -64,6 +64,17 @@ def job_json(number, job):
     return made
 
 
+def dsv(values):
+    """``name=value`` and ``name.resource=value``."""
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            yield f"{name}={value}"
+        elif name == "Variable_List":
+            yield f"{name}={','.join(f'{k}={v}' for k, v in value.items())}"
+        else:
+            yield from (f"{name}.{resource}={part}" for resource, part in value.items())
+
+
 def qstat(state, args) -> int:
     if "-Bf" in args:
         show(
@@ -102,7 +113,14 @@ def qstat(state, args) -> int:
     unknown = [number for number in wanted if number not in jobs]
     for number in unknown:
         print(f"qstat: Unknown Job Id {number}", file=sys.stderr)
-    show({number: job_json(number, job) for number, job in jobs.items()}, "Jobs", state)
+    if "dsv" in args:
+        mark = args[args.index("-D") + 1] if "-D" in args else "|"
+        for number, job in jobs.items():
+            print(mark.join([f"Job Id: {number}", *dsv(job_json(number, job))]))
+    else:
+        # Of several ids that are named the real one shows the first only.
+        shown = list(jobs)[:1] if wanted else list(jobs)
+        show({number: job_json(number, jobs[number]) for number in shown}, "Jobs", state)
     return 153 if unknown else 0
 
 
@@ -210,6 +228,7 @@ def qsub(state, args, script: str) -> int:
         "wall_text": wall,
         "walltime": 3600 * hours + 60 * minutes + seconds,
         "script": script,
+        "shell": options.get("-S", "/bin/sh"),
         "count": int(count),
         "host": next((w[5:] for w in rest if w.startswith("host=")), ""),
         "rerunnable": options.get("-r", "y") == "y",
@@ -243,6 +262,18 @@ def qdel(state, args) -> int:
     return status
 
 
+def qsig(state, args) -> int:
+    assert args[:2] == ["-s", "SIGKILL"], "no other signal is imitated"
+    status = 0
+    for number in args[2:]:
+        job = state["jobs"].get(number)
+        if job is None or job["state"] not in "RS":
+            status = complain(f"qsig: Request invalid for state of job {number}")
+        else:
+            job["sigkill"] = True
+    return status
+
+
 def complain(sentence: str) -> int:
     print(sentence, file=sys.stderr)
     return 1
@@ -254,4 +285,5 @@ COMMANDS = {
     "pbs_rstat": pbs_rstat,
     "qmgr": qmgr,
     "qdel": qdel,
+    "qsig": qsig,
 }

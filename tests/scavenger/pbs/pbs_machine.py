@@ -33,7 +33,9 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.shells: dict[str, subprocess.Popen[bytes]] = {}
-        self.killed_at: dict[str, float] = {}
+        self.sampled_at: dict[str, float] = {}
+        self.left: set[str] = set()
+        """Jobs of which something was left when the leader of their session had ended."""
 
     def serve(self) -> None:
         while not (self.root / "stop").exists():
@@ -54,15 +56,28 @@ class Machine:
         shell = self.shells[number]
         status = shell.poll()
         over = job["began"] + job["walltime"] < now and job["state"] == "R"
-        if (job.pop("delete", None) or over) and not job.get("kill_at"):
-            signal_session(shell.pid, signal.SIGCONT)
-            self.terminate(state, job, shell, now)
-        if job.get("kill_at") and now >= job["kill_at"]:
+        if job.pop("sigkill", None):
             signal_session(shell.pid, signal.SIGKILL)
-        if status is None or (job.get("kill_at") and now < job["kill_at"] and session(shell.pid)):
-            return  # MoM waits for what is left of a job that it has told to end
+        if job.pop("delete", None) or (over and not job.get("kill_at")):
+            # At each delete the time to SIGKILL begins anew.
+            self.terminate(state, job, shell, now)
+        if job.get("kill_at") and now >= job["kill_at"] and job["state"] != "S":
+            signal_session(shell.pid, signal.SIGKILL)
+        if status is None:
+            return
+        # MoM hears at once that the leader of the session has ended. What is left then of a job
+        # that it has told to end it sees go when it looks the next time.
+        sampled = self.sampled_at.setdefault(number, now + state["sample_s"])
+        left = session(shell.pid)
+        if left and job.get("kill_at"):
+            self.left.add(number)
+        if number in self.left and (left or now < sampled):
+            if now >= sampled:
+                self.sampled_at[number] = now + state["sample_s"]
+            return
         signal_session(shell.pid, signal.SIGKILL)
-        del self.shells[number]
+        del self.shells[number], self.sampled_at[number]
+        self.left.discard(number)
         exit_status = status if status >= 0 else 256 - status
         if job.pop("requeue", None):
             job.update(
@@ -95,7 +110,7 @@ class Machine:
             return
         free = set(free_hosts(state, now))
         for job in state["jobs"].values():
-            if job["state"] == "S" and set(job["hosts"]) <= free and not job.get("kill_at"):
+            if job["state"] == "S" and set(job["hosts"]) <= free:
                 job.update(state="R", substate=42)
                 signal_session(self.shells[job["id"]].pid, signal.SIGCONT)
 
@@ -120,7 +135,7 @@ class Machine:
             "FAKE_PBS": str(self.root),
         }
         shell = subprocess.Popen(
-            ["/bin/sh"],
+            [job["shell"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

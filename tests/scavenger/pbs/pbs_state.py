@@ -10,6 +10,8 @@ from pathlib import Path
 
 SERVER, USER = "pbs0", "pbsuser"
 KILL_DELAY_S = 10
+SAMPLE_S = 10.0
+"""How often MoM looks whether a job whose top shell has ended has processes left."""
 
 
 @contextlib.contextmanager
@@ -46,6 +48,7 @@ def new_state(hosts, queues, preempt_order="D", version="23.06.06"):
         "resv": {},
         "version": version,
         "strict_ordering": False,
+        "sample_s": SAMPLE_S,
         "sched": {
             "preempt_queue_prio": 150,
             "preempt_order": preempt_order,

@@ -16,6 +16,7 @@ from scavenger.pbs.source import asking_environment
 from tests.scavenger.pbs.fake_pbs import FakePbs
 
 PREFIX = "malletrain-t-"
+SHELL = str(Path(__file__).parents[3] / "jobscripts" / "pbs" / "shell.sh")
 TEMPLATE = (Path(__file__).parents[3] / "jobscripts" / "pbs" / "lease.sh").read_text()
 
 
@@ -28,7 +29,7 @@ class World:
         self.later = 0.0
 
     def scavenger(self, timeout_s=20.0, **settings):
-        settings.setdefault("lease", PbsLeaseOptions(queue="preemptable"))
+        settings.setdefault("lease", PbsLeaseOptions(queue="preemptable", shell=SHELL))
         settings.setdefault("idle_for_s", 0.0)
         settings.setdefault("hold_s", 0.3)
         made = BatchSettings(

@@ -10,9 +10,11 @@ any case, which alone can do so as another user.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -41,15 +43,24 @@ NEEDED = (
 )
 
 
-def load_module() -> tuple[ModuleType | None, str]:
-    """``pbs_ifl``, if it can be imported and has what is needed; else None and why not."""
+def load_module(installed: Path | None = None) -> tuple[ModuleType | None, str]:
+    """``pbs_ifl``, if it can be imported and has what is needed; else None and why not.
+
+    Args:
+        installed: where PBS is installed; its bindings are in ``lib/python/altair`` there.
+    """
+    folders = [] if installed is None else [str(installed / "lib" / "python" / "altair")]
+    before = list(sys.path)
     try:
+        sys.path += folders
         module = importlib.import_module("pbs_ifl")
     except Exception as error:  # ImportError, or whatever its library does when it finds no PBS
         return (
             None,
             f"pbs_ifl cannot be imported ({shorten(str(error) or type(error).__name__, 80)})",
         )
+    finally:
+        sys.path[:] = before
     missing = [name for name in NEEDED if not hasattr(module, name)]
     return (None, f"pbs_ifl lacks {', '.join(missing)}") if missing else (module, "")
 

@@ -139,7 +139,8 @@ def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
     """
     if api == "commands":
         return PbsCommandSource(commands)
-    module, why = load_module()
+    qstat = shutil.which("qstat", path=(commands.environment or {}).get("PATH"))
+    module, why = load_module(Path(qstat).resolve().parents[1] if qstat else None)
     if module is not None:
         return BindingsSource(module, server, commands.policy.timeout_s)
     if api == "bindings":

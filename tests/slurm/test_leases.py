@@ -174,6 +174,43 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     assert sum(path.exists() for path in told.values()) == 3
 
 
+@pytest.mark.parametrize("what", ["drained", "reserved"])
+def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
+    slurm = cluster(2, grace=10)
+    one = scavenger(slurm, spare_s=5.0)
+    one.poll()
+    told = {f"l{i}": root / f"told{i}" for i in (1, 2)}
+    one.take(
+        [
+            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path)))
+            for i, path in told.items()
+        ]
+    )
+    slurm.until(
+        lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
+        "two leases run",
+    )
+    assert all(lease.leaving_by is None for lease in one.poll().leases)
+    if what == "drained":
+        slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan")
+    else:
+        words = "ReservationName=m StartTime=now+12seconds Duration=5 Users=root Nodes=n1"
+        slurm.run("scontrol", "create", "reservation", *words.split(), "Flags=MAINT,IGNORE_JOBS")
+    seen = {}
+
+    def leaves():
+        seen.update({x.id: x for x in one.poll().leases if x.leaving_by is not None})
+        return (root / "told1").exists()
+
+    slurm.until(leaves, "the lease is told to leave")
+    assert list(seen) == ["l1"]
+    why = "it is draining (fan)" if what == "drained" else "reservation of its node begins in"
+    assert why in seen["l1"].reason
+    job = seen["l1"].scheduler_id
+    slurm.until(lambda: slurm.jobs()[job][0] == "COMPLETED", "it leaves in order")
+    assert not (root / "told2").exists()
+
+
 def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(cluster, root):
     slurm = cluster(3)
     slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=8")

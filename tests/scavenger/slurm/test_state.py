@@ -56,6 +56,7 @@ def test_states_of_nodes(state, idle, words):
     assert node.idle is idle
     assert words in node.trouble
     assert bool(node.trouble) == bool(words)
+    assert bool(node.drained) == (state in ("idle@", "drained", "draining"))
 
 
 def test_planned_nodes_by_state_by_mark_and_by_the_queue():

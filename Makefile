@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+CONSTRAINTS ?= -c constraints.txt
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test fuzz steady lint docs torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -13,23 +14,50 @@ test: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	# Real processes on busy cores: what fails beside others is tried once more alone, and counts if it fails again.
-	$(BIN)/python -m pytest -n auto || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed "$(FUZZ_SEED)" $(ARGS)
+
+# The tests with many processes, N times, the last four beside LOAD busy processes.
+N ?= 10
+LOAD ?= 4
+steady: $(VENV)/.installed-test
+	$(BIN)/python -m tests.steady --runs $(N) --load $(LOAD) $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
+
+# The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
+# (some 13 GB where the index has CUDA builds only).
+TORCH_MATRIX ?= 2.4.* 2.*
+torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
+	for folder in $^; do \
+	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \
+	    $$folder/bin/python -m pytest -q tests/malletrain/training/test_torch_private.py \
+	        tests/malletrain/launch tests/malletrain/elastic || exit 1; \
+	done
+
+.torch/%:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet 'torch==$(subst x,*,$*)'
+	$@/bin/python -m pip install --quiet -e '.[daemon]' numpy hypothesis psutil pytest pytest-timeout
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-%: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet $(TORCH) $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[$*]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info demo-output
+	rm -rf $(VENV) .torch build dist site *.egg-info demo-output

@@ -4,9 +4,9 @@ over HiGHS.
 
 from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs
-from allocator.bids import Bid, BidError, Options
+from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
-from allocator.milp import solve
+from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
 from allocator.placement import NodeInfo, PlacementError, place
 
@@ -17,15 +17,17 @@ __all__ = [
     "BidError",
     "CurveError",
     "Goal",
+    "MonotonicClock",
     "NodeInfo",
-    "Options",
     "PlacementError",
     "RescaleCost",
     "ScalingCurve",
+    "SizeValues",
     "equal_share",
     "fcfs",
     "make_bid",
     "multiples",
+    "no_clock",
     "place",
     "powers_of_two",
     "solve",

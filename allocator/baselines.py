@@ -7,13 +7,12 @@ the MILP.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from allocator.allocation import Allocation, relative_gap, worth
-from allocator.bids import Bid, check
+from allocator.bids import Bid, Seat, check
 
 
 def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
@@ -23,9 +22,8 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     job so far. Then sizes grow, one step at a time, always that of the job with the fewest nodes
     (the earlier one of equals).
     """
-    began = time.perf_counter()
     check(bids, capacity)
-    sizes: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, Seat] = {}
     left = {name: int(nodes) for name, nodes in capacity.items()}
     ladder: dict[str, tuple[int, ...]] = {}
     crowd = dict.fromkeys(left, 0)
@@ -53,16 +51,15 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
             rung[job] = at
             sizes[job] = (home, ladder[job][at])
             heapq.heappush(heap, (ladder[job][at], order, job))
-    return _answer(sizes, bids, began)
+    return _answer(sizes, bids)
 
 
 def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
     """First come, first served: each job in turn gets its largest size that still fits, on the
     class where that is largest.
     """
-    began = time.perf_counter()
     check(bids, capacity)
-    sizes: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, Seat] = {}
     left = {name: int(nodes) for name, nodes in capacity.items()}
     for bid in bids:
         best = ("", 0)
@@ -73,10 +70,10 @@ def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
         if best[1]:
             sizes[bid.job] = best
             left[best[0]] -= best[1]
-    return _answer(sizes, bids, began)
+    return _answer(sizes, bids)
 
 
-def _answer(sizes: dict[str, tuple[str, int]], bids: Sequence[Bid], began: float) -> Allocation:
+def _answer(sizes: dict[str, Seat], bids: Sequence[Bid]) -> Allocation:
     objective, dropped = worth(sizes, bids)
     bound = sum(
         max(
@@ -88,12 +85,5 @@ def _answer(sizes: dict[str, tuple[str, int]], bids: Sequence[Bid], began: float
         for bid in bids
     )
     bound = max(objective, bound)
-    return Allocation(
-        sizes,
-        objective,
-        bound,
-        relative_gap(objective, bound),
-        "heuristic",
-        time.perf_counter() - began,
-        dropped,
-    )
+    gap = relative_gap(objective, bound)
+    return Allocation(sizes, objective, bound, gap, "heuristic", dropped=dropped)

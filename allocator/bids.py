@@ -14,13 +14,17 @@ import numpy.typing as npt
 
 Sizes = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
+Seat = tuple[str, int]
+"""(node class, number of nodes)"""
+NO_SEAT: Seat = ("", 0)
+"""What a job has that gets no node."""
 
 
 class BidError(ValueError):
     """A bid, a capacity or a job's limits that make no sense; the message says which and why."""
 
 
-class Options:
+class SizeValues:
     """The sizes a job accepts on one class of nodes and what each is worth.
 
     Args:
@@ -60,10 +64,10 @@ class Options:
         self._hash = 0
 
     def __repr__(self) -> str:
-        return f"Options({self.sizes.tolist()}, {self.values.tolist()})"
+        return f"SizeValues({self.sizes.tolist()}, {self.values.tolist()})"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Options):
+        if not isinstance(other, SizeValues):
             return NotImplemented
         same_sizes = self.sizes is other.sizes or np.array_equal(self.sizes, other.sizes)
         return self is other or (same_sizes and np.array_equal(self.values, other.values))
@@ -73,9 +77,9 @@ class Options:
             self._hash = hash((len(self.sizes), self.values.tobytes()))
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Options], tuple[Sizes, Values]]:
+    def __reduce__(self) -> tuple[type[SizeValues], tuple[Sizes, Values]]:
         return (
-            Options,
+            SizeValues,
             (self.sizes, self.values),
         )  # without the hash, which is of this process only
 
@@ -116,29 +120,32 @@ def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
 class Bid:
     """What one job would give for nodes.
 
-    Args:
-        job: the job's name, unique among the bids solved together.
-        options: node class -> sizes and values. The job runs on one class at a time.
-        idle_value: what it is worth that the job gets no node. ``-inf`` says that the job must run:
-            as many such jobs as possible are placed before anything else counts (see
-            :func:`allocator.milp.solve`).
-        notes: sentences about how the values came about that somebody should be told, such as a
-            curve read beyond its last point.
-
     Raises:
         BidError: on an idle value that is NaN or +inf.
     """
 
     job: str
-    options: Mapping[str, Options]
+    """The job's name, unique among the bids solved together."""
+    options: Mapping[str, SizeValues]
+    """Node class -> sizes and values. The job runs on one class at a time."""
     idle_value: float = 0.0
+    """What it is worth that the job gets no node. ``-inf``: the job must run. As many such jobs as
+    possible are placed before anything else counts (see :func:`allocator.milp.solve`).
+    """
+    held: Seat = NO_SEAT
+    """The class and number of the nodes that the job has now. It says who goes on where two bids
+    are worth the same; what a change costs is in the values.
+    """
     notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences about how the values came about that somebody should be told, such as a curve read
+    beyond its last point.
+    """
 
     def __post_init__(self) -> None:
         if not self.idle_value < np.inf:
             raise BidError(
                 f"The bid of job {self.job} values no nodes at {self.idle_value}; give a finite "
-                "number, or -inf to insist."
+                "number, or -inf for a job that must run."
             )
 
     @property

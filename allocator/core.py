@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.highs import Model, SolverError, maximise
+from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual
-from allocator.table import IDLE, Floats, Ints, Mask, Table
+from allocator.table import IDLE, BidTable, Floats, Ints, Mask
 
 log = logging.getLogger(__name__)
 
@@ -31,43 +31,38 @@ _MOST_STATES = 20_000_000
 
 
 @dataclass(frozen=True)
-class Core:
-    """The open part of a table.
-
-    Args:
-        rows: table rows that are open, by group, ascending.
-        group: per open row, the open group it belongs to (0, 1, …).
-        count: members of each open group.
-        fixed: plan (members by table row) of the groups with one row left.
-        room: units of each resource that ``fixed`` leaves.
-        sunk: loss of ``fixed``.
-    """
+class OpenCore:
+    """The open part of a table."""
 
     rows: Ints
+    """Table rows that are open, by group, ascending."""
     group: Ints
+    """Per open row, the open group it belongs to (0, 1, …)."""
     count: Ints
+    """Members of each open group."""
     fixed: Ints
+    """Plan (members by table row) of the groups with one row left."""
     room: Floats
+    """Units of each resource that ``fixed`` leaves."""
     sunk: float
+    """Loss of ``fixed``."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The least wasteful plan of a core.
-
-    Args:
-        plan: None when nothing below the ceiling was found.
-        complete: whether it is proven that no plan of the core wastes less (or, without a plan,
-            less than the ceiling).
-        floor: when not complete, a proven limit: every plan of the core wastes at least this.
-    """
+    """The least wasteful plan of a core."""
 
     plan: Ints | None
+    """None when nothing below the ceiling was found."""
     complete: bool
+    """Whether it is proven that no plan of the core wastes less (or, without a plan, less than the
+    ceiling).
+    """
     floor: float = 0.0
+    """When not complete, a proven limit: every plan of the core wastes at least this."""
 
 
-def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
+def open_rows(table: BidTable, dual: Dual, keep: Mask) -> OpenCore:
     """The core with only the rows of ``keep``, of which every group has at least one."""
     rows = np.flatnonzero(keep)
     group = table.group[rows]
@@ -81,11 +76,11 @@ def open_rows(table: Table, dual: Dual, keep: Mask) -> Core:
     room = table.capacity - table.use(fixed)
     taken = np.flatnonzero(fixed)
     count = table.count[is_open].astype(np.int64)
-    return Core(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
+    return OpenCore(rows, group, count, fixed, room, float(fixed[taken] @ dual.loss[taken]))
 
 
 def by_counting(
-    table: Table, dual: Dual, core: Core, ceiling: float, work: float, resource: int = 0
+    table: BidTable, dual: Dual, core: OpenCore, ceiling: float, work: float, resource: int = 0
 ) -> Outcome | None:
     """The least wasteful plan of a core whose open rows use only ``resource``, if one wastes less
     than ``ceiling``.
@@ -159,9 +154,9 @@ def by_counting(
 
 
 def by_milp(
-    table: Table,
+    table: BidTable,
     dual: Dual,
-    core: Core,
+    core: OpenCore,
     ceiling: float,
     *,
     time_limit_s: float,
@@ -193,7 +188,7 @@ def by_milp(
     coefficient[begins[:n][counted] + 1] = size[counted]
     index[begins[n : n + resources]] = groups + np.arange(resources)
     limits = np.concatenate([core.count.astype(np.float64), core.room])
-    model = Model(
+    model = LinearProgram(
         cost=-np.concatenate([dual.loss[core.rows], dual.prices]) / ceiling,
         lower=np.zeros(n + resources),
         upper=np.concatenate(

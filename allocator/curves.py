@@ -109,4 +109,5 @@ class ScalingCurve:
     def rates(self, sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Throughput at each of ``sizes`` (any shape), samples/s: :meth:`at` for arrays."""
         nodes, rates = self._knots
-        return np.interp(sizes, nodes, rates)
+        found: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
+        return found

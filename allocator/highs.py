@@ -8,7 +8,9 @@ by its callers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ class InfeasibleError(SolverError):
 
 
 @dataclass(frozen=True)
-class Model:
+class LinearProgram:
     """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns
     (starts, rows, coefficients).
     """
@@ -43,29 +45,31 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """``x`` is None when nothing feasible was found in time. ``bound`` is proven: no feasible x is
-    worth more.
-
-    ``duals``: of the rows, for a model without integers (value gained by one more unit of the row's
-    limit).
-    """
+class Solution:
+    """What HiGHS found."""
 
     x: Floats | None
+    """None when nothing feasible was found in time."""
     objective: float
+    """Its value."""
     bound: float
+    """Proven: no feasible x is worth more."""
     optimal: bool
+    """Whether the run ended before its time was up."""
     duals: Floats | None = None
+    """Of the rows, for a model without integers: the value gained by one more unit of the row's
+    limit.
+    """
 
 
 def maximise(
-    model: Model,
+    model: LinearProgram,
     *,
     time_limit_s: float,
     gap: float = 0.0,
     absolute_gap: float = 0.0,
     start: Floats | None = None,
-) -> Answer:
+) -> Solution:
     """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
 
     Raises:
@@ -74,7 +78,8 @@ def maximise(
     """
     import highspy
 
-    highs = highspy.Highs()
+    new: Callable[[], Any] = highspy.Highs
+    highs = new()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("parallel", "off")
@@ -134,7 +139,7 @@ def maximise(
     else:
         bound = float(info.objective_function_value) if not stopped else math.inf
     duals = np.array(solution.row_dual, dtype=np.float64) if not integers and not stopped else None
-    return Answer(
+    return Solution(
         x,
         float(info.objective_function_value) if feasible else -math.inf,
         bound,

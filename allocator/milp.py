@@ -12,34 +12,43 @@ program where that is quicker (:mod:`allocator.core`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from allocator import must_run, prices, relax, search, table
+from allocator import must_run, prices, relax, search, table, ties
 from allocator.allocation import Allocation, relative_gap, worth
-from allocator.bids import Bid, check
+from allocator.bids import Bid, Seat, check
 
-__all__ = ["Allocation", "solve"]
+__all__ = ["Allocation", "MonotonicClock", "solve"]
+
+MonotonicClock = Callable[[], float]
+"""Seconds on a clock that never goes back, for example :func:`time.perf_counter`."""
+
+
+def no_clock() -> float:
+    """The clock of a caller that has none: time stands still on it."""
+    return 0.0
 
 
 def solve(
     bids: Sequence[Bid],
     capacity: Mapping[str, int],
     *,
+    clock: MonotonicClock = no_clock,
     time_limit_s: float = 2.0,
     gap: float = 0.0,
-    warm: Allocation | None = None,
     counting: bool = True,
 ) -> Allocation:
-    """The plan that maximises the sum of the bids' values within ``capacity`` (node class ->
-    nodes).
+    """The plan that maximises the sum of the bids' values within ``capacity``.
 
     Must-run jobs (idle value -inf) come first: as many of them as possible get nodes; among the
-    plans that drop as few, the most valuable wins, a dropped job counting 0.
+    plans that drop as few, the most valuable wins, a dropped job counting 0. Of plans worth the
+    same, what runs stays as it is, and newcomers are served in the order of ``bids``.
 
     Args:
+        bids: of all jobs, in the order in which they came.
+        capacity: node class -> nodes.
+        clock: tells the time. Without one the search goes on until the best plan is proven: only
+            each single run of HiGHS ends after ``time_limit_s`` then, and ``solve_s`` is 0.
         time_limit_s: when to stop searching, seconds. The answer is then the best plan found, with
             the gap that was proven; with 0 it is the rounded and filled-up price solution. Making
             the arrays and the first plan (tens of milliseconds for 500 jobs of 1:512) is not
@@ -47,46 +56,40 @@ def solve(
         gap: relative gap that is good enough. 0 means optimal: no plan is worth more by a part in
             1e9 of what is at stake between the bound and a simple plan, or by the rounding of
             double precision sums (a part in 1e12 of the objective).
-        warm: an earlier plan. Where it is still as good as any, it is kept, so that nothing is
-            moved for nothing; otherwise it is where the search begins.
         counting: whether cores on one class of nodes may be decided by counting nodes where that is
             quicker than HiGHS. Both are exact; without it every core goes to HiGHS.
+
+    Returns:
+        A size for each job that gets nodes, in the order of ``bids``.
 
     Raises:
         BidError: when two bids name one job, or a capacity is no count.
     """
-    began = time.perf_counter()
-    deadline = began + time_limit_s
+    began = clock()
+
+    def left_s() -> float:
+        return began + time_limit_s - clock()
+
     check(bids, capacity)
     if not bids:
-        return Allocation({}, 0.0, 0.0, 0.0, "optimal", time.perf_counter() - began)
-    jobs = [bid.job for bid in bids]
-    drops, seated = 0, dict[str, tuple[str, int]]()
+        return Allocation({}, 0.0, 0.0, 0.0, "optimal", clock() - began)
+    drops, seated = 0, dict[str, Seat]()
     if any(bid.must_run for bid in bids):
         drops, seated = must_run.seats(bids, capacity, time_limit_s=0.5 * time_limit_s)
     options = table.build(bids, capacity, drops)
-    guess = None
-    if warm is not None and warm.prices and drops == 0:
-        guess = np.array([warm.prices.get(name, 0.0) for name in options.classes])
+    jobs = [bid.job for bid in bids]
     seats = table.rows_for(options, jobs, seated) if seated or drops else table.idle(options)
     assert seats is not None, "every must-run job has a seat or may be dropped"
-    dual = prices.minimise(options, guess)
+    dual = prices.minimise(options)
     wish = prices.choices(options, dual)
     if len(options.capacity) > 1:
-        dual, relaxed = relax.relax(options, dual, seats, deadline=deadline)
+        dual, relaxed = relax.relax(options, dual, seats, left_s=left_s)
         wish = wish if relaxed is None else relaxed
     plan = search.first_plan(options, dual, wish, seats)
-    if warm is not None:
-        before = table.rows_for(options, jobs, warm.sizes)
-        if (
-            before is not None
-            and options.fits(before)
-            and dual.waste(options, before) <= dual.waste(options, plan) + dual.noise
-        ):
-            plan = before
     options, dual, plan = search.narrow(options, dual, plan)
-    found = search.improve(options, dual, plan, deadline=deadline, gap=gap, counting=counting)
-    sizes = table.assign(options, found.plan, jobs, warm.sizes if warm is not None else {})
+    found = search.improve(options, dual, plan, left_s=left_s, gap=gap, counting=counting)
+    sizes = ties.in_order(bids, table.assign(options, found.plan, bids))
+    sizes = ties.keep(bids, capacity, sizes)
     objective, dropped = worth(sizes, bids)
     proven = found.waste - found.floor <= found.accept
     bound = (
@@ -100,9 +103,8 @@ def solve(
         bound=bound,
         gap=relative_gap(objective, bound),
         status="optimal" if proven else "time_limit",
-        solve_s=time.perf_counter() - began,
+        solve_s=clock() - began,
         dropped=dropped,
-        prices={name: float(p) for name, p in zip(options.classes, dual.prices, strict=False)},
         proof=found.proof,
         core=found.core,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.prices import Dual
-from allocator.table import IDLE, Floats, Ints, Table
+from allocator.table import IDLE, BidTable, Floats, Ints
 
 
 class _Mover:
@@ -17,8 +17,9 @@ class _Mover:
     with the largest ``key``.
     """
 
-    def __init__(self, table: Table, dual: Dual, plan: Ints, rows: Ints) -> None:
-        self.table, self.plan, self.rows = table, plan.copy(), rows
+    def __init__(self, table: BidTable, dual: Dual, plan: Ints, rows: Ints) -> None:
+        self.table, self.rows = table, rows
+        self.plan: Ints = plan.copy()
         self.free = table.capacity - table.use(plan)
         self.size, self.resource, self.group, self.value = (
             table.size[rows],
@@ -61,7 +62,7 @@ class _Mover:
         self.source[g] = mine[np.argmax(self.key[mine])]
 
 
-def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
+def fill(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
     """``plan`` improved while there is room, by moves to one of ``rows`` that gain most for the
     price of the nodes they take.
 
@@ -83,7 +84,7 @@ def fill(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> 
     return mover.plan
 
 
-def repair(table: Table, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
+def repair(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
     """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes
     they free.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allocator.bids import Bid
-from allocator.highs import Model, maximise
+from allocator.highs import LinearProgram, maximise
 
 
 def seats(
@@ -56,7 +56,7 @@ def _assignment(
     n = len(triples)
     rows = np.array([row for j, _, c in triples for row in (j, len(jobs) + c)])
     coefficients = np.array([x for _, k, _ in triples for x in (1.0, float(k))])
-    model = Model(
+    model = LinearProgram(
         cost=np.ones(n),
         lower=np.zeros(n),
         upper=np.ones(n),

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.bids import Bid, BidError, Options, Sizes, Values
+from allocator.bids import NO_SEAT, Bid, BidError, Sizes, SizeValues, Values
 from allocator.curves import ScalingCurve
 
 
@@ -43,16 +43,16 @@ class Beyond(str, Enum):
 
 @dataclass(frozen=True)
 class RescaleCost:
-    """Seconds in which a job processes nothing, by kind of change.
-
-    ``up_s`` and ``down_s``: growing and shrinking, charged at the throughput the job had before;
-    ``start_s``: starting from nothing (or on another class of nodes), charged at the throughput it
-    will have. Defaults are what Summit showed (up 17-19 s, down 11-13 s).
+    """Seconds in which a job processes nothing, by kind of change. The defaults are what Summit
+    showed (up 17-19 s, down 11-13 s).
     """
 
     up_s: float = 18.0
+    """Growing, charged at the throughput before."""
     down_s: float = 12.0
+    """Shrinking, charged at the throughput before."""
     start_s: float = 18.0
+    """Starting from nothing, or on another class of nodes, charged at the throughput after."""
 
     def __post_init__(self) -> None:
         for name in ("up_s", "down_s", "start_s"):
@@ -158,7 +158,7 @@ def make_bid(
                 "widen the limits or the sizes."
             )
     curves = {current_class: curve} if isinstance(curve, ScalingCurve) else curve
-    options: dict[str, Options] = {}
+    options: dict[str, SizeValues] = {}
     notes: list[str] = []
     nothing = 0.0
     for node_class, known in curves.items():
@@ -170,7 +170,8 @@ def make_bid(
             known, min_nodes, until, only, running_here, weight, goal, t_fwd_s, cost, restarting
         )
         nothing -= letting_go
-    return Bid(job, options, -math.inf if must_run else nothing, tuple(notes))
+    held = (current_class, current) if current else NO_SEAT
+    return Bid(job, options, -math.inf if must_run else nothing, held, tuple(notes))
 
 
 @lru_cache(maxsize=4096)
@@ -185,7 +186,7 @@ def _options(
     t_fwd_s: float,
     cost: RescaleCost,
     restarting: bool,
-) -> tuple[Options, float]:
+) -> tuple[SizeValues, float]:
     """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as
     they were at the last plan.
     """
@@ -194,7 +195,7 @@ def _options(
     if goal is Goal.EFFICIENCY:
         unit = _single_node_rate(curve)
         rates, before = rates / unit, before / unit
-    return Options(
+    return SizeValues(
         sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)
     ), weight * before * cost.down_s
 

@@ -31,17 +31,14 @@ longest.
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """What placement knows of a node.
-
-    Args:
-        node_class: nodes of one class are interchangeable.
-        horizon_s: how long its gap is expected to last still, seconds; None when unknown.
-        group: its topology group; None when unknown.
-    """
+    """What placement knows of a node."""
 
     node_class: str = "default"
+    """Nodes of one class are interchangeable."""
     horizon_s: float | None = None
+    """How long its gap is expected to last still, seconds; None when unknown."""
     group: str | None = None
+    """Its topology group; None when unknown."""
 
 
 class PlacementError(ValueError):
@@ -55,14 +52,17 @@ def place(
 ) -> dict[str, tuple[str, ...]]:
     """Nodes by job, for the jobs of ``sizes`` with a size above 0.
 
-    The answer depends on nothing but the arguments (not on the order of the mappings). Kept nodes
-    come first and keep their order, so that ranks stay stable.
+    The order of ``current`` and ``nodes`` does not matter. Kept nodes come first and keep their
+    order, so that ranks stay stable.
 
     Args:
-        sizes: job -> (node class, size).
+        sizes: job -> (node class, size), in the order in which equals choose.
         current: job -> its nodes now, in rank order. Nodes that are gone, or of another class than
             the job's new one, are not kept.
         nodes: every node that can be used now.
+
+    Returns:
+        job -> its nodes, in the order of ``sizes``; jobs without nodes are absent.
 
     Raises:
         PlacementError: when a class has fewer nodes than its jobs are given, or two jobs hold one
@@ -70,8 +70,7 @@ def place(
     """
     owner: dict[str, str] = {}
     kept: dict[str, list[str]] = {}
-    for job in sorted(sizes):
-        node_class, size = sizes[job]
+    for job, (node_class, _) in sizes.items():
         mine = [
             name
             for name in current.get(job, ())
@@ -95,8 +94,8 @@ def place(
             if name not in owner and info.node_class in pools:
                 pools[info.node_class].add(name, info)
     # Jobs with nodes have something to match; of the others the larger ones, which a preemption
-    # costs most, choose first.
-    growing.sort(key=lambda job: (not kept[job], -sizes[job][1], job))
+    # costs most, choose first; of equals who was first.
+    growing.sort(key=lambda job: (not kept[job], -sizes[job][1]))
     for job in growing:
         node_class, size = sizes[job]
         pool = pools[node_class]

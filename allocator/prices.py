@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from allocator.table import Floats, Ints, Mask, Table
+from allocator.table import BidTable, Floats, Ints, Mask
 
 _PROBES = 80
 _MANY_GROUPS = 100
@@ -28,17 +28,18 @@ _MANY_GROUPS = 100
 
 @dataclass(frozen=True)
 class Dual:
-    """Prices by resource, the bound they prove, and the loss of every row of the table.
-
-    ``noise``: losses smaller than this are rounding (double precision sums of values this large).
-    """
+    """Prices, the bound that they prove, and what each row loses against it."""
 
     prices: Floats
+    """By resource, value of one unit."""
     bound: float
+    """No plan is worth more."""
     loss: Floats
+    """Of every row of the table."""
     noise: float
+    """Losses smaller than this are rounding (double precision sums of values this large)."""
 
-    def waste(self, table: Table, plan: Ints) -> float:
+    def waste(self, table: BidTable, plan: Ints) -> float:
         """What ``plan`` falls short of the bound: its losses and the price of what it leaves
         unused.
         """
@@ -48,7 +49,7 @@ class Dual:
         )
 
 
-def at(table: Table, prices: Floats) -> Dual:
+def at(table: BidTable, prices: Floats) -> Dual:
     """The bound and the losses at ``prices``."""
     reduced = table.value - table.charge(prices)
     best = np.maximum.reduceat(reduced, table.starts)
@@ -59,7 +60,7 @@ def at(table: Table, prices: Floats) -> Dual:
     )
 
 
-def choices(table: Table, dual: Dual) -> Ints:
+def choices(table: BidTable, dual: Dual) -> Ints:
     """The plan in which every job takes what loses nothing, the first such row; it may exceed the
     capacity.
     """
@@ -71,26 +72,23 @@ def choices(table: Table, dual: Dual) -> Ints:
     return plan
 
 
-def minimise(table: Table, guess: Floats | None = None) -> Dual:
+def minimise(table: BidTable) -> Dual:
     """Prices that make the bound small: minimal for one resource; for several, each in turn once
     (:mod:`allocator.relax` goes on from there).
-
-    Args:
-        guess: prices to begin with, for instance those of the last plan.
     """
-    prices = np.zeros(len(table.capacity)) if guess is None else np.maximum(guess, 0.0)
+    prices = np.zeros(len(table.capacity))
     if len(prices) == 1:
-        view = View(
+        view = OneResource(
             table.nodes, table.value, table.group, table.starts, table.count, table.capacity[0]
         )
-        return at(table, np.array([view.best_price(float(prices[0]))]))
+        return at(table, np.array([view.best_price()]))
     for c in range(len(prices)):
-        prices[c] = _view(table, prices, c).best_price(float(prices[c]))
+        prices[c] = _view(table, prices, c).best_price()
     return at(table, prices)
 
 
 @dataclass(frozen=True)
-class View:
+class OneResource:
     """One resource, the other prices fixed: rows by group, ascending in size; what does not use the
     resource has size 0.
     """
@@ -132,7 +130,7 @@ class View:
             chosen,
         )
 
-    def between(self, few: Ints, many: Ints) -> tuple[View, Ints, Ints]:
+    def between(self, few: Ints, many: Ints) -> tuple[OneResource, Ints, Ints]:
         """Only the sizes from rows ``few`` to rows ``many``: a price in between chooses among
         them.
         """
@@ -142,16 +140,18 @@ class View:
         place = np.cumsum(keep) - 1
         group = self.group[keep]
         starts = np.searchsorted(group, np.arange(len(self.starts)))
-        narrowed = View(self.size[keep], self.value[keep], group, starts, self.count, self.limit)
+        narrowed = OneResource(
+            self.size[keep], self.value[keep], group, starts, self.count, self.limit
+        )
         return narrowed, place[few], place[many]
 
-    def sample(self, every: int) -> View:
+    def sample(self, every: int) -> OneResource:
         """Every so many groups, and as much of the limit."""
         keep = self.group % every == 0
         group = self.group[keep] // every
         starts = np.searchsorted(group, np.arange(-(-len(self.starts) // every)))
         count = self.count[::every]
-        return View(
+        return OneResource(
             self.size[keep],
             self.value[keep],
             group,
@@ -160,7 +160,7 @@ class View:
             self.limit * float(count.sum() / self.count.sum()),
         )
 
-    def best_price(self, guess: float) -> float:
+    def best_price(self) -> float:
         """The price with the least bound: where two tangents meet on the curve, bisecting where
         that is slow.
 
@@ -169,8 +169,7 @@ class View:
         """
         if not len(self.size):
             return 0.0
-        if guess <= 0 and len(self.starts) >= _MANY_GROUPS:
-            guess = self.sample(8).best_price(0.0)
+        guess = self.sample(8).best_price() if len(self.starts) >= _MANY_GROUPS else 0.0
         low, high = self._bracket(guess)
         if high is None:
             return 0.0
@@ -240,7 +239,7 @@ class _Probe:
         return self.bound - (limit - self.used) * self.price
 
 
-def _view(table: Table, prices: Floats, c: int) -> View:
+def _view(table: BidTable, prices: Floats, c: int) -> OneResource:
     """The rows of resource ``c``, and for each group one row of size 0 worth the best of everything
     else.
     """
@@ -255,4 +254,4 @@ def _view(table: Table, prices: Floats, c: int) -> View:
     size = np.concatenate([np.zeros(len(has_other)), table.nodes[rows]])[order]
     value = np.concatenate([other[has_other], table.value[rows]])[order]
     starts = np.searchsorted(group, np.arange(len(table.starts)))
-    return View(size, value, group, starts, table.count, float(table.capacity[c]))
+    return OneResource(size, value, group, starts, table.count, float(table.capacity[c]))

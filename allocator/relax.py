@@ -10,13 +10,13 @@ a whole size in it.
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 
 import numpy as np
 
-from allocator.highs import Model, SolverError, maximise
+from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual, at
-from allocator.table import IDLE, Floats, Ints, Table
+from allocator.table import IDLE, BidTable, Floats, Ints
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +24,15 @@ _ROUNDS = 40
 _CLOSE = 1e-9
 
 
-def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Dual, Ints | None]:
+def relax(
+    table: BidTable, dual: Dual, seats: Ints, *, left_s: Callable[[], float]
+) -> tuple[Dual, Ints | None]:
     """Better prices, and the LP's solution in whole jobs, which may exceed the capacity a little
     (None when there was no time).
 
     Args:
         seats: a feasible plan; its rows keep the LP feasible.
+        left_s: seconds left.
     """
     best, plan = dual, None
     budget = min(len(table.size), 4 * len(table.starts) + 64)
@@ -37,7 +40,7 @@ def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Du
     pool[np.argpartition(dual.loss, budget - 1)[:budget]] = True
     pool[dual.loss <= dual.noise] = True
     for _ in range(_ROUNDS):
-        left = deadline - time.perf_counter()
+        left = left_s()
         if left <= 0:
             break
         rows = np.flatnonzero(pool)
@@ -56,7 +59,7 @@ def relax(table: Table, dual: Dual, seats: Ints, *, deadline: float) -> tuple[Du
     return best, plan
 
 
-def _whole(table: Table, rows: Ints, share: Floats) -> Ints:
+def _whole(table: BidTable, rows: Ints, share: Floats) -> Ints:
     """Members by row from their shares: rounded down, the rest of each group where its largest
     remainder is.
     """
@@ -71,7 +74,7 @@ def _whole(table: Table, rows: Ints, share: Floats) -> Ints:
 
 
 def _lp(
-    table: Table, dual: Dual, rows: Ints, time_limit_s: float
+    table: BidTable, dual: Dual, rows: Ints, time_limit_s: float
 ) -> tuple[float, Floats, Floats] | None:
     """(value, members by row, prices) of the LP over ``rows``. Solved in losses at the prices of
     ``dual``, scaled to about 1.
@@ -87,7 +90,7 @@ def _lp(
     reduced = -dual.loss[rows]
     scale = float(np.mean(-reduced)) or 1.0
     unused = np.arange(resources)
-    model = Model(
+    model = LinearProgram(
         cost=np.concatenate([reduced, -dual.prices]) / scale,
         lower=np.zeros(n + resources),
         upper=np.full(n + resources, np.inf),

@@ -8,7 +8,7 @@ plan this gives usually closes most of the others.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from allocator import core as cores
 from allocator.moves import fill, repair
 from allocator.prices import Dual
-from allocator.table import IDLE, Floats, Ints, Mask, Table, undominated
+from allocator.table import IDLE, BidTable, Floats, Ints, Mask, undominated
 
 _FIRST_POOL = 300
 """Rows solved first when more than three times as many are open."""
@@ -36,19 +36,23 @@ ones, and how it shrinks with the time left.
 
 @dataclass(frozen=True)
 class Found:
-    """The best plan, its waste, the least waste any plan can have (proven), how close is close
-    enough, and what proved it.
-    """
+    """The best plan, and what is proven of it."""
 
     plan: Ints
+    """Members by row."""
     waste: float
+    """What it falls short of the price bound."""
     floor: float
+    """The least waste that any plan can have, proven."""
     accept: float
+    """How close is close enough."""
     proof: str
+    """What proved it."""
     core: tuple[int, int]
+    """(groups, rows) of the last core."""
 
 
-def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
+def first_plan(table: BidTable, dual: Dual, wish: Ints, seats: Ints) -> Ints:
     """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible)
     where that fails; then filled up.
     """
@@ -59,13 +63,13 @@ def first_plan(table: Table, dual: Dual, wish: Ints, seats: Ints) -> Ints:
     return fill(table, dual, seats if repaired is None else repaired, near, 4 * len(table.starts))
 
 
-def narrow(table: Table, dual: Dual, plan: Ints) -> tuple[Table, Dual, Ints]:
+def narrow(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTable, Dual, Ints]:
     """All three with only the rows that ``plan`` uses or that a better plan might."""
     mask = (dual.loss < dual.waste(table, plan) - dual.noise) | (plan > 0)
     return table.keep(mask), replace(dual, loss=dual.loss[mask]), plan[mask]
 
 
-def _near(table: Table, dual: Dual, seats: Ints) -> Ints:
+def _near(table: BidTable, dual: Dual, seats: Ints) -> Ints:
     """A few rows of each group: those that lose least, the smallest of each class, and the
     seats.
     """
@@ -77,7 +81,7 @@ def _near(table: Table, dual: Dual, seats: Ints) -> Ints:
     return np.flatnonzero(near)
 
 
-def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
+def polish(table: BidTable, dual: Dual, plan: Ints) -> Ints:
     """``plan`` with the jobs of each class in turn sized anew, together with the jobs that have
     nothing.
     """
@@ -103,12 +107,18 @@ def polish(table: Table, dual: Dual, plan: Ints) -> Ints:
 
 
 def improve(
-    table: Table, dual: Dual, plan: Ints, *, deadline: float, gap: float, counting: bool
+    table: BidTable,
+    dual: Dual,
+    plan: Ints,
+    *,
+    left_s: Callable[[], float],
+    gap: float,
+    counting: bool,
 ) -> Found:
-    """The least wasteful plan, or the best one found by ``deadline`` (a value of
-    :func:`time.perf_counter`).
+    """The least wasteful plan, or the best one found while there is time.
 
     Args:
+        left_s: seconds left.
         gap: relative gap at which to stop.
         counting: whether the dynamic program may be used where it applies.
     """
@@ -120,9 +130,6 @@ def improve(
     one_class = counting and not several
     copies = table.count[table.group] if one_class else np.ones(len(table.group))
     while waste > floor + accept:
-        left = deadline - time.perf_counter()
-        if left <= 0:
-            break
         better = dual.loss < waste - dual.noise
         if not filled:
             plan, filled = (
@@ -133,6 +140,9 @@ def improve(
                 plan = polish(table, dual, plan)
             waste = dual.waste(table, plan)
             continue
+        left = left_s()
+        if left <= 0:
+            break
         better = undominated(table, better)
         effort = float(copies[better].sum())
         most = min(_MOST_ROWS, max(500, int(_ROWS_A_SECOND * left)))
@@ -183,7 +193,7 @@ def _least(rows: Ints, loss: Floats, number: int) -> Ints:
     )
 
 
-def _cheapest(table: Table, dual: Dual, better: Mask, number: int) -> Mask:
+def _cheapest(table: BidTable, dual: Dual, better: Mask, number: int) -> Mask:
     """The best row of each group, and about ``number`` others of ``better`` with small losses: half
     of them whatever their group, half at most three a group.
     """

@@ -8,6 +8,7 @@ never be used are left out. Which of the others matter is decided in :mod:`alloc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from allocator.bids import Bid, Options
+from allocator.bids import NO_SEAT, Bid, Seat, SizeValues
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -26,29 +27,31 @@ IDLE = -1
 
 
 @dataclass(frozen=True)
-class Table:
-    """The options of all groups, one row an option, rows of one group adjacent.
-
-    Args:
-        members: for each group, the indices of its bids (all alike), ascending.
-        count: members per group.
-        group, resource, size, value: per row. ``resource`` is an index into ``capacity``, or IDLE
-            (``size`` 0). Within a group, rows of one resource are ordered by size.
-        starts: the first row of each group; each group has at least one row.
-        capacity: units of each resource: the nodes of each class in ``classes``, and one resource
-            more where must-run jobs have to be dropped: the right to be dropped.
-        classes: names of the node classes.
+class BidTable:
+    """The options of all groups, one row an option, rows of one group adjacent. Within a group,
+    rows of one resource are ordered by size.
     """
 
     members: tuple[tuple[int, ...], ...]
+    """For each group, the indices of its bids (all alike), ascending."""
     count: Floats
+    """Members per group."""
     group: Ints
+    """Per row, its group."""
     resource: Ints
+    """Per row, an index into ``capacity``, or IDLE (``size`` 0)."""
     size: Ints
+    """Per row, units of its resource."""
     value: Floats
+    """Per row, what its bid says."""
     starts: Ints
+    """The first row of each group; each group has at least one row."""
     capacity: Floats
+    """Units of each resource: the nodes of each class in ``classes``, and one resource more where
+    must-run jobs have to be dropped: the right to be dropped.
+    """
     classes: tuple[str, ...]
+    """Names of the node classes."""
 
     @cached_property
     def nodes(self) -> Floats:
@@ -58,7 +61,7 @@ class Table:
     def charge(self, prices: Floats) -> Floats:
         """What each row pays for its nodes."""
         if len(prices) == 1:
-            return prices[0] * self.nodes  # an idle row has none
+            return float(prices[0]) * self.nodes  # an idle row has none
         return np.append(prices, 0.0)[self.resource] * self.nodes
 
     @cached_property
@@ -66,7 +69,7 @@ class Table:
         """One past the last row of each group."""
         return np.append(self.starts[1:], len(self.size))
 
-    def keep(self, mask: Mask) -> Table:
+    def keep(self, mask: Mask) -> BidTable:
         """The table with only the rows of ``mask``, of which every group has at least one."""
         group = self.group[mask]
         starts = np.searchsorted(group, np.arange(len(self.members)))
@@ -94,7 +97,7 @@ class Table:
         return bool((placed == self.count).all() and (self.use(plan) <= self.capacity).all())
 
 
-def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> Table:
+def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> BidTable:
     """The table of ``bids``.
 
     Args:
@@ -105,7 +108,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
     index = {name: c for c, name in enumerate(classes)}
-    groups: dict[tuple[float, tuple[tuple[int, Options], ...]], list[int]] = {}
+    groups: dict[tuple[float, tuple[tuple[int, SizeValues], ...]], list[int]] = {}
     for i, bid in enumerate(bids):
         usable = [
             (index[name], options)
@@ -147,7 +150,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
             add(c, options.sizes[:fitting], options.values[:fitting])
     limits = [float(capacity[name]) for name in classes] + ([float(drops)] if drops else [])
     starts = np.array(first, dtype=np.int64)
-    return Table(
+    return BidTable(
         members=tuple(tuple(m) for m in groups.values()),
         count=np.array([len(m) for m in groups.values()], dtype=np.float64),
         group=np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows))),
@@ -160,7 +163,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> T
     )
 
 
-def undominated(table: Table, keep: Mask) -> Mask:
+def undominated(table: BidTable, keep: Mask) -> Mask:
     """``keep`` without the rows that another of its rows beats with no more nodes of the same class
     and no less value.
     """
@@ -181,7 +184,7 @@ def undominated(table: Table, keep: Mask) -> Mask:
     return kept
 
 
-def idle(table: Table) -> Ints:
+def idle(table: BidTable) -> Ints:
     """The plan in which every job takes the first of its rows, which is to have nothing where that
     is allowed.
     """
@@ -190,72 +193,57 @@ def idle(table: Table) -> Ints:
     return plan
 
 
-def rows_for(
-    table: Table, jobs: Sequence[str], sizes: Mapping[str, tuple[str, int]]
-) -> Ints | None:
-    """Members by row that give each job its size in ``sizes``, or nothing where it has none or its
-    bid does not offer it.
+def rows_for(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Seat]) -> Ints | None:
+    """Members by row that give each job its size in ``sizes``, or nothing where it has none.
 
-    Returns None when a must-run job would get nothing and has no row for that.
+    Args:
+        jobs: names, in the order of the bids.
+        sizes: job -> (node class, size), each offered by its bid.
+
+    Returns:
+        None when a must-run job would get nothing and has no row for that.
     """
     plan = np.zeros(len(table.size), np.int64)
-    index = {name: c for c, name in enumerate(table.classes)}
     for g, members in enumerate(table.members):
-        first = int(table.starts[g])
-        none_row = (
-            first
-            if table.resource[first] == IDLE or table.resource[first] == len(table.classes)
-            else -1
-        )
+        first, end = int(table.starts[g]), int(table.ends[g])
+        may_idle = int(table.resource[first]) in (IDLE, len(table.classes))
         for member in members:
-            row = none_row
-            node_class, size = sizes.get(jobs[member], ("", 0))
-            if size and node_class in index:
-                c, end = index[node_class], int(table.ends[g])
-                low = (
-                    first + int(np.searchsorted(table.resource[first:end], c))
-                    if len(table.classes) > 1
-                    else first + (none_row >= 0)
-                )
-                if len(table.classes) > 1 and none_row >= 0:
-                    low = first + 1 + int(np.searchsorted(table.resource[first + 1 : end], c))
-                high = low + int(np.searchsorted(table.resource[low:end], c, side="right"))
-                at = low + int(np.searchsorted(table.size[low:high], size))
-                if at < high and table.size[at] == size:
-                    row = at
-            if row < 0:
+            node_class, size = sizes.get(jobs[member], NO_SEAT)
+            if size:
+                mine = table.resource[first:end] == table.classes.index(node_class)
+                plan[first + np.flatnonzero(mine & (table.size[first:end] == size))] += 1
+            elif may_idle:
+                plan[first] += 1
+            else:
                 return None
-            plan[row] += 1
     return plan
 
 
-def assign(
-    table: Table, plan: Ints, jobs: Sequence[str], keep: Mapping[str, tuple[str, int]]
-) -> dict[str, tuple[str, int]]:
-    """Sizes by job from members by row: alike jobs keep what ``keep`` gave them where the plan has
-    room for it.
+def assign(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Seat]:
+    """Sizes by job from members by row; a job that gets nothing is absent.
+
+    Among alike jobs, one keeps the nodes it has where the plan has room for that. The others are
+    served in the order of ``bids``, those that run before those that wait, and the best seat goes
+    first.
     """
-    sizes: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, Seat] = {}
     rows_of: dict[int, list[int]] = {}
     for row in np.flatnonzero(plan).tolist():
         rows_of.setdefault(int(table.group[row]), []).append(row)
     for g, rows in rows_of.items():
-        seats: dict[tuple[str, int], int] = {}
-        for row in rows:
+        seats: Counter[Seat] = Counter()
+        for row in sorted(rows, key=lambda row: -table.value[row]):
             c = int(table.resource[row])
-            spot = (
-                (table.classes[c], int(table.size[row])) if 0 <= c < len(table.classes) else ("", 0)
-            )
-            seats[spot] = seats.get(spot, 0) + int(plan[row])
-        waiting: list[str] = []
-        for member in table.members[g]:
-            spot = keep.get(jobs[member], ("", 0))
-            if seats.get(spot, 0):
-                seats[spot] -= 1
-                if spot[1]:
-                    sizes[jobs[member]] = spot
+            if 0 <= c < len(table.classes):
+                seats[table.classes[c], int(table.size[row])] += int(plan[row])
+        members = [bids[member] for member in table.members[g]]
+        others: list[Bid] = []
+        for bid in members:
+            if seats[bid.held] > 0:
+                seats[bid.held] -= 1
+                sizes[bid.job] = bid.held
             else:
-                waiting.append(jobs[member])
-        left = [spot for spot, number in seats.items() for _ in range(number)]
-        sizes.update({job: spot for job, spot in zip(waiting, left, strict=True) if spot[1]})
+                others.append(bid)
+        others.sort(key=lambda bid: not bid.held[1])
+        sizes.update(zip((bid.job for bid in others), seats.elements(), strict=False))
     return sizes

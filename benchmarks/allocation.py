@@ -7,15 +7,14 @@ Each repeat is a random problem (see :mod:`benchmarks.instances`; the kinds take
 event: jobs, their curves and the nodes they run on are given; bids are made, sizes solved for (gap
 0), and nodes named. ``median_ms`` and ``worst_ms`` are wall time over the repeats,
 ``cpu_median_ms`` processor time (which other work on the machine hardly changes), ``gap`` the
-largest gap left. ``warm_median_ms``: the same for a second event, in which up to three jobs lose a
-node, solved from the first plan. ``objective`` and ``oracle_objective`` are means over the first
-``--oracle`` repeats, the latter of :mod:`allocator.dp`. With ``--json``, one JSON object a row, a
-row a line.
+largest gap left. ``after_median_ms``: the same for a second event, in which up to three jobs lose a
+node. ``objective`` and ``oracle_objective`` are means over the first ``--oracle`` repeats, the
+latter of :mod:`tests.allocator.oracles.dp`. With ``--json``, one JSON object a row, a row a line.
 
     python -m benchmarks.allocation --nodewise [--time-limit 60] [--json]
 
-compares with FreeTrain's model (:mod:`allocator.nodewise`, the corrected form) on growing machines
-until that no longer finishes within the limit.
+compares with FreeTrain's model (:mod:`tests.allocator.oracles.nodewise`, the corrected form) on
+growing machines until that no longer finishes within the limit.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from pathlib import Path
 
 import numpy as np
 
-from allocator import Allocation, Bid, NodeInfo, ScalingCurve, dp, place, solve
-from allocator.nodewise import NodewiseJob
-from allocator.nodewise import solve as nodewise
+from allocator import Allocation, Bid, NodeInfo, ScalingCurve, place, solve
 from benchmarks.instances import KINDS, Instance, capacity, instance, read_curves
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.nodewise import NodewiseJob
+from tests.allocator.oracles.nodewise import solve as nodewise
 
 LADDER = (
     (8, 2),
@@ -57,14 +57,19 @@ def event(
     problem: Instance,
     current: dict[str, tuple[str, ...]],
     nodes: dict[str, NodeInfo],
-    warm: Allocation | None,
     *,
     counting: bool,
     time_limit_s: float,
 ) -> tuple[Allocation, dict[str, tuple[str, ...]], list[Bid]]:
     """Bids, sizes and nodes: all that one event costs."""
     bids = [problem.bid(job, on) for job, on in current.items()]
-    found = solve(bids, capacity(nodes), warm=warm, counting=counting, time_limit_s=time_limit_s)
+    found = solve(
+        bids,
+        capacity(nodes),
+        clock=time.perf_counter,
+        counting=counting,
+        time_limit_s=time_limit_s,
+    )
     return found, place(found.sizes, current, nodes), bids
 
 
@@ -82,7 +87,7 @@ def measure(
     time_limit_s: float,
 ) -> dict[str, object]:
     """One row."""
-    wall, cpu, warm_wall, warm_cpu, gaps, proofs = [], [], [], [], [], []
+    wall, cpu, after_wall, after_cpu, gaps, proofs = [], [], [], [], [], []
     objectives, oracles = [], []
     for seed in range(repeats):
         problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known, classes)
@@ -91,7 +96,6 @@ def measure(
             problem,
             problem.current,
             problem.nodes,
-            None,
             counting=counting,
             time_limit_s=time_limit_s,
         )
@@ -109,11 +113,9 @@ def measure(
             del left[plan[str(job)][-1]]
         now = {job: tuple(n for n in plan.get(job, ()) if n in left) for job in problem.current}
         began, began_cpu = time.perf_counter(), time.process_time()
-        found, plan, bids = event(
-            problem, now, left, found, counting=counting, time_limit_s=time_limit_s
-        )
-        warm_wall.append(time.perf_counter() - began)
-        warm_cpu.append(time.process_time() - began_cpu)
+        found, plan, bids = event(problem, now, left, counting=counting, time_limit_s=time_limit_s)
+        after_wall.append(time.perf_counter() - began)
+        after_cpu.append(time.process_time() - began_cpu)
         gaps.append(found.gap)
     return {
         "nodes": nodes,
@@ -130,9 +132,9 @@ def measure(
         "oracle_checked": len(oracles),
         "cpu_median_ms": _ms(statistics.median(cpu)),
         "cpu_worst_ms": _ms(max(cpu)),
-        "warm_median_ms": _ms(statistics.median(warm_wall)),
-        "warm_worst_ms": _ms(max(warm_wall)),
-        "warm_cpu_median_ms": _ms(statistics.median(warm_cpu)),
+        "after_median_ms": _ms(statistics.median(after_wall)),
+        "after_worst_ms": _ms(max(after_wall)),
+        "after_cpu_median_ms": _ms(statistics.median(after_cpu)),
         "proofs": {proof: proofs.count(proof) for proof in sorted(set(proofs))},
         "classes": classes,
         "time_limit_s": time_limit_s,
@@ -149,7 +151,7 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
     problem = instance(seed, nodes, jobs, largest, "measured")
     began = time.perf_counter()
     found, _, _ = event(
-        problem, problem.current, problem.nodes, None, counting=True, time_limit_s=time_limit_s
+        problem, problem.current, problem.nodes, counting=True, time_limit_s=time_limit_s
     )
     ours = time.perf_counter() - began
     began = time.perf_counter()
@@ -280,7 +282,7 @@ def main() -> None:
         "gap",
         "objective",
         "oracle_objective",
-        "warm_median_ms",
+        "after_median_ms",
     )
     _show(row, args.json, columns, True)
 

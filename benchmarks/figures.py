@@ -44,7 +44,8 @@ from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
-from malletrain.sim.workloads import Given, given, hpo, read_curves
+from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workloads import Given, given, hpo
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from allocator import Goal, RescaleCost, ScalingCurve, make_bid
-from allocator.dp import solve
 from benchmarks.profiling_methods import METHODS, Method
-from jpa import MeasureConfig, Outcome, ThroughputMeter
+from jpa import MeasureConfig, MeasurementState, ThroughputMeter
+from tests.allocator.oracles.dp import solve
 
 STEPS_PER_S = 5.0
 VISIT_STD = 0.01
@@ -161,8 +161,8 @@ def measure(
     """
     meter = ThroughputMeter(nodes, 0.0, MeasureConfig())
     now = samples = wave = 0.0
-    outcome = Outcome.MEASURING
-    while outcome is Outcome.MEASURING:
+    outcome = MeasurementState.MEASURING
+    while outcome is MeasurementState.MEASURING:
         # Step times scatter, partly from step to step, partly in slower waves.
         wave = 0.7 * wave + math.sqrt(1 - 0.7**2) * rng.gauss(0, 1)
         now += max(0.05, 1 + noise * (0.7 * rng.gauss(0, 1) + 0.7 * wave)) / STEPS_PER_S

@@ -36,8 +36,8 @@ from typing import Any
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from jpa import MeasuredCurve
-from malletrain.core.planning import Candidate, PlanningSettings, make_plan
-from malletrain.core.profiling import ProfilingSettings
+from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.settings import PlanningSettings, ProfilingSettings
 from malletrain.protocol.views import JobDetail
 from tests.integration.embedded import Site, site
 

@@ -43,7 +43,7 @@ class Method(ABC):
 
     def believes(self, nodes: int) -> float:
         """Throughput at ``nodes``, samples/s."""
-        return self.curve.believed(nodes)[0]
+        return self.curve.smoothed(nodes)[0]
 
 
 class Inverse(Method):

@@ -37,7 +37,8 @@ def row(
     from malletrain.sim.engine import simulate
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
-    from malletrain.sim.workloads import hpo, read_curves
+    from malletrain.sim.workload_files import read_curves
+    from malletrain.sim.workloads import hpo
     from scavenger.trace.files import read, read_names
 
     began = time.perf_counter()

@@ -35,7 +35,7 @@ from malletrain.client import Client
 from malletrain.protocol import messages
 
 SCRIPT = Path(__file__).with_name("train_soak.py")
-HANG_S = 60.0
+HANG_S = 180.0
 """Seconds without a step that count as a hang. When all nodes are killed at once, their processes
 start anew, imports and all.
 """

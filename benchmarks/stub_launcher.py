@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import malletrain.training.report  # loaded once, before the forks
+from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LauncherEnd, RoundInbox, read_order
 from malletrain.protocol.messages import Assignment, Phase, Release, Round, StoreUp
-from malletrain.protocol.worker_channel import ENV_GENERATION
 
 REPORT_EVERY_S = 0.5
 
@@ -26,7 +26,7 @@ def work(generation: int, rank: int, size: int, spans: Path, node: str) -> None:
     """One worker of a round: report steadily until killed; the file's last change is when it last
     worked.
     """
-    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), ENV_GENERATION: str(generation)})
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), env.GENERATION: str(generation)})
     span = spans / f"{node}.{os.getpid()}.{generation}"
     span.write_text(repr(time.time()))
     while True:

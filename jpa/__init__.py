@@ -5,65 +5,66 @@ Pure: no I/O, no clock, no threads.
 :class:`Monitor` go on learning after the profile; :mod:`jpa.reuse` carries curves to other jobs.
 """
 
-from jpa.advisor import Advisor, AdvisorConfig
+from jpa.advisor import Advisor
 from jpa.costs import RescaleCosts
-from jpa.curve import Change, CurveConfig, MeasuredCurve, phase_name
+from jpa.curve import CurveChange, CurveConfig, MeasuredCurve, phase_name
 from jpa.donors import Donor, Offer, choose_nodes
-from jpa.measure import MeasureConfig, Measurement, Monitor, Outcome, ThroughputMeter
+from jpa.measure import MeasureConfig, Measurement, MeasurementState, Monitor, ThroughputMeter
 from jpa.messages import (
+    AdvisorAnswer,
     AdvisorEvent,
-    Answer,
+    AdvisorTick,
     Crashed,
-    Finished,
     JobGone,
     NodesChanged,
     PointMeasured,
+    ProfileFinished,
+    ProfileResult,
     ProfileWanted,
-    Progress,
-    Result,
+    ProgressSeen,
     Scaled,
     SetSize,
     Suggested,
-    Tick,
     Waiting,
 )
 from jpa.phase import Prior
 from jpa.plan import PlanConfig, ProfilePlan, ladder, new_plan, next_size
+from jpa.profile import AdvisorConfig
 from jpa.reuse import ModelSize, Stored, inherited, prior_from, profile_key
 
 __all__ = [
     "Advisor",
+    "AdvisorAnswer",
     "AdvisorConfig",
     "AdvisorEvent",
-    "Answer",
-    "Change",
+    "AdvisorTick",
     "Crashed",
+    "CurveChange",
     "CurveConfig",
     "Donor",
-    "Finished",
     "JobGone",
     "MeasureConfig",
     "MeasuredCurve",
     "Measurement",
+    "MeasurementState",
     "ModelSize",
     "Monitor",
     "NodesChanged",
     "Offer",
-    "Outcome",
     "PlanConfig",
     "PointMeasured",
     "Prior",
+    "ProfileFinished",
     "ProfilePlan",
+    "ProfileResult",
     "ProfileWanted",
-    "Progress",
+    "ProgressSeen",
     "RescaleCosts",
-    "Result",
     "Scaled",
     "SetSize",
     "Stored",
     "Suggested",
     "ThroughputMeter",
-    "Tick",
     "Waiting",
     "choose_nodes",
     "inherited",

@@ -15,93 +15,33 @@ others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from jpa.curve import CurveConfig, MeasuredCurve
+from jpa.curve import MeasuredCurve
 from jpa.donors import Offer
-from jpa.measure import MeasureConfig, Outcome, ThroughputMeter
+from jpa.measure import MeasurementState, ThroughputMeter
 from jpa.messages import (
+    AdvisorAnswer,
     AdvisorEvent,
-    Answer,
+    AdvisorTick,
     Crashed,
-    Finished,
     JobGone,
     NodesChanged,
     PointMeasured,
+    ProfileFinished,
+    ProfileResult,
     ProfileWanted,
-    Progress,
-    Result,
+    ProgressSeen,
     Scaled,
     SetSize,
     Suggested,
-    Tick,
     Waiting,
 )
-from jpa.plan import PlanConfig, ProfilePlan, known, new_plan, next_step
+from jpa.plan import ProfilePlan, known, new_plan, next_step
+from jpa.profile import AdvisorConfig, Profile, WaitingProfile
 from jpa.reuse import inherited
 from jpa.supply import Supply
-
-
-@dataclass(frozen=True)
-class AdvisorConfig:
-    """Limits; times in seconds.
-
-    ``max_profile_s``: a profile ends after this long, with what it has. ``rescale_timeout_s``: a
-    rescale that takes longer counts as a size that cannot be used now. ``donor_quiet_s``: a donor
-    is left alone for so long after an interruption. ``worthwhile``: a profile starts when this
-    share of the nodes it wants can be had, or any usable number once it has waited ``patience_s``.
-    ``max_crashes``: so many sizes that fail end the profile. ``max_attempts``: so often is a
-    profile begun that loses its nodes.
-    """
-
-    plan: PlanConfig = field(default_factory=PlanConfig)
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    curve: CurveConfig = field(default_factory=CurveConfig)
-    max_profile_s: float = 600.0
-    rescale_timeout_s: float = 120.0
-    donor_quiet_s: float = 60.0
-    worthwhile: float = 0.5
-    patience_s: float = 60.0
-    max_crashes: int = 3
-    max_attempts: int = 3
-
-
-@dataclass
-class _Queued:
-    """A job that waits. The tally is of its earlier attempts, when nodes were lost under it."""
-
-    wanted: ProfileWanted
-    since: float
-    attempts: int = 0
-    scale_ups: int = 0
-    scale_downs: int = 0
-    seconds: float = 0.0
-    visited: tuple[int, ...] = ()
-    said: str = ""
-
-
-@dataclass
-class _Active:
-    """The profile under way. ``meter`` is None while a rescale to ``target`` runs, which was asked
-    for at ``asked_at``.
-    """
-
-    queued: _Queued
-    plan: ProfilePlan
-    curve: MeasuredCurve
-    started: float
-    target: int
-    held: int
-    asked_at: float
-    meter: ThroughputMeter | None = None
-    silent: tuple[int, ...] = ()
-    failed: tuple[int, ...] = ()
-    measured: bool = False
-
-    @property
-    def job(self) -> str:
-        return self.queued.wanted.job
 
 
 class Advisor:
@@ -109,18 +49,18 @@ class Advisor:
 
     def __init__(self, config: AdvisorConfig | None = None) -> None:
         self.config = config or AdvisorConfig()
-        self._active: _Active | None = None
-        self._queue: list[_Queued] = []
+        self._active: Profile | None = None
+        self._queue: list[WaitingProfile] = []
         self._supply = Supply(self.config.donor_quiet_s)
-        self._table: dict[type, Callable[[Any, float], Iterable[Answer]]] = {
+        self._table: dict[type, Callable[[Any, float], Iterable[AdvisorAnswer]]] = {
             ProfileWanted: self._wanted,
             Suggested: self._suggested,
             NodesChanged: self._nodes_changed,
             Scaled: self._scaled,
-            Progress: self._progress,
+            ProgressSeen: self._progress,
             Crashed: self._crashed,
             JobGone: self._gone,
-            Tick: self._tick,
+            AdvisorTick: self._tick,
         }
 
     @property
@@ -140,7 +80,7 @@ class Advisor:
         """Jobs that wait for a profile, in order."""
         return tuple(q.wanted.job for q in self._queue)
 
-    def handle(self, event: AdvisorEvent, now: float) -> list[Answer]:
+    def handle(self, event: AdvisorEvent, now: float) -> list[AdvisorAnswer]:
         """Take one event at time ``now`` (seconds, never before the last one) and return what is to
         be done, in order.
 
@@ -150,14 +90,14 @@ class Advisor:
         """
         answers = list(self._table[type(event)](event, now))
         if answers or not isinstance(
-            event, Progress
+            event, ProgressSeen
         ):  # reports are many, and by themselves they let nobody start
             answers += self._start_next(now)
         return answers
 
     # --- events ---
 
-    def _wanted(self, event: ProfileWanted, now: float) -> Iterable[Answer]:
+    def _wanted(self, event: ProfileWanted, now: float) -> Iterable[AdvisorAnswer]:
         if event.job == self.profiling or event.job in self.waiting:
             return ()
         new_plan(
@@ -167,10 +107,10 @@ class Advisor:
             allowed=event.sizes,
             chosen=event.chosen,
         )  # raises on nonsense
-        self._queue.append(_Queued(event, now))
+        self._queue.append(WaitingProfile(event, now))
         return ()
 
-    def _suggested(self, event: Suggested, now: float) -> Iterable[Answer]:
+    def _suggested(self, event: Suggested, now: float) -> Iterable[AdvisorAnswer]:
         for queued in self._queue:
             if queued.wanted.job == event.job:
                 queued.wanted = replace(
@@ -180,7 +120,7 @@ class Advisor:
                 )
         active = self._active
         if active is not None and active.job == event.job and active.curve.current.prior is None:
-            # The size being measured is measured all the same; of those below only what the belief
+            # The size being measured is measured all the same; of those below only what the prior
             # leaves open.
             wanted = replace(active.queued.wanted, chosen=event.chosen)
             active.queued.wanted, active.curve = wanted, active.curve.with_prior(event.prior)
@@ -191,7 +131,7 @@ class Advisor:
             )
         return ()
 
-    def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[Answer]:
+    def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[AdvisorAnswer]:
         self._supply.changed(event)
         for queued in self._queue:
             held = event.held.get(queued.wanted.job, queued.wanted.nodes)
@@ -202,7 +142,7 @@ class Advisor:
         active.held = event.held.get(active.job, active.held)
         return self._lost_nodes(active, now) if active.held < active.target else ()
 
-    def _scaled(self, event: Scaled, now: float) -> Iterable[Answer]:
+    def _scaled(self, event: Scaled, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         # Any other size is an old rescale's: a loss of nodes is told by NodesChanged.
         if (
@@ -214,7 +154,7 @@ class Advisor:
             active.meter = ThroughputMeter(active.target, now, self.config.measure)
         return ()
 
-    def _progress(self, event: Progress, now: float) -> Iterable[Answer]:
+    def _progress(self, event: ProgressSeen, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         if active is None or event.job != active.job:
             return ()
@@ -227,7 +167,7 @@ class Advisor:
         outcome = active.meter.feed(event.time, event.samples)
         return self._settle(active, outcome, now)
 
-    def _crashed(self, event: Crashed, now: float) -> Iterable[Answer]:
+    def _crashed(self, event: Crashed, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         if active is None or event.job != active.job:
             return ()
@@ -238,15 +178,17 @@ class Advisor:
             return self._end(active, now, "It failed too often.")
         return self._advance(active, now)
 
-    def _gone(self, event: JobGone, now: float) -> Iterable[Answer]:
+    def _gone(self, event: JobGone, now: float) -> Iterable[AdvisorAnswer]:
         self._queue = [q for q in self._queue if q.wanted.job != event.job]
         self._supply.forget(event.job)
         active = self._active
         if active is None or event.job != active.job:
             return ()
-        return self._end(active, now, "The job ended while it was being profiled.", Result.GONE)
+        return self._end(
+            active, now, "The job ended while it was being profiled.", ProfileResult.GONE
+        )
 
-    def _tick(self, event: Tick, now: float) -> Iterable[Answer]:
+    def _tick(self, event: AdvisorTick, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         if active is None:
             return ()
@@ -266,15 +208,17 @@ class Advisor:
 
     # --- the profile under way ---
 
-    def _settle(self, active: _Active, outcome: Outcome, now: float) -> Iterable[Answer]:
+    def _settle(
+        self, active: Profile, outcome: MeasurementState, now: float
+    ) -> Iterable[AdvisorAnswer]:
         """Act on where the measurement of the current size stands."""
         meter, size = active.meter, active.target
-        if meter is None or outcome is Outcome.MEASURING:
+        if meter is None or outcome is MeasurementState.MEASURING:
             return []
         active.meter = None
         active.plan = active.plan.done_with(size)
         active.queued.visited = (*active.queued.visited, size)
-        if outcome is Outcome.UNKNOWN:
+        if outcome is MeasurementState.UNKNOWN:
             active.silent = (*active.silent, size)
             if len(active.silent) >= 2 and not active.measured:
                 return self._end(active, now, "The job reported no progress.")
@@ -286,7 +230,7 @@ class Advisor:
         active.measured = True
         return [PointMeasured(active.job, measurement, active.curve), *self._advance(active, now)]
 
-    def _advance(self, active: _Active, now: float) -> Iterable[Answer]:
+    def _advance(self, active: Profile, now: float) -> Iterable[AdvisorAnswer]:
         """Go to the next size or end."""
         step = next_step(active.plan, active.curve, active.held)
         if step.size is None:
@@ -294,7 +238,7 @@ class Advisor:
         return [self._go(active, step.size, step.reason, now)]
 
     def _go(
-        self, active: _Active, size: int, reason: str, now: float, offer: Offer | None = None
+        self, active: Profile, size: int, reason: str, now: float, offer: Offer | None = None
     ) -> SetSize:
         active.queued.scale_ups += size > active.held
         active.queued.scale_downs += size < active.held
@@ -311,7 +255,7 @@ class Advisor:
             offer.count,
         )
 
-    def _lost_nodes(self, active: _Active, now: float) -> Iterable[Answer]:
+    def _lost_nodes(self, active: Profile, now: float) -> Iterable[AdvisorAnswer]:
         """Go on with the nodes left, or back to the queue when they are too few."""
         active.meter = None
         wanted = active.queued.wanted
@@ -326,7 +270,7 @@ class Advisor:
         )
         if queued.attempts >= self.config.max_attempts:
             return self._end(active, now, sentence)
-        queued.wanted = replace(wanted, nodes=active.held, curve=self._curve(active))
+        queued.wanted = replace(wanted, nodes=active.held, curve=active.learnt(self.config.curve))
         queued.seconds += now - active.started
         queued.since, queued.said = now, sentence
         self._queue.insert(0, queued)
@@ -334,66 +278,13 @@ class Advisor:
         return [Waiting(active.job, sentence)]
 
     def _end(
-        self, active: _Active, now: float, reason: str, result: Result | None = None
-    ) -> Iterable[Answer]:
+        self, active: Profile, now: float, reason: str, result: ProfileResult | None = None
+    ) -> Iterable[AdvisorAnswer]:
         """Close the profile; without ``result`` it follows from what was measured."""
         self._active = None
-        queued, curve = active.queued, self._curve(active)
-        self._share(queued.wanted, inherited(curve))
-        if active.failed:
-            reason = f"{reason} Rescaling or the script failed at {_listed(active.failed)} nodes."
-        if active.silent and not active.measured:
-            reason = (
-                f"{reason} No progress was reported, so nothing is known and the job runs "
-                "with a neutral prior."
-            )
-        if result is None and not active.measured and (active.silent or active.failed):
-            result = Result.UNKNOWN
-        elif result is None:
-            largest = max(queued.visited, default=0)
-            missing = [
-                k
-                for k in active.plan.rungs
-                if k not in curve.unusable and not known(curve, k, active.plan.config.tolerance)
-            ]
-            above = [k for k in missing if k > largest and k not in active.failed]
-            if above:
-                reason = (
-                    f"{reason} {above[0]} nodes could not be had: sizes above {largest} "
-                    "are extrapolated."
-                )
-            late = now - active.started >= self.config.max_profile_s
-            result = (
-                Result.PARTIAL
-                if above or (missing and (late or active.failed))
-                else Result.MEASURED
-            )
-        seconds = queued.seconds + now - active.started
-        return [
-            Finished(
-                active.job,
-                result,
-                curve,
-                reason,
-                active.held,
-                queued.scale_ups,
-                queued.scale_downs,
-                seconds,
-                queued.visited,
-            )
-        ]
-
-    def _curve(self, active: _Active) -> MeasuredCurve:
-        """What was learnt: silent sizes give nothing if the job was heard at others; crashes at
-        every size tried are the script's fault.
-        """
-        curve = active.curve
-        if active.measured:
-            for size in active.silent:
-                curve = curve.with_measurement(size, 0.0, 0.0, active.asked_at, self.config.curve)
-        elif active.failed:
-            curve = replace(curve, unusable=active.queued.wanted.curve.unusable)
-        return curve
+        finished = active.finished(now, reason, self.config, result)
+        self._share(active.queued.wanted, inherited(finished.curve))
+        return [finished]
 
     # --- the queue ---
 
@@ -404,9 +295,9 @@ class Advisor:
             if other.kind and (other.kind, other.node_class) == (wanted.kind, wanted.node_class):
                 queued.wanted = replace(other, curve=other.curve.with_points_of(curve))
 
-    def _start_next(self, now: float) -> list[Answer]:
+    def _start_next(self, now: float) -> list[AdvisorAnswer]:
         """Start the first job in the queue that can be; say why the others wait."""
-        answers: list[Answer] = []
+        answers: list[AdvisorAnswer] = []
         for queued in list(self._queue):
             if self._active is None:
                 tried = self._try(queued, now)
@@ -422,7 +313,7 @@ class Advisor:
                 answers.append(Waiting(queued.wanted.job, reason))
         return answers
 
-    def _try(self, queued: _Queued, now: float) -> SetSize | Finished | Waiting:
+    def _try(self, queued: WaitingProfile, now: float) -> SetSize | ProfileFinished | Waiting:
         """Start a profile, end one that has nothing to measure, or say why its nodes cannot
         be had.
         """
@@ -430,10 +321,10 @@ class Advisor:
         try:
             plan = self._plan(wanted, wanted.curve)
         except ValueError as error:  # every size is unusable; anything else was refused on arrival
-            return self._nothing(queued, Result.UNKNOWN, str(error))
+            return queued.finished(ProfileResult.UNKNOWN, str(error))
         best = next_step(plan, wanted.curve, wanted.max_nodes)
         if best.size is None:
-            return self._nothing(queued, Result.MEASURED, best.reason)
+            return queued.finished(ProfileResult.MEASURED, best.reason)
         least = min(k for k in plan.sizes if not known(wanted.curve, k, plan.config.tolerance))
         patient = now - queued.since < config.patience_s
         needed = max(least, round(config.worthwhile * best.size)) if patient else least
@@ -450,7 +341,7 @@ class Advisor:
             )
         if step.size != best.size:
             offer = self._supply.offer(wanted, step.size, step.size, now)
-        active = _Active(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)
+        active = Profile(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)
         self._active = active
         self._supply.take(offer, wanted.node_class, now)
         return self._go(active, step.size, step.reason, now, offer if offer.total else None)
@@ -465,21 +356,3 @@ class Advisor:
             chosen=wanted.chosen,
             config=self.config.plan,
         )
-
-    def _nothing(self, queued: _Queued, result: Result, reason: str) -> Finished:
-        wanted = queued.wanted
-        return Finished(
-            wanted.job,
-            result,
-            wanted.curve,
-            reason,
-            wanted.nodes,
-            queued.scale_ups,
-            queued.scale_downs,
-            queued.seconds,
-            queued.visited,
-        )
-
-
-def _listed(sizes: Iterable[int]) -> str:
-    return ", ".join(str(k) for k in sizes)

@@ -31,16 +31,20 @@ observations are no proof of precision.
 
 @dataclass(frozen=True)
 class RescaleCosts:
-    """Seconds per kind of rescale: the configured values (``*_prior_s``) and the last observations,
-    oldest first.
-    """
+    """Seconds per kind of rescale."""
 
     up_prior_s: float = 10.0
+    """Configured, to grow."""
     down_prior_s: float = 8.0
+    """Configured, to shrink."""
     start_prior_s: float = 10.0
+    """Configured, to start from nothing."""
     up: tuple[float, ...] = ()
+    """The last observations of growing, oldest first."""
     down: tuple[float, ...] = ()
+    """The last observations of shrinking, oldest first."""
     start: tuple[float, ...] = ()
+    """The last observations of starting, oldest first."""
 
     def __post_init__(self) -> None:
         for name in ("up_prior_s", "down_prior_s", "start_prior_s"):

@@ -28,32 +28,39 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Change:
-    """The curve no longer holds as it was.
-
-    ``kind``: ``"drift"`` (the throughput at ``nodes`` moved for good, from ``before`` to ``after``
-    samples/s) or ``"phase"`` (the job entered ``phase``). ``sentence`` is for the user.
-    """
+class CurveChange:
+    """The curve no longer holds as it was."""
 
     kind: str
+    """``"drift"``: the throughput at ``nodes`` moved for good. ``"phase"``: the job entered
+    ``phase``.
+    """
     nodes: int
+    """The size, 0 for a phase."""
     before: float
+    """Throughput before, samples/s."""
     after: float
+    """Throughput after, samples/s."""
     phase: str
+    """The phase the job is in."""
     sentence: str
+    """For the user."""
 
 
 @dataclass(frozen=True)
 class CurveConfig:
-    """``points``: weighing of observations. The others: relative standard deviations of a curve
-    carried over a drift or into a phase.
-    """
+    """How observations are weighed, and how much of a curve is carried on."""
 
     points: PointConfig = field(default_factory=PointConfig)
+    """Weighing of observations."""
     drift_level_std: float = 0.1
+    """Relative standard deviation of the level after a drift."""
     drift_shape_std: float = 0.06
+    """The same of the shape, per √octave."""
     phase_level_std: float = 0.3
+    """Relative standard deviation of the level in a new phase."""
     phase_shape_std: float = 0.08
+    """The same of the shape, per √octave."""
 
 
 DEFAULT_CONFIG = CurveConfig()
@@ -61,22 +68,22 @@ DEFAULT_CONFIG = CurveConfig()
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """A job's curve. Immutable: every change gives a new one.
-
-    ``phases``: (name, curve), the current one last. ``unusable``: sizes at which the script
-    crashed; they are worth nothing. ``neutral_rate``: samples/s of one node assumed before anything
-    is known (the daemon gives the median of its other jobs).
-    """
+    """A job's curve. Immutable: every change gives a new one."""
 
     phases: tuple[tuple[str, PhaseCurve], ...] = ((DEFAULT_PHASE, PhaseCurve()),)
+    """(name, curve), the current one last."""
     unusable: frozenset[int] = frozenset()
+    """Sizes at which the script crashed; they are worth nothing."""
     neutral_rate: float = 1.0
+    """Samples/s of one node assumed before anything is known (the daemon gives the median of its
+    other jobs).
+    """
 
     @classmethod
     def from_prior(
         cls, prior: Prior | None, phase: str = DEFAULT_PHASE, neutral_rate: float = 1.0
     ) -> MeasuredCurve:
-        """A curve of a job not measured yet, from a belief (or none: neutral)."""
+        """A curve of a job not measured yet, from a prior (None: neutral)."""
         return cls(((phase, PhaseCurve((), prior)),), frozenset(), neutral_rate)
 
     @property
@@ -110,13 +117,13 @@ class MeasuredCurve:
             return 0.0, 0.0
         return self.current.estimate(nodes, self.neutral_rate)
 
-    def believed(self, nodes: int) -> tuple[float, float]:
+    def smoothed(self, nodes: int) -> tuple[float, float]:
         """(samples/s, standard deviation) at ``nodes`` to make bids from: smoothed where a law
         explains all that was measured.
         """
         if nodes in self.unusable:
             return 0.0, 0.0
-        return self.current.believed(nodes, self.neutral_rate)
+        return self.current.smoothed(nodes, self.neutral_rate)
 
     def relative_half_width(self, nodes: int) -> float:
         """Half-width of the 95 % interval at ``nodes`` as a share of the throughput; 0 where the
@@ -131,7 +138,7 @@ class MeasuredCurve:
 
         A measured size counts as known whatever its scatter: measuring it again at once would tell
         nothing new. That something is uncertain is no reason for another profile by itself (a
-        profile leaves what is not worth a visit); a :class:`Change` is.
+        profile leaves what is not worth a visit); a :class:`CurveChange` is.
         """
         measured = set(self.measured_sizes)
         return tuple(
@@ -141,8 +148,8 @@ class MeasuredCurve:
         )
 
     def conservative(self, sizes: Iterable[int], kappa: float = 1.0) -> ScalingCurve:
-        """The curve for the allocator at every one of ``sizes``: each belief lowered by ``kappa``
-        of its standard deviations.
+        """The curve for the allocator at every one of ``sizes``: each throughput lowered by
+        ``kappa`` of its standard deviations.
 
         The relative deviation r lowers it by the factor exp(−kappa·r): hardly different from 1 −
         kappa·r where a size is known, and never worth nothing where it is not. Name all sizes that
@@ -153,7 +160,7 @@ class MeasuredCurve:
         """
         points = {}
         for k in sizes:
-            rate, std = self.believed(k)
+            rate, std = self.smoothed(k)
             points[k] = rate * math.exp(-kappa * std / rate) if rate > 0 else 0.0
         return ScalingCurve.of(points)
 
@@ -186,7 +193,7 @@ class MeasuredCurve:
         half_width: float,
         now: float,
         config: CurveConfig = DEFAULT_CONFIG,
-    ) -> tuple[MeasuredCurve, Change | None]:
+    ) -> tuple[MeasuredCurve, CurveChange | None]:
         """With one ordinary window of the monitor at a fixed size, and the drift it completes, if
         any.
 
@@ -211,7 +218,7 @@ class MeasuredCurve:
             f"{shift.after:.4g} samples/s for good; "
             "the other sizes will be measured again."
         )
-        change = Change("drift", nodes, shift.before, shift.after, self.phase, sentence)
+        change = CurveChange("drift", nodes, shift.before, shift.after, self.phase, sentence)
         prior = None
         if shift.before > 0 and shift.after > 0:
             # The point itself has begun to follow the shift; the shape is the one before.
@@ -224,7 +231,7 @@ class MeasuredCurve:
 
     def with_points_of(self, other: MeasuredCurve) -> MeasuredCurve:
         """With what ``other``, of a job that scales alike, has measured at sizes that this one has
-        not. After a drift, and where a belief is there already, nothing is taken over.
+        not. After a drift, and where there is a prior already, nothing is taken over.
         """
         missing = [p for p in other.current.points if self.current.at(p.nodes) is None]
         if (
@@ -242,7 +249,7 @@ class MeasuredCurve:
         )
 
     def with_prior(self, prior: Prior) -> MeasuredCurve:
-        """With what another job suggests of the current phase, unless a belief is there already."""
+        """With what another job suggests of the current phase, unless there is a prior already."""
         return (
             self
             if self.current.prior is not None
@@ -251,7 +258,7 @@ class MeasuredCurve:
 
     def with_phase(
         self, phase: str, config: CurveConfig = DEFAULT_CONFIG
-    ) -> tuple[MeasuredCurve, Change | None]:
+    ) -> tuple[MeasuredCurve, CurveChange | None]:
         """In ``phase`` from now on. A phase seen before has its curve back; a new one starts from
         the shape of the current one.
         """
@@ -270,7 +277,7 @@ class MeasuredCurve:
         if not self.known and phase not in dict(self.phases):
             known.pop(self.phase, None)  # an empty phase is not worth keeping
         kept = tuple(known.items())[-(_PHASES_KEPT - 1) :]
-        change = Change("phase", 0, 0.0, 0.0, phase, f"The job entered phase {phase}; {what}")
+        change = CurveChange("phase", 0, 0.0, 0.0, phase, f"The job entered phase {phase}; {what}")
         return replace(self, phases=(*kept, (phase, curve))), change
 
     def with_unusable(self, nodes: int) -> MeasuredCurve:

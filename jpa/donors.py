@@ -15,18 +15,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Donor:
-    """A running job that could give nodes.
-
-    ``nodes``: held now. ``last_interrupted``: when the JPA last took nodes from it (seconds), None
-    for never. ``sizes``: allowed sizes, None for all. ``node_class``: class of its nodes.
-    """
+    """A running job that could give nodes."""
 
     job: str
+    """Its name."""
     nodes: int
+    """Held now."""
     min_nodes: int = 1
+    """The fewest it runs on."""
     last_interrupted: float | None = None
+    """When nodes were last taken from it for a profile, seconds; None for never."""
     sizes: tuple[int, ...] | None = None
+    """Sizes it accepts, None for all."""
     node_class: str = "default"
+    """Class of its nodes."""
 
     @property
     def spare(self) -> int:
@@ -56,18 +58,20 @@ class Donor:
 
 @dataclass(frozen=True)
 class Offer:
-    """Nodes for a profile: ``from_free`` free ones and ``count`` given up by the job ``from_donor``
-    (None: nobody is interrupted).
-
-    ``total``: new nodes the profile can use, ``from_free`` plus what it needs of ``count``; 0 means
-    no offer. ``reason`` is for the user.
-    """
+    """Nodes for a profile."""
 
     from_free: int
+    """Free nodes."""
     from_donor: str | None
+    """The job that gives up others; None: nobody is interrupted."""
     count: int
+    """Nodes that it gives up."""
     total: int
+    """New nodes the profile can use: the free ones and what it needs of ``count``; 0 means no
+    offer.
+    """
     reason: str
+    """A sentence for the user."""
 
 
 def choose_nodes(

@@ -34,7 +34,7 @@ import numpy as np
 
 TERMS = ("compute", "bandwidth", "latency", "linear")
 
-# What is believed of a job before its sizes tell: shares of w at the largest measured size (mean,
+# The prior of a job before its sizes tell: shares of w at the largest measured size (mean,
 # standard deviation). Wide: a job may be all compute or nearly all communication. Checked against
 # measured curves and an analytic family in tests/jpa/test_fit.py.
 _PRIOR_MEAN = (0.6, 0.05, 0.05, 0.2)
@@ -50,14 +50,12 @@ _LAW_ERROR = 0.02
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """A fitted law.
-
-    ``coefficients``: (a, b, c, d), node-seconds per sample. ``covariance``: theirs, row by row (16
-    numbers).
-    """
+    """A fitted law."""
 
     coefficients: tuple[float, float, float, float]
+    """(a, b, c, d), node-seconds per sample."""
     covariance: tuple[float, ...]
+    """Of the coefficients, row by row (16 numbers)."""
 
     def node_seconds(self, nodes: int) -> float:
         """w(k), node-seconds per sample."""

@@ -44,22 +44,26 @@ _MOST_REPORTS = 1024
 class MeasureConfig:
     """When one size has been measured. Seconds count from the end of the rescale.
 
-    ``tolerance``: half-width of the 95 % interval as a share of the throughput. ``warmup_s`` and
-    ``warmup_reports``: both ignored at the start. ``min_*``/``max_*``: never stop before both
-    minima, stop at any maximum. ``min_batches``: at least so many, 20 at most.
-
     Raises:
         ValueError: on limits that contradict each other.
     """
 
     tolerance: float = 0.05
+    """Half-width of the 95 % interval as a share of the throughput."""
     warmup_s: float = 1.0
+    """Ignored at the start, seconds."""
     warmup_reports: int = 2
+    """Progress reports ignored at the start."""
     min_seconds: float = 5.0
+    """Never stop before."""
     max_seconds: float = 60.0
+    """Stop then at the latest."""
     min_samples: int = 1
+    """Never stop before."""
     max_samples: int | None = None
+    """Stop then at the latest, None for no limit."""
     min_batches: int = 8
+    """At least so many, 20 at most."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
@@ -90,22 +94,25 @@ class MeasureConfig:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen at one size.
-
-    ``rate``: samples/s. ``half_width``: of its 95 % interval, samples/s; infinite when there were
-    too few reports to say. ``samples`` and ``seconds``: what the estimate rests on. ``stable``:
-    whether the half-width was within the tolerance.
-    """
+    """What was seen at one size."""
 
     nodes: int
+    """The size."""
     rate: float
+    """Samples/s."""
     half_width: float
+    """Half-width of the 95 % interval, samples/s; infinite when there were too few reports to
+    say.
+    """
     samples: float
+    """What the estimate rests on."""
     seconds: float
+    """What the estimate rests on."""
     stable: bool
+    """Whether the half-width was within the tolerance."""
 
 
-class Outcome(str, Enum):
+class MeasurementState(str, Enum):
     """Where a measurement stands."""
 
     MEASURING = "measuring"
@@ -130,7 +137,7 @@ class ThroughputMeter:
     _warm: int = 0
     _first: tuple[float, float] | None = None
 
-    def feed(self, time: float, samples: float) -> Outcome:
+    def feed(self, time: float, samples: float) -> MeasurementState:
         """One progress report: ``samples`` processed by the job so far. Returns where the
         measurement stands.
 
@@ -167,7 +174,7 @@ class ThroughputMeter:
             self._reports[:] = [*self._reports[:-1:2], self._reports[-1]]
         return self.outcome(time)
 
-    def outcome(self, now: float) -> Outcome:
+    def outcome(self, now: float) -> MeasurementState:
         """Where the measurement stands at ``now``; call it from time to time, for a job that says
         nothing.
         """
@@ -175,7 +182,7 @@ class ThroughputMeter:
         most = self.config.max_samples
         if len(self._reports) >= 2:
             if now - self.started < self.config.min_seconds and most is None:
-                return Outcome.MEASURING
+                return MeasurementState.MEASURING
             measurement = self.measurement(now)
             enough = (
                 now - self.started >= self.config.min_seconds
@@ -184,13 +191,17 @@ class ThroughputMeter:
                 and self._last_seen >= self._reports[-1][0] >= now  # never stop inside a stall
             )
             if enough:
-                return Outcome.STABLE
+                return MeasurementState.STABLE
             if over or (most is not None and measurement.samples >= most):
-                return Outcome.STABLE if measurement.stable else Outcome.UNSTABLE
-            return Outcome.MEASURING
+                return MeasurementState.STABLE if measurement.stable else MeasurementState.UNSTABLE
+            return MeasurementState.MEASURING
         if not over:
-            return Outcome.MEASURING
-        return Outcome.UNSTABLE if self.measurement(now).rate > 0 else Outcome.UNKNOWN
+            return MeasurementState.MEASURING
+        return (
+            MeasurementState.UNSTABLE
+            if self.measurement(now).rate > 0
+            else MeasurementState.UNKNOWN
+        )
 
     def measurement(self, now: float) -> Measurement:
         """The estimate so far. Without two reports after the warm-up: from the warm-up (0 without
@@ -229,13 +240,11 @@ class ThroughputMeter:
 @dataclass
 class Monitor:
     """Turns a running job's reports into one observation per window for its curve, for as long as
-    it runs.
-
-    ``window_s``: length of a window. A window ends early, unused, when the number of nodes or the
-    phase changes.
+    it runs. A window ends early, unused, when the number of nodes or the phase changes.
     """
 
     window_s: float = 30.0
+    """Length of a window, seconds."""
     _meter: ThroughputMeter | None = None
     _phase: str = ""
 

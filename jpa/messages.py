@@ -18,70 +18,82 @@ from jpa.phase import Prior
 class ProfileWanted:
     """A job's curve is to be measured. A job that is waiting or being profiled already is not
     queued twice.
-
-    ``nodes``: held now (0: not running). ``sizes``: allowed sizes, None for all. ``chosen``: the
-    user's ladder, None for the plan's own. ``curve``: what is believed so far, its phase being the
-    job's current one. ``kind``: jobs of one kind and class of nodes scale alike (empty: nobody else
-    is of its kind).
     """
 
     job: str
+    """Its name."""
     min_nodes: int
+    """The fewest nodes it runs on."""
     max_nodes: int
+    """The most nodes it runs on."""
     nodes: int = 0
+    """Nodes held now, 0 when it does not run."""
     sizes: tuple[int, ...] | None = None
+    """Sizes it accepts, None for all."""
     chosen: tuple[int, ...] | None = None
+    """The user's own sizes to measure, None for the plan's."""
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
+    """What is known so far; its phase is the job's current one."""
     node_class: str = "default"
+    """Class of the nodes it runs on."""
     kind: str = ""
+    """Jobs of one kind and class of nodes scale alike; empty: nobody else is of its kind."""
 
 
 @dataclass(frozen=True)
 class Suggested:
     """Another job's curve tells something of this one's, which waits for its profile or is being
-    profiled. ``chosen``: the user's ladder; None: what ``prior`` tells need not be visited.
+    profiled.
     """
 
     job: str
+    """The job that learns of it."""
     prior: Prior
+    """What the other curve suggests."""
     chosen: tuple[int, ...] | None = None
+    """The user's own sizes to measure; None: what ``prior`` tells need not be visited."""
 
 
 @dataclass(frozen=True)
 class NodesChanged:
     """The nodes as they are now; replaces what was said before. Send it after every change that is
     not the advisor's own.
-
-    ``free``: idle leased nodes by class. ``donors``: running jobs that may be asked for nodes (none
-    that is being rescaled). ``held``: nodes assigned to jobs that wait or are being profiled (a
-    rescale under way counts as done); a job not named holds what it held.
     """
 
     free: Mapping[str, int]
+    """Idle leased nodes by class."""
     donors: tuple[Donor, ...] = ()
+    """Running jobs that may be asked for nodes; none that is being rescaled."""
     held: Mapping[str, int] = field(default_factory=dict)
+    """Nodes assigned to jobs that wait or are being profiled; a rescale under way counts as done.
+    A job not named holds what it held.
+    """
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A rescale of the job is over: it processes samples, or is about to, on ``nodes`` nodes. Of
-    use only at the size asked for.
+    """A rescale of the job is over: it processes samples, or is about to. Of use only at the size
+    asked for.
     """
 
     job: str
+    """Its name."""
     nodes: int
+    """Nodes it is on now."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """``samples`` processed by the job so far; ``time`` of the last of them, on the clock of
-    ``now``. ``phase``: None for unchanged.
-    """
+class ProgressSeen:
+    """A job has reported progress."""
 
     job: str
+    """Its name."""
     time: float
+    """When the last sample was processed, seconds on the clock of ``now``."""
     samples: float
+    """Processed by the job so far."""
     phase: str | None = None
+    """The phase it is in, None for unchanged."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +112,19 @@ class JobGone:
 
 
 @dataclass(frozen=True)
-class Tick:
+class AdvisorTick:
     """Time passed. Send one every second or so: limits of time are noticed here."""
 
 
 AdvisorEvent = (
-    ProfileWanted | Suggested | NodesChanged | Scaled | Progress | Crashed | JobGone | Tick
+    ProfileWanted
+    | Suggested
+    | NodesChanged
+    | Scaled
+    | ProgressSeen
+    | Crashed
+    | JobGone
+    | AdvisorTick
 )
 
 # --- answers ---
@@ -113,33 +132,39 @@ AdvisorEvent = (
 
 @dataclass(frozen=True)
 class SetSize:
-    """Move the job to ``nodes`` nodes: ``from_free`` free ones join, and ``take`` that the job
-    ``donor`` gives up first.
-
-    With ``take`` above what is needed (the donor's allowed sizes) the rest becomes free. All three
-    are 0 or None on the way down. ``take`` from a ``donor`` is an interruption: record it.
+    """Move the job to ``nodes`` nodes. To take nodes from a donor is an interruption: record it. On
+    the way down nothing is taken.
     """
 
     job: str
+    """Its name."""
     nodes: int
+    """Its new size."""
     reason: str
+    """A sentence for the user."""
     from_free: int = 0
+    """Free nodes that join."""
     donor: str | None = None
+    """The job that gives up nodes first, None when nobody does."""
     take: int = 0
+    """Nodes that the donor gives up. What is above the need (its allowed sizes) becomes free."""
 
 
 @dataclass(frozen=True)
 class PointMeasured:
-    """One size of the job is measured; ``curve`` holds it. Store it: a profile interrupted by a
-    restart goes on from there.
+    """One size of the job is measured. Store the curve: a profile interrupted by a restart goes on
+    from there.
     """
 
     job: str
+    """Its name."""
     measurement: Measurement
+    """What was seen."""
     curve: MeasuredCurve
+    """The curve with it."""
 
 
-class Result(str, Enum):
+class ProfileResult(str, Enum):
     """How a profile ended."""
 
     MEASURED = "measured"
@@ -153,22 +178,27 @@ class Result(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The profile is over; the job stands at ``nodes`` nodes and belongs to the allocator again.
-
-    ``scale_ups``, ``scale_downs``: rescales the profile asked for (a start counts as scaling up).
-    ``seconds``: from the first of them.
-    """
+class ProfileFinished:
+    """The profile is over; the job belongs to the allocator again."""
 
     job: str
-    result: Result
+    """Its name."""
+    result: ProfileResult
+    """How it ended."""
     curve: MeasuredCurve
+    """What is known now."""
     reason: str
+    """A sentence for the user."""
     nodes: int
+    """Where the job stands."""
     scale_ups: int = 0
+    """Rescales to more nodes that the profile asked for; a start is one."""
     scale_downs: int = 0
+    """Rescales to fewer nodes that it asked for."""
     seconds: float = 0.0
+    """From the first of them to the end."""
     visited: tuple[int, ...] = ()
+    """Sizes visited, in order."""
 
 
 @dataclass(frozen=True)
@@ -179,4 +209,4 @@ class Waiting:
     reason: str
 
 
-Answer = SetSize | PointMeasured | Finished | Waiting
+AdvisorAnswer = SetSize | PointMeasured | ProfileFinished | Waiting

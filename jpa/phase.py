@@ -10,7 +10,7 @@ not decide which phase a job is in (:mod:`jpa.curve`) nor what to measure next (
   peak or dip), whichever way they lie.
 * Outside: the α-β law (:mod:`jpa.fit`) through all points, moved to pass through the outermost one.
 * Where the α-β law through three measured sizes or more leaves out no more than noise, bids are
-  made from the law instead of the single points (:meth:`PhaseCurve.believed`): else the plan would
+  made from the law instead of the single points (:meth:`PhaseCurve.smoothed`): else the plan would
   split nodes by the errors of the measurement.
 * With a prior shape (a sibling job, an earlier phase, the curve before a drift): the prior's curve,
   with the ratio measured/prior interpolated, and never outside the range of the two measured
@@ -42,7 +42,7 @@ _MOST_STD = 3.0
 UNKNOWN_STD = 0.5
 """Relative standard deviation of a throughput about which nothing is known."""
 _LAW_POINTS = 3
-"""The law is believed from so many measured sizes on."""
+"""The law may be used from so many measured sizes on."""
 _LAW_SIGMAS = 2.0
 """... when the squared deviations of the points from it, in their own standard deviations, sum to
 no more than this many standard deviations above their mean (chi-squared: n points give n ± √(2n)).
@@ -51,17 +51,16 @@ no more than this many standard deviations above their mean (chi-squared: n poin
 
 @dataclass(frozen=True)
 class Prior:
-    """A curve believed before measuring.
-
-    ``points``: ((nodes, samples/s), ...) sorted, all above 0. ``level_std``: how wrong the whole
-    curve may be, relative. ``shape_std``: how wrong its shape may be per √octave. ``source``: where
-    it comes from, for the user.
-    """
+    """A curve suggested before measuring."""
 
     points: tuple[tuple[int, float], ...]
+    """((nodes, samples/s), ...) sorted, all above 0."""
     level_std: float
+    """How wrong the whole curve may be, relative."""
     shape_std: float
+    """How wrong its shape may be, relative, per √octave."""
     source: str
+    """Where it comes from, for the user."""
 
     def __post_init__(self) -> None:
         if not self.points or any(
@@ -100,10 +99,12 @@ class Prior:
 
 @dataclass(frozen=True)
 class PhaseCurve:
-    """Points of one phase, sorted by size."""
+    """The curve of one phase."""
 
     points: tuple[Point, ...] = ()
+    """What was measured, sorted by size."""
     prior: Prior | None = None
+    """What was known before, if anything."""
 
     def at(self, nodes: int) -> Point | None:
         """The measured point of that size, if any."""
@@ -117,7 +118,7 @@ class PhaseCurve:
     def as_prior(
         self, factor: float, level_std: float, shape_std: float, source: str
     ) -> Prior | None:
-        """This curve as a belief about another one of ``factor`` times its speed; None when it
+        """This curve as a prior for another one of ``factor`` times its speed; None when it
         knows nothing.
         """
         known = tuple((p.nodes, p.rate * factor) for p in self.points if p.rate > 0)
@@ -162,7 +163,7 @@ class PhaseCurve:
             else self._beyond_nothing(nodes, edge, neutral_rate)
         )
 
-    def believed(self, nodes: int, neutral_rate: float = 1.0) -> tuple[float, float]:
+    def smoothed(self, nodes: int, neutral_rate: float = 1.0) -> tuple[float, float]:
         """(samples/s, standard deviation) at ``nodes`` for the allocator: the law's where the law
         holds, else :meth:`estimate`.
         """
@@ -218,10 +219,10 @@ class PhaseCurve:
         if nodes > edge.nodes:
             return 0.0, 0.0
         known = [(p.nodes, p.rate, p.relative_std) for p in self.points if p.rate > 0]
-        believed = (
+        suggested = (
             self.prior.rate(nodes) if self.prior is not None else neutral(nodes, neutral_rate)
         )
-        rate = fit(known).rate(nodes) if known else believed
+        rate = fit(known).rate(nodes) if known else suggested
         return rate, UNKNOWN_STD * rate
 
     @cached_property
@@ -288,7 +289,7 @@ def neutral(nodes: int, rate_per_node: float) -> float:
     """The curve of a job about which nothing is known, samples/s: ``rate_per_node * nodes**0.9``,
     6.7 % less per node and doubling.
     """
-    return rate_per_node * nodes**0.9
+    return rate_per_node * float(nodes**0.9)
 
 
 def _outside(nodes: int, points: Sequence[tuple[int, float]]) -> float:

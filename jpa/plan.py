@@ -1,6 +1,6 @@
 """Which sizes a profile visits, from the largest down.
 
-Decides the next size of one profile from what is measured so far, what was believed before, and the
+Decides the next size of one profile from what is measured so far, what a prior suggests, and the
 nodes there are. It does not wait, measure or take nodes (:mod:`jpa.advisor`). Scaling up costs
 several times what scaling down does and hardly depends on how many nodes join (MalleTrain, arXiv
 2404.15668), so a profile scales up once, to the largest size, and every further size is smaller
@@ -26,22 +26,23 @@ _MEASURED_ONLY = 1e-9
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How thorough a profile is.
-
-    ``max_steps``: sizes visited at most. ``refine_steps``: of these, kept back for finer steps
-    where the curve bends (used on long ladders only). ``tolerance``: a size known this well
-    (half-width of the 95 % interval, relative) is not visited; wider than the 5 % of a measured
-    size, because every visit costs a rescale (docs/profiling.md has the trade measured). ``bend``:
-    the curve bends where the elasticity of throughput to nodes differs from 1 by more. ``bridge``:
-    also pass over a size that the next smaller one, once measured, will pin down by interpolation;
-    only on straight stretches.
-    """
+    """How thorough a profile is."""
 
     max_steps: int = 8
+    """Sizes visited at most."""
     refine_steps: int = 2
+    """Of these, kept back for finer steps where the curve bends (used on long ladders only)."""
     tolerance: float = 0.075
+    """A size known this well (half-width of the 95 % interval, relative) is not visited. Wider
+    than the 5 % of a measured size, because every visit costs a rescale (docs/profiling.md has the
+    trade measured).
+    """
     bend: float = 0.15
+    """The curve bends where the elasticity of throughput to nodes differs from 1 by more."""
     bridge: bool = True
+    """Also pass over a size that the next smaller one, once measured, will pin down by
+    interpolation; only on straight stretches.
+    """
 
     def __post_init__(self) -> None:
         if self.max_steps < 1 or not 0 <= self.refine_steps < self.max_steps:
@@ -57,7 +58,7 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfileStep:
     """What the profile does next: visit ``size``, or end (``size`` None). ``reason`` is for the
     user.
     """
@@ -68,18 +69,18 @@ class Step:
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """One profile under way. ``sizes``: every size it may visit, descending. ``rungs``: those it
-    intends to, descending.
-
-    ``asked``: the last size asked for, None before the first. ``visited``: sizes done with
-    (measured, or given up), in order.
-    """
+    """One profile under way."""
 
     sizes: tuple[int, ...]
+    """Every size it may visit, descending."""
     rungs: tuple[int, ...]
+    """Those it intends to visit, descending."""
     config: PlanConfig = field(default_factory=PlanConfig)
+    """How thorough it is."""
     asked: int | None = None
+    """The last size asked for, None before the first."""
     visited: tuple[int, ...] = ()
+    """Sizes done with (measured, or given up), in order."""
 
     def asking(self, size: int) -> ProfilePlan:
         """The plan once ``size`` has been asked for; no larger one will be."""
@@ -176,7 +177,7 @@ def next_size(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
     return next_step(plan, measured, nodes_available).size
 
 
-def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> Step:
+def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> ProfileStep:
     """As :func:`next_size`, with the reason in words."""
     usable = [
         k
@@ -190,10 +191,10 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
         lost_nodes = not done and nodes_available < asked
     if not usable:
         if not plan.visited and asked is None:
-            return Step(
+            return ProfileStep(
                 None, f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} can be had."
             )
-        return Step(None, "Every size that can be reached by scaling down has been visited.")
+        return ProfileStep(None, "Every size that can be reached by scaling down has been visited.")
     rungs = [k for k in plan.rungs if k in usable]
     if asked is None or lost_nodes:
         # The job is, or will be, at the largest size it can have: that one is measured, whether it
@@ -212,8 +213,8 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
             continue
         if i + 1 < len(rungs) and _bridged(plan, measured, size, rungs[i + 1]):
             continue
-        return Step(size, f"{size} nodes: {why}.")
-    return Step(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
+        return ProfileStep(size, f"{size} nodes: {why}.")
+    return ProfileStep(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
 
 
 def known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:

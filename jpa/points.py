@@ -50,16 +50,20 @@ class PointConfig:
 
 @dataclass(frozen=True)
 class Point:
-    """One size. ``rate``: samples/s; ``variance``: of the rate, not of single observations,
-    (samples/s)²; ``updated``: caller's seconds.
-    """
+    """What is known of one size."""
 
     nodes: int
+    """The size."""
     rate: float
+    """Samples/s."""
     variance: float
+    """Of the rate, not of single observations, (samples/s)²."""
     observations: int = 1
+    """How many there were."""
     updated: float = 0.0
+    """When the last one was, seconds on the caller's clock."""
     cusum: drift.Cusum = field(default_factory=drift.Cusum)
+    """The running sums of its drift detection."""
 
     @cached_property
     def std(self) -> float:

@@ -31,7 +31,7 @@ from malletrain.identity.state_directory import (
     start_hint,
 )
 from malletrain.identity.users import Munge, UsersError, login_payload
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -230,7 +230,7 @@ class Client:
         why = ""
         if munge and Munge.there():
             try:
-                credential = Munge(os.environ.get("MALLETRAIN_MUNGE_SOCKET", "")).credential(
+                credential = Munge(os.environ.get(env.MUNGE_SOCKET, "")).credential(
                     login_payload(server, public)
                 )
                 self._ask("login", {"credential": credential}, 0.0, False)

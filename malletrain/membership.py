@@ -30,8 +30,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-ENV_SERVICE = "MALLETRAIN_SERVICE"
-ENV_KEY = "MALLETRAIN_JOB_KEY"
+from malletrain.protocol import env
 
 JOINED, LEAVING, STAYING, LEFT = "joined", "leaving", "staying", "left"
 
@@ -79,14 +78,14 @@ class Change:
 
 def host() -> str:
     """The name or address of this node that the others reach."""
-    return os.environ.get("MALLETRAIN_HOST", "127.0.0.1")
+    return os.environ.get(env.HOST, "127.0.0.1")
 
 
 def key() -> bytes:
     """The secret that all processes of this job share, 32 bytes, for checking who knocks. Empty
     outside MalleTrain.
     """
-    return bytes.fromhex(os.environ.get(ENV_KEY, ""))
+    return bytes.fromhex(os.environ.get(env.JOB_KEY, ""))
 
 
 def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change]:
@@ -256,8 +255,8 @@ def join(address: str = "") -> Membership:
             f"The address has {len(address)} characters; 1000 are the most. Say where to ask "
             "for the rest."
         )
-    me = Member(os.environ.get("MALLETRAIN_NODE", "localhost"), host(), address)
-    path = os.environ.get(ENV_SERVICE)
+    me = Member(os.environ.get(env.NODE, "localhost"), host(), address)
+    path = os.environ.get(env.SERVICE)
     if not path:
         return Membership(me, None)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -8,16 +8,17 @@ import os
 import sys
 
 from malletrain.agent.config import parse_config
-from malletrain.agent.session import Agent
+from malletrain.agent.session import NodeAgent
+from malletrain.protocol import env
 
 
 async def _run() -> int:
-    return await Agent(parse_config(sys.argv[1:], os.environ)).run()
+    return await NodeAgent(parse_config(sys.argv[1:], os.environ)).run()
 
 
 def main() -> int:
     """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options."""
-    level = os.environ.get("MALLETRAIN_LOG_LEVEL", "INFO").upper()
+    level = os.environ.get(env.LOG_LEVEL, "INFO").upper()
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s"
     )

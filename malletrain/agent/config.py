@@ -18,7 +18,8 @@ from pathlib import Path
 
 import zmq
 
-from malletrain.identity.keys import LEASE_KEY, is_key
+from malletrain.identity.keys import is_key
+from malletrain.protocol import env
 
 
 @dataclass(frozen=True)
@@ -43,29 +44,37 @@ class AgentConfig:
 @dataclass(frozen=True)
 class _Option:
     name: str
+    variable: str
     help: str
     default: str | None = None
 
-    @property
-    def variable(self) -> str:
-        return "MALLETRAIN_" + self.name.upper().replace("-", "_")
-
 
 _OPTIONS = (
-    _Option("endpoint", "address of the daemon, e.g. tcp://head:7443"),
-    _Option("lease", "id of the lease this agent serves"),
-    _Option("node", "name of this node for the main scheduler"),
-    _Option("server-key", "the daemon's public CURVE key (Z85)"),
+    _Option("endpoint", env.ENDPOINT, "address of the daemon, e.g. tcp://head:7443"),
+    _Option("lease", env.LEASE, "id of the lease this agent serves"),
+    _Option("node", env.NODE, "name of this node for the main scheduler"),
+    _Option("server-key", env.SERVER_KEY, "the daemon's public CURVE key (Z85)"),
     _Option(
         "run-dir",
+        env.RUN_DIR,
         "directory on this node for sockets and logs; what the agent puts there is removed "
         "(default: one in TMPDIR)",
         "",
     ),
-    _Option("host", "address under which the other nodes reach this one (default: its name)", ""),
-    _Option("grace-s", "seconds between SIGTERM and SIGKILL when the lease is preempted", "30"),
-    _Option("node-class", "class of this node", "default"),
-    _Option("gpus", "number of GPUs (default: counted)", ""),
+    _Option(
+        "host",
+        env.HOST,
+        "address under which the other nodes reach this one (default: its name)",
+        "",
+    ),
+    _Option(
+        "grace-s",
+        env.GRACE_S,
+        "seconds between SIGTERM and SIGKILL when the lease is preempted",
+        "30",
+    ),
+    _Option("node-class", env.NODE_CLASS, "class of this node", "default"),
+    _Option("gpus", env.GPUS, "number of GPUs (default: counted)", ""),
 )
 
 
@@ -112,10 +121,10 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
                 f"--{option.name} is missing (or {option.variable} in the environment)."
             )
         values[option.name] = value or ""
-    secret = environment.pop(LEASE_KEY, "")
+    secret = environment.pop(env.LEASE_KEY, "")
     if not is_key(secret):
         problems.append(
-            f"{LEASE_KEY} in the environment is "
+            f"{env.LEASE_KEY} in the environment is "
             f"{'no CURVE key (40 characters of Z85)' if secret else 'missing'}."
         )
     if values["server-key"] and not is_key(values["server-key"]):

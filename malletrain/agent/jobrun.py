@@ -6,7 +6,7 @@ drains, failures, the end.
 
 Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out,
 when SIGTERM must be followed by SIGKILL. Everything here is level-triggered:
-:meth:`JobRun.assignment` is the truth at any moment, and saying it again does no harm.
+:meth:`NodeJob.assignment` is the truth at any moment, and saying it again does no harm.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from pathlib import Path
 from malletrain.agent.launch import job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
-from malletrain.agent.reports import DrainServed, Reports
-from malletrain.launch.service import SERVICE_LOG
-from malletrain.launch.supervisor import rank_log_name
+from malletrain.agent.reports import DrainServed, WorkerReports
 from malletrain.protocol import messages
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
     Abort,
     Assign,
@@ -42,6 +41,7 @@ from malletrain.protocol.messages import (
     Round,
     StoreUp,
 )
+from malletrain.protocol.phases import AssignmentPhase
 from malletrain.protocol.worker_channel import FlagsWriter
 
 log = logging.getLogger("malletrain.agent")
@@ -60,7 +60,7 @@ _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(p
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
 
     directory: Path
@@ -83,7 +83,7 @@ def stock_failures(
     )
 
 
-class JobRun:
+class NodeJob:
     """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher;
     ``hear`` takes in what workers have said and was not read yet.
     """
@@ -91,21 +91,21 @@ class JobRun:
     def __init__(
         self,
         assign: Assign,
-        place: Place,
+        place: JobPlace,
         logs: LogForwarder,
         send: Callable[[messages.Message], bool],
         tell: Callable[[messages.Message], None],
         hear: Callable[[], None],
     ) -> None:
         self.job = assign.job
-        self.phase = "starting"
+        self.phase = AssignmentPhase.STARTING
         self.generation = 0
         self.failures: tuple[Failure, ...] = ()
         self.address = ""
-        self.reports = Reports(assign.job, send)
+        self.reports = WorkerReports(assign.job, send)
         self.ended = False
         """No process of the job is left and the daemon was told."""
-        self.standing_still = False
+        self.drain_wait = False
         """The workers of the round have served a drain: what they would do now would be lost."""
         self._assign = assign
         self._place = place
@@ -155,7 +155,7 @@ class JobRun:
         """The daemon wants this job here: start the launcher again if it is gone, else say how
         things stand.
         """
-        if self.phase == "exited":
+        if self.phase is AssignmentPhase.EXITED:
             self._assign = assign
             self._start()
         self._report()
@@ -177,7 +177,7 @@ class JobRun:
         self._rounds[message.generation] = message
         self._waited_s = 0.0
         if (
-            self._process is None and self.phase == "succeeded"
+            self._process is None and self.phase is AssignmentPhase.SUCCEEDED
         ):  # torchrun left when its workers were done, but they are needed again
             self._start()
         self._tell(message)
@@ -187,7 +187,7 @@ class JobRun:
         if message.number == 0:
             self._no_drain()
             return
-        if self.phase != "running" or message.generation != self.generation:
+        if self.phase is not AssignmentPhase.RUNNING or message.generation != self.generation:
             self._send(
                 Drained(
                     self.job,
@@ -219,7 +219,7 @@ class JobRun:
         """
         if self._is_service:
             self._tell(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
-        elif self.phase == "running" and self.generation in self.reports.capable:
+        elif self.phase is AssignmentPhase.RUNNING and self.generation in self.reports.capable:
             self.drain(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
 
     def release(self, grace_s: float) -> None:
@@ -240,20 +240,26 @@ class JobRun:
             self._send(message)
             return
         if isinstance(message, Drained):  # of a service's process
-            self.standing_still = message.saved
+            self.drain_wait = message.saved
             self._send(message)
             return
         said = message.assignment
-        if self.releasing or said.phase not in ("ready", "running", "lost", "succeeded", "failed"):
+        if self.releasing or said.phase not in (
+            AssignmentPhase.READY,
+            AssignmentPhase.RUNNING,
+            AssignmentPhase.LOST,
+            AssignmentPhase.SUCCEEDED,
+            AssignmentPhase.FAILED,
+        ):
             return
         failures: tuple[Failure, ...] = ()
-        if self._drain is not None and said.phase != "running":
+        if self._drain is not None and said.phase is not AssignmentPhase.RUNNING:
             self._drain_failed("The workers ended before they could take a snapshot.")
         if self._is_service:
             failures = said.failures
-        elif said.phase == "failed":
+        elif said.phase is AssignmentPhase.FAILED:
             failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
-        elif said.phase == "running" and said.generation in self._rounds:
+        elif said.phase is AssignmentPhase.RUNNING and said.generation in self._rounds:
             self._entered(self._rounds[said.generation])
         self.phase, self.generation, self.failures, self._waited_s = (
             said.phase,
@@ -263,14 +269,16 @@ class JobRun:
         )
         self.address = said.address
         self._report()
-        if said.phase in ("ready", "failed") and (pending := self._pending()):
+        if said.phase in (AssignmentPhase.READY, AssignmentPhase.FAILED) and (
+            pending := self._pending()
+        ):
             self._tell(pending)
 
     def drain_served(self, served: DrainServed) -> None:
         """A worker says that a drain is over."""
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
-            self.standing_still = served.saved
+            self.drain_wait = served.saved
             self.reports.flush()
             self._send(Drained(self.job, served.generation, served.saved, served.sentence))
 
@@ -291,7 +299,11 @@ class JobRun:
             self._launcher_gone(code)
         if self._drain is not None and now >= self._drain[1]:
             self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
-        if self.phase in ("ready", "failed") and connected and not self._pending():
+        if (
+            self.phase in (AssignmentPhase.READY, AssignmentPhase.FAILED)
+            and connected
+            and not self._pending()
+        ):
             self._waited_s += min(
                 elapsed, 1.0
             )  # not the time during which this process was stopped
@@ -319,7 +331,12 @@ class JobRun:
             join_timeout_s=self._assign.join_timeout_s,
         )
         order_file = place.directory / "order.json"
-        self.phase, self.failures, self._store, self._waited_s = "starting", (), None, 0.0
+        self.phase, self.failures, self._store, self._waited_s = (
+            AssignmentPhase.STARTING,
+            (),
+            None,
+            0.0,
+        )
         pending = self._pending()
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address = 0, ""
@@ -365,7 +382,7 @@ class JobRun:
             )
 
     def _no_drain(self) -> None:
-        self._drain, self.standing_still = None, False
+        self._drain, self.drain_wait = None, False
         self._flags.request_drain(0)
 
     def _drain_failed(self, sentence: str) -> None:
@@ -393,7 +410,7 @@ class JobRun:
         self._process = None
         sweep(1.0)
         if code == 0 and self._assign.spec.launcher == "torchrun" and self.generation > 0:
-            self.phase = "succeeded"
+            self.phase = AssignmentPhase.SUCCEEDED
             self._report()
             return
         how = (
@@ -404,14 +421,16 @@ class JobRun:
         self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:
-        self.phase, self._tail = "exited", last_words
+        self.phase, self._tail = AssignmentPhase.EXITED, last_words
         self._logs.close(self.job, before=self.generation + 1)
         self._report()
 
     def _report(self) -> None:
         self._hear()
         self.reports.flush()
-        self._send(Phase(self.assignment(), self._tail if self.phase == "exited" else ""))
+        self._send(
+            Phase(self.assignment(), self._tail if self.phase is AssignmentPhase.EXITED else "")
+        )
 
     def _finish(self) -> None:
         """Kill what is left and say so once nothing is: a process that cannot be killed keeps the

@@ -12,17 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from malletrain.launch import supervisor
-from malletrain.membership import ENV_KEY
-from malletrain.protocol.launcher_channel import ENV_AGENT, ENV_HOST, LaunchOrder
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.worker_channel import ENV_FLAGS, ENV_JOB, ENV_MAX_WORLD_SIZE, ENV_SOCKET
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
 # torch's take its place.
 _SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
 _BUILTIN = _SAFE_PATH + "from malletrain.launch.fork_server import main; sys.exit(main())"
 _SERVICE = _SAFE_PATH + "from malletrain.launch.service import main; sys.exit(main())"
-_STOCK = _SAFE_PATH + "from torch.distributed.run import main; sys.exit(main())"
+_STOCK = _SAFE_PATH + "from malletrain.launch.torchrun import main; sys.exit(main())"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _ENDLESS = 1_000_000
 
@@ -53,7 +52,7 @@ _DROPPED = {
     "PYTHONSAFEPATH",
 }
 _KEPT = {
-    "MALLETRAIN_CLUSTER",
+    env.CLUSTER,
     "SLURM_JOB_ID",
     "SLURM_JOBID",
     "SLURM_CLUSTER_NAME",
@@ -87,29 +86,29 @@ def job_environment(
     environment.update(spec.env)
     environment.update(
         {
-            ENV_JOB: order.job,
-            ENV_SOCKET: worker_socket,
-            ENV_FLAGS: flags,
-            ENV_AGENT: order.endpoint,
-            ENV_HOST: order.host,
-            ENV_MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
-            "MALLETRAIN_NODE": node,
-            "MALLETRAIN_LEASE": lease,
+            env.JOB: order.job,
+            env.SOCKET: worker_socket,
+            env.FLAGS: flags,
+            env.AGENT: order.endpoint,
+            env.HOST: order.host,
+            env.MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
+            env.NODE: node,
+            env.LEASE: lease,
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
     if key:
-        environment[ENV_KEY] = key
+        environment[env.JOB_KEY] = key
     return environment
 
 
 def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Arguments of the torchrun command for this job; its workers are tethered and log to their own
+    """Arguments of the torchrun command for this job; its workers are tied and log to their own
     files as ours do.
     """
     spec = order.spec
     python = "python" if spec.setup else spec.python
-    tether = [
+    tie = [
         sys.executable,
         "-I",
         "-S",
@@ -131,7 +130,7 @@ def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
         "--monitor-interval=0.1",
         f"--log-dir={scratch}",
         "--no-python",
-        *tether,
+        *tie,
         python,
         "-u",
         spec.script,
@@ -158,8 +157,8 @@ def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch:
 
 
 def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:
-    """``command`` under a keeper that leaves nothing of it behind when it or ``parent`` ends (see
-    supervisor.py).
+    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends
+    (see supervisor.py).
     """
     return [
         sys.executable,

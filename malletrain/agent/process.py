@@ -1,9 +1,9 @@
-"""The processes of a job on this node: started under a keeper, stopped, and swept so that nothing
-is left.
+"""The processes of a job on this node: started under a supervisor, stopped, and swept so that
+nothing is left.
 
-Two nets: the keeper (see supervisor.py) kills what is left of its job when the launcher or the
+Two nets: the supervisor (see supervisor.py) kills what is left of its job when the launcher or the
 agent ends in any way; the agent, a subreaper too, sweeps its own descendants for the case that the
-keeper itself was killed.
+supervisor itself was killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def become_subreaper() -> None:
 class JobProcess:
     """A launcher with everything below it. Start it from the main thread only.
 
-    Raises OSError when the keeper cannot be started; a command that cannot be run shows as exit
+    Raises OSError when the supervisor cannot be started; a command that cannot be run shows as exit
     code 126 or 127.
     """
 

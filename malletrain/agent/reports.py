@@ -35,9 +35,9 @@ class DrainServed:
     sentence: str
 
 
-class Reports:
-    """Reports of the workers of one job. ``send`` returns whether the daemon's connection took the
-    message.
+class WorkerReports:
+    """What the workers of one job report. ``send`` returns whether the daemon's connection took
+    the message.
     """
 
     def __init__(self, job: str, send: Callable[[messages.Message], bool]) -> None:

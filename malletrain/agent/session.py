@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
-from malletrain.agent.jobrun import JobRun, Place
+from malletrain.agent.jobrun import JobPlace, NodeJob
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
@@ -47,6 +47,7 @@ from malletrain.protocol.messages import (
     StoreUp,
     Welcome,
 )
+from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
 LAST_LOGS_S = 2.0
@@ -75,7 +76,7 @@ def private_directory(base: Path, node: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
 
 
-class Agent:
+class NodeAgent:
     """One run of the agent on its lease."""
 
     def __init__(self, config: AgentConfig) -> None:
@@ -90,7 +91,7 @@ class Agent:
         self._launcher_id: bytes | None = None
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
         self._logs = LogForwarder(config.node, self._link.send)
-        self._run: JobRun | None = None
+        self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None
         self._count = 0
@@ -216,7 +217,7 @@ class Agent:
     def _start(self, message: Assign) -> None:
         self._count += 1
         self._launcher_id = None
-        place = Place(
+        place = JobPlace(
             directory=self._directory / f"job-{self._count}",
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
@@ -226,13 +227,15 @@ class Agent:
             environment=os.environ,
         )
         try:
-            self._run = JobRun(
+            self._run = NodeJob(
                 message, place, self._logs, self._link.send, self._tell_launcher, self._from_workers
             )
         except OSError as error:
             sentence = f"The node cannot hold the job: {error}."
             log.error("%s", sentence)
-            self._link.send(Phase(messages.Assignment(message.job, "exited"), sentence))
+            self._link.send(
+                Phase(messages.Assignment(message.job, AssignmentPhase.EXITED), sentence)
+            )
 
     def _release(self, message: Release) -> None:
         if self._next is not None and self._next.job == message.job:
@@ -296,7 +299,7 @@ class Agent:
                 self._logs.step()
             if self._leave_by is not None and not self._exiting:
                 saved_alone = (
-                    self._run is not None and self._run.standing_still and not self._link.connected
+                    self._run is not None and self._run.drain_wait and not self._link.connected
                 )
                 if saved_alone or now >= self._leave_by - self._margin():
                     log.warning(

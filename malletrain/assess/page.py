@@ -35,6 +35,7 @@ class Assessment:
     source: str
     gaps: GapReport
     cases: tuple[Case, ...]
+    """The simulations, the settings asked for first; empty when no node was ever idle."""
     window: tuple[float, float]
     assumptions: tuple[str, ...]
     command: str = ""
@@ -52,15 +53,23 @@ class Assessment:
 
 def verdict(found: Assessment) -> list[str]:
     """The answer in a few sentences."""
-    g, r = found.gaps, found.cases[0].result
+    g = found.gaps
+    if not found.cases:
+        return [
+            f"None of {g.nodes} nodes was idle at any time during {_time(g.hours)}: there is "
+            "nothing to harvest."
+        ]
+    r = found.cases[0].result
     per_year = g.idle_mean * r.harvested_fraction * YEAR_H
+    window = found.window[1] - found.window[0]
+    ran_out = r.jobs_completed == r.jobs and r.hours < window * 0.999
     lines = [
         f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were "
         f"idle during {_time(g.hours)}; "
         f"{100 * g.longer_than(600):.0f} % of the idle node-hours lie in gaps of ten minutes "
         "and more.",
-        f"With the given jobs MalleTrain would have trained in {100 * r.harvested_fraction:.0f} "
-        "% of the idle node-hours: as much as "
+        f"With {r.jobs} jobs MalleTrain would have trained in "
+        f"{100 * r.harvested_fraction:.0f} % of the idle node-hours: as much as "
         f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about "
         f"{_thousands(per_year)} node-hours a year.",
         f"That is {100 * r.fraction_of_ideal:.0f} % of the samples that the same jobs could "
@@ -69,10 +78,11 @@ def verdict(found: Assessment) -> list[str]:
     if r.preemptions:
         often = r.hours * r.equivalent_nodes / r.preemptions
         lines.append(f"Jobs lost nodes {r.preemptions} times, once in {often:.1f} idle node-hours.")
-    if r.jobs_completed == r.jobs and r.hours < (found.window[1] - found.window[0]) * 0.999:
-        lines.append(
-            f"All {r.jobs} jobs were done after {_time(r.hours)}: there is room for more work "
-            "(--jobs, --samples)."
+    if ran_out:
+        lines.insert(
+            1,
+            f"The {r.jobs} jobs ran out after {_time(r.hours)} of {_time(window)}: what follows is "
+            "of that time, and there is room for more work (--jobs, --samples).",
         )
     return lines
 
@@ -80,23 +90,13 @@ def verdict(found: Assessment) -> list[str]:
 def page(found: Assessment) -> str:
     """The report. Raises ImportError without matplotlib."""
     g, cases = found.gaps, found.cases
-    begin, end = found.window
     parts = [
         f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(found.source)}</p>",
         "".join(f"<p class=lead>{_e(line)}</p>" for line in verdict(found)),
         "<h2>Idle nodes</h2>",
         plots.idle_over_time(g),
         _facts(g),
-        "<h2>How long gaps last</h2>",
-        plots.gap_lengths(g),
-        "<p class=note>A training job pays for every change of its nodes, so that many short "
-        "gaps yield less than few long ones.</p>",
-        "<h2>What would be harvested</h2>",
-        f"<p>Simulated: hours {begin:.0f} to {end:.0f} of the observation, by the planner that "
-        "the daemon runs.</p>",
-        plots.use_over_time(cases[0]),
-        _comparison(cases),
-        plots.where_it_went(cases),
+        *(_harvest(found) if cases else ()),
         "<h2>What this rests on</h2>",
         "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in found.assumptions) + "</ul>",
     ]
@@ -110,6 +110,24 @@ def page(found: Assessment) -> str:
     return (
         "<!doctype html><html "
         f"lang=en><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def _harvest(found: Assessment) -> Sequence[str]:
+    """What was simulated; only where there was an idle node."""
+    g, cases = found.gaps, found.cases
+    begin, end = found.window
+    return (
+        "<h2>How long gaps last</h2>",
+        plots.gap_lengths(g),
+        "<p class=note>A training job pays for every change of its nodes, so that many short "
+        "gaps yield less than few long ones.</p>",
+        "<h2>What would be harvested</h2>",
+        f"<p>Simulated: hours {begin:.0f} to {end:.0f} of the observation, by the planner that "
+        "the daemon runs.</p>",
+        plots.use_over_time(cases[0]),
+        _comparison(cases),
+        plots.where_it_went(cases),
     )
 
 

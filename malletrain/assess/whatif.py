@@ -4,8 +4,12 @@ which ones are worth comparing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from malletrain.sim.engine import Simulation
 from malletrain.sim.policies import POLICIES
@@ -30,16 +34,54 @@ class Case:
     series: tuple[tuple[float, int, int], ...]
 
 
+def enough_at_a_time(trace: Trace, jobs: Sequence[SimJob], fewest: int) -> int:
+    """How many jobs at a time could use the idle nodes that are there for 95 % of the time.
+
+    Args:
+        trace: the idle nodes.
+        jobs: what they would train; a job uses as many nodes as its scaling curve reaches.
+        fewest: never less than this.
+    """
+    times, counts = trace.idle_count()
+    lengths = np.diff(np.append(times, trace.duration_s))
+    order = np.argsort(counts)
+    reached = np.cumsum(lengths[order]) >= 0.95 * trace.duration_s
+    many = float(counts[order][np.argmax(reached)]) if reached.any() else 0.0
+    each = sum(job.max_nodes for job in jobs) / len(jobs) if jobs else 1.0
+    return max(fewest, min(MOST_AT_A_TIME, math.ceil(many / each)))
+
+
+MOST_AT_A_TIME = 200
+"""More jobs at a time are not simulated unless asked for: every decision would take longer."""
+
+
+def lasting(jobs: Sequence[SimJob], node_s: float) -> int:
+    """How many jobs such as these have work for ``node_s`` node-seconds, however they are placed.
+
+    Args:
+        jobs: a sample of them. At its most efficient size a job needs the fewest node-seconds.
+        node_s: the idle node-seconds that they are to use.
+    """
+    least = (job.samples / max(rate / nodes for nodes, rate in job.curve.points) for job in jobs)
+    return math.ceil(node_s / (sum(least) / len(jobs))) + 1
+
+
 def cases(
     trace: Trace,
     jobs: Sequence[SimJob],
     settings: SimSettings,
-    said: Callable[[str], None] = lambda what: None,
+    told: Callable[[str, float], None] = lambda what, part: None,
 ) -> list[Case]:
-    """The settings asked for, and what each of a few changes would bring. ``said`` is told the name
-    of each before it is simulated.
+    """The settings asked for, and what each of a few changes would bring.
 
-    Raises WorkloadError when there is nothing to simulate.
+    Args:
+        trace: the idle nodes.
+        jobs: what is trained on them.
+        settings: as asked for.
+        told: called with the name of a case and how much of it is done, 0 to 1.
+
+    Raises:
+        WorkloadError: there is nothing to simulate.
     """
     costs = settings.costs
     variants = [("as asked for", "the settings of this report", settings)]
@@ -65,12 +107,10 @@ def cases(
         variants.append(("live mode", what, replace(settings, costs=live)))
     found = []
     for name, what, each in variants:
-        said(name)
-        until = (
-            trace.duration_s if each.hours is None else min(trace.duration_s, each.hours * 3600.0)
-        )
+        told(name, 0.0)
+        until = _until(trace, each)
         simulation = Simulation(trace, jobs, replace(each, sample_s=until / SAMPLES))
-        result = simulation.run()
+        result = simulation.run(partial(told, name))
         found.append(
             Case(
                 name,
@@ -80,3 +120,9 @@ def cases(
             )
         )
     return found
+
+
+def _until(trace: Trace, settings: SimSettings) -> float:
+    """Seconds that are simulated."""
+    hours = math.inf if settings.hours is None else settings.hours
+    return min(trace.duration_s, hours * 3600.0)

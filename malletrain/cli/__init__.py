@@ -21,6 +21,7 @@ from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
@@ -70,6 +71,7 @@ for _command in (
     assess,
     simulate,
     demo,
+    shipped,
     agent,
 ):
     main.add_command(_command)

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from malletrain.cli.common import Refused, print_json, say
+from malletrain.cli.common import Refused, print_json
+from malletrain.cli.progress import Progress
 from malletrain.cli.simulate import COUNT, FILE, jobs_of, settings_of, simulation_options
 
 DEFAULT_HOURS = 168.0
+MOST_JOBS = 20_000
+"""More jobs are not simulated unless asked for."""
 
 
 @click.command()
@@ -39,6 +43,14 @@ DEFAULT_HOURS = 168.0
 @click.option(
     "--nodes", type=COUNT, metavar="N", help="Size of the machine.  [default: as the log says]"
 )
+@click.option(
+    "--from",
+    "begin",
+    metavar="TIME",
+    help="Where the log begins to list every job: a date, or '30 d' after its first submission.  "
+    "[default: found by rule]",
+)
+@click.option("--to", "end", metavar="TIME", help="Where it ends to.  [default: found by rule]")
 @simulation_options
 @click.option(
     "--output",
@@ -60,6 +72,8 @@ def assess(
     swf: Path | None,
     trace: Path | None,
     nodes: int | None,
+    begin: str | None,
+    end: str | None,
     output: Path,
     as_json: bool,
     **options: Any,
@@ -75,7 +89,7 @@ def assess(
     Slurm's accounting:
       sacct --allusers --allocations --parsable2 --starttime=2024-01-01 --endtime=2024-02-01 \\
             --format=JobID,Submit,Start,End,State,NNodes,NodeList > january.txt
-      malletrain assess --sacct january.txt --nodes 1200
+      malletrain assess --sacct january.txt --nodes 1200 --from 2024-01-01 --to 2024-02-01
 
     \b
     Examples with other logs:
@@ -85,9 +99,10 @@ def assess(
     """
     from malletrain.assess.gaps import gap_report, typical_window
     from malletrain.assess.page import Assessment, page, text
-    from malletrain.assess.whatif import cases
+    from malletrain.assess.whatif import cases, enough_at_a_time, lasting
     from malletrain.sim import joblogs
     from malletrain.sim.idle import idle_nodes
+    from malletrain.sim.observation import moment, observe
     from malletrain.sim.workloads import WorkloadError
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read
@@ -101,8 +116,10 @@ def assess(
     hours = options["hours"] = options["hours"] or DEFAULT_HOURS
     try:
         if kind == "--trace":
-            if nodes is not None:
-                raise click.UsageError("--nodes is for logs; a trace names its nodes.")
+            if nodes is not None or begin or end:
+                raise click.UsageError(
+                    "--nodes, --from and --to are for logs; a trace names its nodes and is whole."
+                )
             idle, source = read(path), f"trace {path.name}"
         else:
             readers = {"--sacct": joblogs.read_sacct, "--pbs-logs": joblogs.read_pbs}
@@ -111,22 +128,28 @@ def assess(
                 if kind in readers
                 else joblogs.read_swf(path, per_node=options["per_node"])
             )
-            found = idle_nodes(log, nodes)
+            edges = (moment(at, log) if at else None for at in (begin, end))
+            found = idle_nodes(log, nodes, observe(log, *edges))
             idle, source = found.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
             assumed = found.assumptions
-        begin, end = typical_window(idle, hours)
+        first, last = typical_window(idle, hours)
+        gaps = gap_report(idle)
+        part = idle.window(first, last)
+        jobs = jobs_of(options)
+        if _left_to_us("max_jobs"):
+            options["max_jobs"] = enough_at_a_time(part, jobs, options["max_jobs"])
         settings = settings_of(options)
-        runs = cases(
-            idle.window(begin, end),
-            jobs_of(options),
-            settings,
-            lambda name: say(f"Simulating: {name} …"),
-        )
+        if all(map(_left_to_us, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
+            count = lasting(jobs, float(part.gaps().length.sum()))
+            options["jobs"] = str(max(len(jobs), min(MOST_JOBS, count)))
+            jobs = jobs_of(options)
+        with Progress() as progress:
+            runs = cases(part, jobs, settings, progress.told) if gaps.idle_node_hours else []
         result = Assessment(
             source,
-            gap_report(idle),
+            gaps,
             tuple(runs),
-            (begin / 3600, end / 3600),
+            (first / 3600, last / 3600),
             (*assumed, *_assumptions(options)),
             " ".join(["malletrain", *sys.argv[1:]]),
         )
@@ -147,6 +170,12 @@ def assess(
         for line in text(result):
             click.echo(line)
         click.echo(f"The report: {output}")
+
+
+def _left_to_us(option: str) -> bool:
+    """Whether the option was not given on the command line."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.DEFAULT
 
 
 def _assumptions(o: dict[str, Any]) -> list[str]:

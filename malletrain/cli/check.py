@@ -19,6 +19,7 @@ import click
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
+from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
@@ -34,7 +35,7 @@ Finding = tuple[str, bool | None, str]
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    envvar="MALLETRAIN_CONFIG",
+    envvar=env.CONFIG,
     show_envvar=True,
     help="Configuration of the site (TOML).",
 )

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from malletrain.protocol import env
+
 if TYPE_CHECKING:
     from malletrain.client import Client
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
-STATE_DIR_VARIABLE = "MALLETRAIN_STATE_DIR"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ class _Sentenced(click.Command):
             say("Stopped.")
             code = INTERRUPTED
         except Exception as error:
-            if os.environ.get("MALLETRAIN_DEBUG"):
+            if os.environ.get(env.DEBUG):
                 raise
             what = " ".join(str(error).split()) or type(error).__name__
             say(
@@ -106,7 +107,7 @@ def state_dir_option(command: F) -> F:
         "--state-dir",
         metavar="DIR",
         type=click.Path(path_type=Path, file_okay=False),
-        envvar=STATE_DIR_VARIABLE,
+        envvar=env.STATE_DIR,
         show_envvar=True,
         help="State directory of the daemon to talk to.  [default: your own daemon's, else the "
         "site's]",

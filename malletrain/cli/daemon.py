@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from malletrain.cli.common import Refused, SentenceCommand
+from malletrain.protocol import env
 
 
 @click.command(cls=SentenceCommand)
@@ -16,7 +17,7 @@ from malletrain.cli.common import Refused, SentenceCommand
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    envvar="MALLETRAIN_CONFIG",
+    envvar=env.CONFIG,
     show_envvar=True,
     help="Configuration of the site (TOML).",
 )

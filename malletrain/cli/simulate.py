@@ -247,6 +247,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     from malletrain.sim import nas, workloads
     from malletrain.sim.joblogs import read_log
     from malletrain.sim.throughput import built_in
+    from malletrain.sim.workload_files import read_curves, read_workload
 
     o = options
     log = None if o["jobs"].isdigit() else read_log(o["jobs"], per_node=o["per_node"])
@@ -265,9 +266,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
             max_nodes=o["max_nodes"] or 64,
         )
     else:
-        curves = (
-            workloads.read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
-        )
+        curves = read_curves(o["curves"]) if o["curves"] else built_in(o["max_nodes"] or 64)
         if o["workload"] == "hpo":
             jobs = workloads.hpo(
                 curves,
@@ -277,7 +276,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 max_nodes=o["max_nodes"],
             )
         else:
-            jobs = workloads.read_workload(o["workload"], curves)
+            jobs = read_workload(o["workload"], curves)
     if log:
         larger = sum(
             nodes > job.max_nodes for job, (_, nodes, _) in zip(jobs, arrivals, strict=False)

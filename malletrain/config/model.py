@@ -24,7 +24,9 @@ from malletrain.config.base import section as _section
 from malletrain.config.schedulers import GapsSection, SchedulerSection, scheduler_kinds
 from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.units import format_duration
+from malletrain.config.units import format_duration as _seconds
 from malletrain.config.validation import problems_of
+from malletrain.core import defaults
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "scheduler_kinds"]
 
@@ -85,8 +87,8 @@ class DaemonSection(Section):
     )
     adopt_wait: Duration = _key(
         "5 s",
-        description="After a restart, how long to wait for agents to report before the first "
-        "plan is made.",
+        description="After a restart, how long to wait at most for agents to report before the "
+        "first plan is made.",
     )
     users: MaybeLocation = _key(
         None,
@@ -162,17 +164,19 @@ class JobsSection(Section):
     """Limits and patience, the same for every job."""
 
     max_running: int = _key(
-        20,
+        defaults.MAX_RUNNING,
         ge=1,
         description="Jobs that may run at the same time; the others wait in order of submission.",
     )
     max_tries: int = _key(
-        3,
+        defaults.MAX_TRIES,
         ge=1,
         description="Starts that may end in a failure of the script before the job is failed.",
     )
     retry_window: Duration = _key(
-        "1 h", gt=0, description="Failures further apart than this do not add up to max_tries."
+        _seconds(defaults.RETRY_WINDOW_S),
+        gt=0,
+        description="Failures further apart than this do not add up to max_tries.",
     )
     drain_timeout: Duration = _key(
         "10 s",
@@ -192,7 +196,9 @@ class JobsSection(Section):
         "5 s", description="Time between SIGTERM and SIGKILL when workers are stopped."
     )
     starvation: Duration = _key(
-        "10 min", gt=0, description="A job without nodes for this long goes before all others."
+        _seconds(defaults.STARVATION_S),
+        gt=0,
+        description="A job without nodes for this long goes before all others.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -217,52 +223,59 @@ class AllocationSection(Section):
         "samples per second relative to one node.",
     )
     t_fwd: Duration = _key(
-        "120 s",
+        _seconds(defaults.T_FWD_S),
         gt=0,
         description="Forward-looking time: a rescale is made when it pays within this time. "
         "About a typical idle gap.",
     )
     settle: Duration = _key(
-        "1 s", description="Node events this close together are handled as one, with one plan."
+        _seconds(defaults.DEBOUNCE_S),
+        description="Node events this close together are handled as one, with one plan.",
     )
     min_interval: Duration = _key(
-        "30 s",
+        _seconds(defaults.MIN_INTERVAL_S),
         description="Least time between two rescales of a job that nothing forces (growing, "
         "moving nodes between jobs).",
     )
     rescale_up: Duration = _key(
-        "18 s", description="Cost of growing a job until it was measured: time without samples."
+        _seconds(defaults.RESCALE_UP_S),
+        description="Cost of growing a job until it was measured: time without samples.",
     )
     rescale_down: Duration = _key(
-        "12 s", description="Cost of shrinking a job until it was measured: time without samples."
+        _seconds(defaults.RESCALE_DOWN_S),
+        description="Cost of shrinking a job until it was measured: time without samples.",
     )
     start: Duration = _key(
-        "18 s",
+        _seconds(defaults.START_S),
         description="Cost of starting a job from no node until it was measured: time without "
         "samples.",
     )
     time_limit: Duration = _key(
-        "2 s",
+        _seconds(defaults.TIME_LIMIT_S),
         gt=0,
         description="Longest time to search for a better plan; the best one found is used.",
     )
     give_back_after: Duration = _key(
-        "30 s", description="A leased node that no job uses for this long is given back."
+        _seconds(defaults.RELEASE_AFTER_S),
+        description="A leased node that no job uses for this long is given back.",
     )
     min_horizon: Duration = _key(
-        "0 s", description="Gaps expected to last less than this are not taken."
+        _seconds(defaults.MIN_HORIZON_S),
+        description="Gaps expected to last less than this are not taken.",
     )
     recall_every: Duration = _key(
-        "1 min",
+        _seconds(defaults.RECLAIM_EVERY_S),
         gt=0,
         description="Nodes are taken from the jobs of one user for those of another no more "
         "often than this.",
     )
     lease_wait: Duration = _key(
-        "2 min", gt=0, description="A lease asked for that has not come up by then is forgotten."
+        _seconds(defaults.LEASE_WAIT_S),
+        gt=0,
+        description="A lease asked for that has not come up by then is forgotten.",
     )
     prior_exponent: float = _key(
-        0.9,
+        defaults.PRIOR_EXPONENT,
         gt=0,
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "
@@ -281,67 +294,72 @@ class ProfilingSection(Section):
         "about themselves.",
     )
     every_size_up_to: int = _key(
-        8,
+        defaults.EVERY_SIZE_UP_TO,
         ge=1,
         description="A job with so many sizes or fewer is measured at each; else at a selection.",
     )
     max_sizes: int = _key(
-        8,
+        defaults.MAX_SIZES,
         ge=1,
         le=64,
         description="Sizes visited at most in one profile of a job with more sizes than that.",
     )
     precision: float = _key(
-        0.05,
+        defaults.PRECISION,
         gt=0,
         le=0.5,
         description="A size is measured when its throughput is known this well: half-width of "
         "the 95 % interval as a share of it.",
     )
     min_time: Duration = _key(
-        "5 s", gt=0, description="Shortest time in which one size is measured."
+        _seconds(defaults.MIN_MEASURE_S),
+        gt=0,
+        description="Shortest time in which one size is measured.",
     )
     max_time: Duration = _key(
-        "60 s",
+        _seconds(defaults.MAX_MEASURE_S),
         gt=0,
         description="Longest time in which one size is measured; then what is known counts.",
     )
     max_profile: Duration = _key(
-        "10 min", gt=0, description="A profile ends after this long, with what was measured."
+        _seconds(defaults.MAX_PROFILE_S),
+        gt=0,
+        description="A profile ends after this long, with what was measured.",
     )
     rescale_timeout: Duration = _key(
-        "2 min",
+        _seconds(defaults.RESCALE_TIMEOUT_S),
         gt=0,
         description="A rescale that takes longer than this ends the visit to its size.",
     )
     silence: Duration = _key(
-        "60 s",
+        _seconds(defaults.SILENCE_S),
         gt=0,
         description="Workers that have started and report nothing for this long are taken for "
         "silent ones.",
     )
     lease_patience: Duration = _key(
-        "5 s",
+        _seconds(defaults.LEASE_PATIENCE_S),
         description="How long a profile waits for more nodes when fewer than the job can use "
         "are free.",
     )
     patience: Duration = _key(
-        "1 min",
+        _seconds(defaults.PATIENCE_S),
         description="How long it waits when less than half of them can be had, other jobs' "
         "nodes included.",
     )
     donor_quiet: Duration = _key(
-        "1 min", description="A job that gave nodes to a profile is left alone for this long."
+        _seconds(defaults.DONOR_QUIET_S),
+        description="A job that gave nodes to a profile is left alone for this long.",
     )
     kappa: float = _key(
-        0.5,
+        defaults.KAPPA,
         ge=0,
         le=3,
         description="Caution: a profiled job's throughput is taken to be this many standard "
         "deviations lower than estimated.",
     )
     observe_every: Duration = _key(
-        "30 s",
+        _seconds(defaults.OBSERVE_EVERY_S),
         gt=0,
         description="Length of the windows in which a running job's curve is kept up to date.",
     )

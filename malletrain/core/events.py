@@ -66,7 +66,7 @@ class NodeLost:
 
 @dataclass(frozen=True)
 class NodeRejected:
-    """The node is alive, but a job's launcher does not come up on it: give it back and leave it
+    """The node is alive, but a job's launcher does not come up on it: release it and leave it
     alone for a while.
     """
 
@@ -97,7 +97,7 @@ class JobSubmitted:
 
     ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and
     ``last_broke``: how often its workers broke, and when they last did. ``profile``: measure how it
-    scales, at ``profile_sizes`` where the user names them. ``learned``: what is known of its
+    scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
     ``owner``: on whose nodes alone it may run; empty where there is one user only.
@@ -115,7 +115,7 @@ class JobSubmitted:
     last_broke: float | None = None
     profile: bool = False
     profile_sizes: tuple[int, ...] | None = None
-    learned: ScalingModel | None = None
+    scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
 
@@ -153,7 +153,7 @@ class JobCancelled:
 
 @dataclass(frozen=True)
 class CurveLearned:
-    """What is now believed of the job's scaling and rescale cost."""
+    """What is now known of the job's scaling and rescale cost."""
 
     job: str
     curve: ScalingCurve
@@ -201,7 +201,7 @@ class PriorSuggested:
     """
 
     job: str
-    learned: ScalingModel
+    scaling: ScalingModel
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class KeepScalingModel:
     """Store what is now known of the job's scaling."""
 
     job: str
-    learned: ScalingModel
+    scaling: ScalingModel
 
 
 Command = (

@@ -1,8 +1,9 @@
 """Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
 
-Decides which gaps may be asked for (long enough, not asked for already, not found unfit lately),
-which of them come first, whose they become where several users want them, and that a user whose
-leases come to nothing is held off. How many are of use is the controller's decision.
+Decides which gaps may be asked for (long enough, not asked for already, not rejected lately),
+which of them come first, whose they become where several users want them, and that nothing is
+asked for, for a while, as a user whose leases come to nothing. How many are of use is the lease
+planner's decision.
 
 What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up
 nowhere, costs the others nothing.
@@ -26,11 +27,11 @@ class Gaps:
 
     min_horizon_s: float = 0.0
     lease_wait_s: float = 120.0
-    unfit_s: float = 300.0
+    rejected_s: float = 300.0
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
     _asked: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
-    _unfit_until: dict[tuple[str, str], float] = field(default_factory=dict)
+    _rejected_until: dict[tuple[str, str], float] = field(default_factory=dict)
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
     _by_class: Counter[str] | None = None
@@ -45,12 +46,14 @@ class Gaps:
         self._asked = {
             name: asked for name, asked in self._asked.items() if now < asked[0] + self.lease_wait_s
         }
-        # A node that was recalled is the main scheduler's now. As soon as it is a gap it is asked
+        # A node that was reclaimed is the main scheduler's now. As soon as it is a gap it is asked
         # for like any other.
         self._promised = {
             name: p for name, p in self._promised.items() if name not in self._seen and now < p[0]
         }
-        self._unfit_until = {key: until for key, until in self._unfit_until.items() if now < until}
+        self._rejected_until = {
+            key: until for key, until in self._rejected_until.items() if now < until
+        }
         self._by_class = None
 
     def over(self, node: str) -> None:
@@ -73,26 +76,28 @@ class Gaps:
         if node in self._asked:
             self._refusals[node, owner] = times = self._refusals.get((node, owner), 0) + 1
             if times > 1:
-                self._unfit_until[node, owner] = now + min(self.unfit_s, 2.0 ** min(times, 20))
+                self._rejected_until[node, owner] = now + min(
+                    self.rejected_s, 2.0 ** min(times, 20)
+                )
             rounds, until = self._failing.get(owner, (0, now))
             if owner and now >= until:  # many at once are one failure
                 self._failing[owner] = (
                     rounds + 1,
-                    now + (min(self.unfit_s, 10.0 * 2.0**rounds) if rounds else 1.0),
+                    now + (min(self.rejected_s, 10.0 * 2.0**rounds) if rounds else 1.0),
                 )
         self.over(node)
 
-    def held_off(self, owner: str, now: float) -> bool:
+    def backing_off(self, owner: str, now: float) -> bool:
         """Whether the owner's leases came to nothing again and again, so that nothing is asked for
         as that owner for a while.
         """
         rounds, until = self._failing.get(owner, (0, now))
         return rounds > 1 and now < until
 
-    def unfit(self, node: str, owner: str, now: float) -> None:
+    def rejected(self, node: str, owner: str, now: float) -> None:
         """Leave ``node`` alone for a while."""
         self.over(node)
-        self._unfit_until[node, owner] = now + self.unfit_s
+        self._rejected_until[node, owner] = now + self.rejected_s
 
     def open(
         self, held: Collection[str], owners: Collection[str], now: float
@@ -103,19 +108,20 @@ class Gaps:
             for name, info in self._seen.items()
             if name not in held and name not in self._asked
         }
-        if self._unfit_until:
+        if self._rejected_until:
             found = {
                 name: info
                 for name, info in found.items()
-                if any(self._fit(name, owner, now) for owner in owners)
+                if any(self.fits(name, owner, now) for owner in owners)
             }
         return found
 
-    def _fit(self, node: str, owner: str, now: float) -> bool:
-        return now >= self._unfit_until.get((node, owner), now)
+    def fits(self, node: str, owner: str, now: float) -> bool:
+        """Whether ``node`` may be asked for as ``owner``."""
+        return now >= self._rejected_until.get((node, owner), now)
 
     def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
-        """``node`` is recalled for a job of ``owner``: count on it for a while, although another
+        """``node`` is reclaimed for a job of ``owner``: count on it for a while, although another
         holds it still.
         """
         self._promised[node] = (until, info, owner)
@@ -123,7 +129,7 @@ class Gaps:
 
     def coming(self, held: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
         """The nodes on their way, each with the user it will be of: leases asked for that are not
-        up yet (a poll need not show them: the node is being given to us), and nodes recalled.
+        up yet (a poll need not show them: the node is being given to us), and nodes reclaimed.
         """
         asked = {
             name: (info, owner)
@@ -154,8 +160,8 @@ class Gaps:
         """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and
         remember that they were asked for.
 
-        Returns owner → nodes. Where several owners want nodes of one class, each takes one when its
-        turn comes.
+        Returns owner → nodes. Where several owners want nodes of one class, they take one each in
+        turn.
         """
         left: dict[str, dict[str, int]] = {}
         for name, count in sorted(wanted.items()):
@@ -170,13 +176,13 @@ class Gaps:
                 (
                     each
                     for each, count in wishes.items()
-                    if count > 0 and self._fit(name, each, now)
+                    if count > 0 and self.fits(name, each, now)
                 ),
                 None,
             )
             if owner is None:
                 continue
-            wishes[owner] = wishes.pop(owner) - 1  # to the end of the line
+            wishes[owner] = wishes.pop(owner) - 1  # the others first
             chosen.setdefault(owner, []).append(name)
             self._asked[name] = (now, info, owner)
         return {owner: tuple(names) for owner, names in chosen.items()}

@@ -1,118 +1,139 @@
-"""The controller's half of leasing: which leases to take, as whom, which to give back, which to
-recall for another owner.
+"""Which leases to take, as whom, which to release, which to reclaim for another owner.
 
-A part of :class:`malletrain.core.controller.Controller` in a file of its own; nobody else makes
-one. The answer follows from an imagined plan: one that has every gap there is, and in which every
-node may become anybody's.
+The answer follows from an imagined plan: one that has every gap there is, and in which every node
+may become anybody's.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from malletrain.core.events import Command, NodeLeaving, ReclaimNodes, ReleaseLeases, TakeLeases
-from malletrain.core.planning import Plan
+from allocator import NodeInfo
+from malletrain.core.bidders import Bidders
+from malletrain.core.events import Command, ReclaimNodes, ReleaseLeases, TakeLeases
+from malletrain.core.gaps import Gaps
+from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
-
-if TYPE_CHECKING:
-    from malletrain.core.controller import Controller
+from malletrain.core.settings import ControllerSettings
+from malletrain.core.state import ControllerState
 
 
 class LeasePlanner:
     """Leases of one controller's nodes."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._of = controller
-        self._recall_at = -math.inf
+    def __init__(
+        self,
+        state: ControllerState,
+        gaps: Gaps,
+        bidders: Bidders,
+        planner: Planner,
+        settings: ControllerSettings,
+    ) -> None:
+        self._state = state
+        self._gaps = gaps
+        self._bidders = bidders
+        self._planner = planner
+        self._settings = settings
+        self._reclaim_at = -math.inf
 
     def review(self, now: float) -> list[Command]:
-        """Give back what is of no use any more, ask for as many gaps as a plan that had them all
-        would use, recall what others need.
+        """Release what is of no use any more, ask for as many gaps as a plan that had them all
+        would use, reclaim what others need.
         """
-        c = self._of
-        due = sorted(
-            name for name in c._idle if now >= c.nodes[name].review_at and c._plan_at is None
-        )
-        if not due and not c._leases_due:
+        state, gaps = self._state, self._gaps
+        due = sorted(n for n in state.idle if now >= state.nodes[n].review_at)
+        due = due if state.plan_at is None else []
+        if not due and not state.leases_due:
             return []
-        c._leases_due = False
-        offers, coming = c._gaps.open(c.nodes, c._line.owners, now), c._gaps.coming(c.nodes)
-        may_recall = len(c._line.owners) > 1 and now >= self._recall_at
-        if not due and not offers and not may_recall:
+        state.leases_due = False
+        offers, coming = gaps.open(state.nodes, state.owners, now), gaps.coming(state.nodes)
+        may_reclaim = len(state.owners) > 1 and now >= self._reclaim_at
+        if not due and not offers and not may_reclaim:
             return []
         # With one owner the pools are the classes, and nothing need be looked up node by node.
         mine = (
-            c._usable
-            if c._line.owners.keys() <= {""}
-            else {name: c.nodes[name].info for name in c._usable}
+            state.usable
+            if state.owners.keys() <= {""}
+            else {name: state.nodes[name].info for name in state.usable}
         )
         everything = {**mine, **{name: info for name, (info, _) in coming.items()}, **offers}
-        favoured = {*by_class(c._usable_by_pool), *(info.node_class for info, _ in coming.values())}
-        imagined = c._planner(
-            c._candidates(everything, now, imagined=True), everything, c.settings.planning, favoured
-        )
+        imagined = self._imagine(everything, coming, now)
         used: Counter[str] = Counter()
         for job, nodes in imagined.nodes.items():
             if nodes:  # all of one class
-                used[pool(everything[nodes[0]].node_class, c.jobs[job].submitted.owner)] += len(
-                    nodes
-                )
-        spare = c._usable_by_pool - used
-        wanted = (
-            used
-            - c._usable_by_pool
-            - Counter(pool(info.node_class, owner) for info, owner in coming.values())
-        )
-        back = []
-        for name in due:
-            node = c.nodes[name]
-            if spare[node.pool] > 0:
-                spare[node.pool] -= 1
-                back.append(name)
-                c._forget(name, now)
-            else:
-                node.review_at = now + max(1.0, c.settings.give_back_after_s)
-        commands: list[Command] = [ReleaseLeases(tuple(back))] if back else []
-        for owner, names in c._gaps.ask(wanted, offers, now).items():
+                node_class = everything[nodes[0]].node_class
+                used[pool(node_class, state.jobs[job].submitted.owner)] += len(nodes)
+        held = state.usable_by_pool
+        spare = held - used
+        wanted = used - held - Counter(pool(i.node_class, owner) for i, owner in coming.values())
+        commands: list[Command] = []
+        if back := self._release(due, spare, now):
+            commands.append(ReleaseLeases(back))
+        for owner, names in gaps.ask(wanted, offers, now).items():
             commands.append(TakeLeases(names, owner))
             wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
-        return commands + (self._recall(wanted, spare, imagined, now) if may_recall else [])
+        return commands + (self._reclaim(wanted, spare, imagined, now) if may_reclaim else [])
 
-    def _recall(
+    def _imagine(
+        self,
+        everything: Mapping[str, NodeInfo],
+        coming: Mapping[str, tuple[NodeInfo, str]],
+        now: float,
+    ) -> Plan:
+        ours = (info.node_class for info, _ in coming.values())
+        favoured = {*by_class(self._state.usable_by_pool), *ours}
+        candidates = self._bidders.imagined(everything, now)
+        return self._planner(candidates, everything, self._settings.planning, favoured)
+
+    def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
+        """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""
+        back = []
+        for name in due:
+            pool_name = self._state.nodes[name].pool
+            if spare[pool_name] > 0:
+                spare[pool_name] -= 1
+                back.append(name)
+                self._state.node_gone(name)
+            else:
+                self._state.keep_idle(name, now + max(1.0, self._settings.release_after_s))
+        return tuple(back)
+
+    def _reclaim(
         self, lacking: Counter[str], spare: Counter[str], imagined: Plan, now: float
     ) -> list[Command]:
         """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool
         → how many.
 
-        A node that is recalled goes back to the main scheduler. The lease of its next owner is one
+        A node that is reclaimed goes back to the main scheduler. The lease of its next owner is one
         like any other.
         """
-        c, settings = self._of, self._of.settings
-        recalled = []
-        for name in sorted(c._usable, key=lambda n: (c.nodes[n].job is not None, n)):
-            node, job = c.nodes[name], c.jobs.get(c.nodes[name].job or "")
+        state, settings = self._state, self._settings
+        reclaimed = []
+        for name in sorted(state.usable, key=lambda n: (state.nodes[n].job is not None, n)):
+            node = state.nodes[name]
+            job = state.jobs.get(node.job or "")
             needy = next(
                 (p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None
             )
             if needy is None or spare[node.pool] <= 0:
                 continue
             if job and (
-                job.turn_until > now
-                or c._stays(job, now)
+                job.guaranteed_until > now
+                or self._bidders.stays(job, now)
                 or name in imagined.nodes.get(job.submitted.job, ())
             ):
                 continue
             lacking[needy] -= 1
             spare[node.pool] -= 1
-            recalled.append(name)
-            c._gaps.promise(
-                name, node.info, owner_of(needy), now + settings.recall_s + settings.lease_wait_s
-            )
-        if not recalled:
+            reclaimed.append(name)
+            until = now + settings.reclaim_s + settings.lease_wait_s
+            self._gaps.promise(name, node.info, owner_of(needy), until)
+        if not reclaimed:
             return []
-        for name in recalled:
-            c._node_leaving(NodeLeaving(name, settings.recall_s), now)
-        self._recall_at = now + settings.recall_every_s
-        return [ReclaimNodes(tuple(recalled), settings.recall_s)]
+        for name in reclaimed:
+            if state.node_leaving(name, now + settings.reclaim_s):
+                state.plan_soon(now + settings.notice_wait(settings.reclaim_s))
+        self._reclaim_at = now + settings.reclaim_every_s
+        return [ReclaimNodes(tuple(reclaimed), settings.reclaim_s)]

@@ -1,16 +1,16 @@
 """From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes.
 Pure.
 
-Decides for which of the jobs whose turn it is there is room, and what a job with an unknown curve
-is worth. Which jobs may bid and whose turn it is, is the controller's decision; how many nodes each
-gets the allocator's, which nodes its placement's.
+Decides for which jobs there is room to guarantee them their minimum, and what a job with an unknown
+curve is worth. Which jobs may bid, and in which order they wait, is the queue's decision; how many
+nodes each gets the allocator's, which nodes its placement's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
@@ -18,52 +18,22 @@ from allocator import (
     Allocation,
     Bid,
     Goal,
+    MonotonicClock,
     NodeInfo,
     RescaleCost,
     ScalingCurve,
     make_bid,
+    no_clock,
     place,
     solve,
 )
 from malletrain.core.pools import owner_of
-
-
-@dataclass(frozen=True)
-class PlanningSettings:
-    """How plans are made; times in seconds. ``prior_exponent``: an unmeasured job is taken to speed
-    up as nodes**exponent.
-    """
-
-    t_fwd_s: float = 120.0
-    cost: RescaleCost = field(
-        default_factory=lambda: RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)
-    )
-    max_running: int = 20
-    time_limit_s: float = 2.0
-    prior_exponent: float = 0.9
-
-    def caution(self, starvation_s: float) -> str | None:
-        """A sentence when a start is taken to cost more than it can bring within the
-        forward-looking time; else None.
-        """
-        if self.t_fwd_s > self.cost.start_s:
-            return None
-        return (
-            f"A start is taken to cost {self.cost.start_s:g} s and plans look {self.t_fwd_s:g} "
-            "s ahead, so no start pays for itself: "
-            f"a job gets nodes only once it has waited for {starvation_s:g} s. Look further "
-            f"ahead than {self.cost.start_s:g} s."
-        )
+from malletrain.core.settings import PlanningSettings
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One job as the plan sees it.
-
-    ``fixed``: leave it at its size (a rescale is under way, or was a moment ago). ``must_run``: its
-    turn has come. ``broken``: its workers have to be restarted at whatever size. ``owner``: it may
-    only have nodes of pools of this owner; None: of all.
-    """
+    """One job as the plan sees it."""
 
     job: str
     min_nodes: int
@@ -75,9 +45,13 @@ class Candidate:
     sizes: tuple[int, ...] | None = None
     cost: RescaleCost | None = None
     fixed: bool = False
+    """Leave it at its size: a rescale is under way, or was a moment ago."""
     must_run: bool = False
+    """Its minimum is guaranteed."""
     broken: bool = False
+    """Its workers have to be started again at whatever size."""
     owner: str | None = None
+    """It may only have nodes of pools of this owner; None: of all."""
 
     def may_use(self, pool: str) -> bool:
         """Whether it may run on nodes of this pool."""
@@ -127,10 +101,13 @@ class Planner(Protocol):
 
 
 def exact(
-    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
+    bids: Sequence[Bid],
+    capacity: Mapping[str, int],
+    settings: PlanningSettings,
+    clock: MonotonicClock = no_clock,
 ) -> Allocation:
-    """The product's solver."""
-    return solve(bids, capacity, time_limit_s=settings.time_limit_s)
+    """The product's solver, its time limit kept on ``clock``."""
+    return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)
 
 
 def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -> int | None:
@@ -140,18 +117,18 @@ def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -
     return min((k for k in sizes if min_nodes <= k <= max_nodes), default=None)
 
 
-def turns(
+def guarantees(
     holders: Iterable[Candidate],
     queue: Iterable[Candidate],
     free: Mapping[str, int],
     nodes: Mapping[str, NodeInfo],
 ) -> set[str]:
-    """Which of the jobs that have a turn now (``holders``) and of those that wait for one
+    """Which of the jobs whose minimum is guaranteed now (``holders``) and of those that starve
     (``queue``, the first first) get to run.
 
     ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it
-    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, turn
-    by turn, would keep a large one out for ever.
+    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, one
+    after the other, would keep a large one out for ever.
     """
     left = dict(free)
     found = set()
@@ -206,8 +183,8 @@ def make_plan(
     who decides the sizes.
     """
     kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
-    settled = {c.job: kept[c.job] for c in candidates if c.fixed}
-    taken = {n for held in settled.values() for n in held}
+    staying = {c.job: kept[c.job] for c in candidates if c.fixed}
+    taken = {n for held in staying.values() for n in held}
     open_nodes = (
         {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
     )
@@ -215,7 +192,7 @@ def make_plan(
     nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
-        return Plan({**nothing, **settled}, 0.0, 0.0, 0.0)
+        return Plan({**nothing, **staying}, 0.0, 0.0, 0.0)
     known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
     rate_one = median(known) if known else 1.0
     bids = []
@@ -246,12 +223,12 @@ def make_plan(
     allocation = solver(bids, capacity, settings)
     placed = place(
         allocation.sizes,
-        {job: held for job, held in kept.items() if job not in settled},
+        {job: held for job, held in kept.items() if job not in staying},
         open_nodes,
     )
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
     return Plan(
-        {**nothing, **result, **settled}, allocation.objective, allocation.gap, allocation.solve_s
+        {**nothing, **result, **staying}, allocation.objective, allocation.gap, allocation.solve_s
     )
 
 

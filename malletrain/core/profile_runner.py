@@ -1,10 +1,8 @@
-"""The controller's half of profiling: carries out what the advisor answers, on the controller's own
-records.
+"""Carries out what the job profiling advisor answers, on the controller's state.
 
-A part of :class:`malletrain.core.controller.Controller` in a file of its own; nobody else makes
-one. Decides which nodes a profile's steps take and leave, what a crash at one size counts, and what
-is announced and stored. What is measured, and when, is decided by :mod:`malletrain.core.profiling`
-and the advisor. With ``ControllerSettings.profiling`` None it does nothing at all.
+Decides which nodes a profile's steps take and leave, what a crash at one size counts, and what is
+announced and stored. What is measured, and when, is decided by :mod:`malletrain.core.profiling` and
+the advisor. With ``ControllerSettings.profiling`` None it does nothing at all.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from jpa import Answer, Finished, PointMeasured, Result, SetSize, Waiting
+from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
 from jpa.costs import KINDS
 from malletrain.core.events import (
     Announce,
@@ -24,20 +21,16 @@ from malletrain.core.events import (
     KeepScalingModel,
     PriorSuggested,
     Progressed,
-    Rescale,
     RescaleCosted,
     RoundFormed,
-    Start,
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.scaling_model import ScalingModel
-
-if TYPE_CHECKING:
-    from malletrain.core.controller import Controller
-    from malletrain.core.state import JobRecord
+from malletrain.core.settings import ControllerSettings, ProfilingSettings
+from malletrain.core.state import ControllerState, JobRecord
 
 WORTH_A_PLAN = 0.1
-"""An ordinary observation that moves the belief by more than this, relative, is a reason to plan
+"""An ordinary observation that moves the estimate by more than this, relative, is a reason to plan
 anew.
 """
 
@@ -45,92 +38,86 @@ anew.
 class ProfileRunner:
     """Profiles of one controller's jobs."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._of = controller
-        settings = controller.settings
-        self.profiler = (
-            Profiler(settings.profiling, settings.planning.cost) if settings.profiling else None
-        )
+    def __init__(self, state: ControllerState, settings: ControllerSettings) -> None:
+        self._state = state
+        self._settings = settings
+        self._on = settings.profiling is not None
+        profiling = settings.profiling or ProfilingSettings()
+        self.profiler = Profiler(profiling, settings.planning.cost)
 
     # --- reading ---
 
     def holds(self, job: JobRecord) -> bool:
         """Whether the job is being profiled: it stays at the size asked for."""
-        return self.profiler is not None and self.profiler.profiling == job.submitted.job
+        return self.profiler.profiling == job.submitted.job
 
     def next_wakeup(self) -> float | None:
         """When :meth:`review` is due."""
-        return self.profiler.tick_at if self.profiler else None
+        return self.profiler.tick_at
 
     # --- what the controller tells ---
 
-    def submitted(self, job: JobRecord, learned: ScalingModel | None) -> None:
+    def submitted(self, job: JobRecord, scaling: ScalingModel | None) -> None:
         """A new job."""
-        if self.profiler is not None:
-            job.learned = self.profiler.begin(learned)
-            self._believe(job)
+        if self._on:
+            self._learn(job, self.profiler.begin(scaling))
 
     def review(self, jobs: list[JobRecord], coming: bool, now: float) -> list[Command]:
         """Bring the advisor up to date; ``jobs``: those that may run. Call it before every plan and
         when :meth:`next_wakeup` says so.
         """
-        if self.profiler is None:
+        if not self._on:
             return []
-        c = self._of
+        state = self._state
         for other in jobs:
-            curve = self.profiler.of_its_kind(other)
-            if curve is not other.learned.curve and not self.holds(other):
-                other.learned = replace(other.learned, curve=curve)
-                self._believe(other)
-        machine = Machine(c._usable, c._idle, coming, c.settings.min_interval_s)
+            spec, own = other.submitted, other.scaling.curve
+            if spec.profile and not self.holds(other):
+                curve = self.profiler.shared.tell(spec.job, spec.kind, own)
+                if curve is not own:
+                    self._learn(other, replace(other.scaling, curve=curve))
+        machine = Machine(state.usable, state.idle, coming, self._settings.min_interval_s)
         commands = self._obey(self.profiler.review(jobs, machine, now), now)
-        job = c._unfinished.get(self.profiler.profiling or "")
-        if job is not None and job.broken and job.nodes and all(n in c._usable for n in job.nodes):
-            commands += self._seat(
-                job, job.nodes, now
-            )  # its workers are to be started again, where they were
+        job = state.unfinished.get(self.profiler.profiling or "")
+        if job is not None and job.broken and job.nodes and state.all_usable(job.nodes):
+            # Its workers are to be started again, where they were.
+            commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
 
     def ended(self, job: JobRecord, now: float) -> list[Command]:
         """The job ends."""
-        return self._obey(self.profiler.gone(job.submitted.job, now), now) if self.profiler else []
+        return self._obey(self.profiler.gone(job.submitted.job, now), now)
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
         """The job processes samples at its newest scale."""
-        if self.profiler is None or job.broken:
+        if job.broken:
             return []
-        return self._obey(self.profiler.scaled(job.submitted.job, len(job.nodes), now), now)
+        scaled = self.profiler.scaled(job.submitted.job, len(job.nodes), now)
+        return self._obey(scaled, now)
 
-    def crashed(self, job: JobRecord, now: float) -> list[Command] | None:
-        """The job's script failed while it was profiled: the size is to blame, not the job, once
-        another size has worked.
-
-        None when the job is not being profiled.
+    def crashed(self, job: JobRecord, now: float) -> list[Command]:
+        """The job's script failed: where it is being profiled the size is to blame, not the job,
+        once another size has worked.
         """
-        if self.profiler is None or not self.holds(job):
-            return None
-        return self._obey(self.profiler.crashed(job.submitted.job, len(job.nodes), now), now)
+        if not self.holds(job):
+            return []
+        crashed = self.profiler.crashed(job.submitted.job, len(job.nodes), now)
+        return self._obey(crashed, now)
 
-    @staticmethod
-    def worked_elsewhere(job: JobRecord) -> bool:
-        """Whether the script is known to run at another size than the present one."""
-        return any(
-            p.rate > 0 and p.nodes != len(job.nodes) for p in job.learned.curve.current.points
-        )
+    def blames_size(self, job: JobRecord) -> bool:
+        """Whether a failure of the job's script is its size's: it is being profiled, and the script
+        is known to run at another size.
+        """
+        points = job.scaling.curve.current.points
+        return self.holds(job) and any(p.rate > 0 and p.nodes != len(job.nodes) for p in points)
 
     # --- events ---
 
     def progressed(self, event: Progressed, now: float) -> list[Command]:
         """Ordinary progress: the profile's measurement, or a window more of the running job."""
-        job = self._of._unfinished.get(event.job)
-        if (
-            self.profiler is None
-            or job is None
-            or job.rescaling
-            or job.broken
-            or not job.nodes
-            or event.nodes != len(job.nodes)
-        ):
+        job = self._state.unfinished.get(event.job)
+        if not self._on or job is None or job.rescaling or job.broken:
+            return []
+        if not job.nodes or event.nodes != len(job.nodes):
             return []
         if not all(math.isfinite(x) and x >= 0 for x in (event.time, event.samples, event.batch)):
             return []
@@ -138,57 +125,53 @@ class ProfileRunner:
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
         """All workers have been started."""
-        if self.profiler is not None:
-            self.profiler.formed(event.job, now)
+        self.profiler.formed(event.job, now)
         return []
 
     def costed(self, event: RescaleCosted, now: float) -> list[Command]:
-        """What a rescale cost: a belief for the next plans."""
-        job = self._of._unfinished.get(event.job)
-        if (
-            self.profiler is None
-            or job is None
-            or event.kind not in KINDS
-            or not (math.isfinite(event.seconds) and event.seconds >= 0)
-        ):
+        """What a rescale cost, for the next plans."""
+        job = self._state.unfinished.get(event.job)
+        if not self._on or job is None or event.kind not in KINDS:
             return []
-        costs = job.learned.costs.observe(event.kind, event.seconds)
-        return self._learn(job, replace(job.learned, costs=costs))
+        if not (math.isfinite(event.seconds) and event.seconds >= 0):
+            return []
+        costs = job.scaling.costs.observe(event.kind, event.seconds)
+        return self._learn(job, replace(job.scaling, costs=costs))
 
-    def believed(self, event: PriorSuggested, now: float) -> list[Command]:
+    def prior_suggested(self, event: PriorSuggested, now: float) -> list[Command]:
         """Other jobs suggest something of this one's scaling."""
-        job = self._of._unfinished.get(event.job)
-        prior = event.learned.curve.current.prior
-        if self.profiler is None or job is None or prior is None or job.learned.profiled:
+        job = self._state.unfinished.get(event.job)
+        prior = event.scaling.curve.current.prior
+        if not self._on or job is None or prior is None or job.scaling.profiled:
             return []
-        curve = job.learned.curve.with_prior(prior)
-        if curve is job.learned.curve:
+        curve = job.scaling.curve.with_prior(prior)
+        if curve is job.scaling.curve:
             return []
-        answers = self.profiler.believed(job, prior, now)
-        commands = self._learn(job, replace(job.learned, curve=curve))
-        self._of._plan_soon(now + self._of.settings.settle_s)
+        answers = self.profiler.prior_suggested(job, prior, now)
+        commands = self._learn(job, replace(job.scaling, curve=curve))
+        self._state.plan_soon(now + self._settings.debounce_s)
         return commands + self._obey(answers, now)
 
     # --- carrying out ---
 
-    def _obey(self, answers: Iterable[Answer | Observed], now: float) -> list[Command]:
+    def _obey(self, answers: Iterable[AdvisorAnswer | Observed], now: float) -> list[Command]:
         commands: list[Command] = []
         todo = deque(answers)
         while todo:
             answer = todo.popleft()
-            job = self._of.jobs[answer.job]
+            job = self._state.jobs[answer.job]
             if isinstance(answer, SetSize):
                 moves, more = self._resize(job, answer, now)
                 commands += moves
                 todo.extend(more)
             elif isinstance(answer, PointMeasured):
                 commands += self._measured(job, answer)
-            elif isinstance(answer, Finished):
+            elif isinstance(answer, ProfileFinished):
                 commands += self._finished(job, answer, now)
             elif isinstance(answer, Waiting):
                 if job.state is JobState.PROFILING:
-                    job.state = JobState.RUNNING
-                    self._of._plan_soon(now)
+                    self._state.profile_ends(job)
+                    self._state.plan_soon(now)
                 commands.append(Announce(answer.job, "profile-waiting", answer.reason))
             else:
                 commands += self._observed(job, answer, now)
@@ -196,34 +179,24 @@ class ProfileRunner:
 
     def _resize(
         self, job: JobRecord, answer: SetSize, now: float
-    ) -> tuple[list[Command], list[Answer]]:
+    ) -> tuple[list[Command], list[AdvisorAnswer]]:
         """Move the profiled job, its donor first. What cannot be carried out any more is told the
         advisor as a loss.
         """
-        c, profiler = self._of, self.profiler
-        assert profiler is not None
-        old = tuple(n for n in job.nodes if n in c._usable)
-        node_class = c._usable[old[0]].node_class if old else profiler.class_of(answer.job)
-        donor = c.jobs[answer.donor] if answer.donor else None
-        given: tuple[str, ...] = ()
-        if donor is not None:
-            sound = (
-                not donor.rescaling
-                and not donor.broken
-                and all(n in c._usable for n in donor.nodes)
-            )
-            given = (
-                donor.nodes[-answer.take :]
-                if sound and donor.accepts(len(donor.nodes) - answer.take)
-                else ()
-            )
+        state = self._state
+        old = tuple(n for n in job.nodes if n in state.usable)
+        node_class = state.usable[old[0]].node_class if old else self.profiler.class_of(answer.job)
+        donor = state.jobs[answer.donor] if answer.donor else None
+        given = self._gift(donor, answer.take) if donor is not None else ()
         idle = sorted(
-            (n for n in c._idle if c._usable[n].node_class == node_class), key=self._longest_first
+            (n for n in state.idle if state.usable[n].node_class == node_class),
+            key=self._longest_first,
         )
         new = (*old, *idle, *given)[: answer.nodes]
         if len(new) < answer.nodes:
-            return [], profiler.lacks(answer.job, len(old), now)
+            return [], self.profiler.lacks(answer.job, len(old), now)
         commands: list[Command] = []
+        changes: dict[str, tuple[str, ...]] = {}
         if job.state is not JobState.PROFILING:
             data = {
                 "nodes": answer.nodes,
@@ -232,61 +205,47 @@ class ProfileRunner:
                 "taken": len(given),
             }
             commands.append(Announce(answer.job, "profile-started", answer.reason, data))
-            job.state = JobState.PROFILING
+            state.profile_begins(job)
         if donor is not None and given:
-            left = len(donor.nodes) - len(given)
+            name, left = donor.submitted.job, donor.nodes[: -len(given)]
             sentence = (
                 f"It gives {len(given)} of its {len(donor.nodes)} nodes to the profile "
                 f"of job {answer.job}."
             )
-            data = {"by": answer.job, "before": len(donor.nodes), "nodes": left}
-            commands.append(Announce(donor.submitted.job, "job-interrupted", sentence, data))
-            donor.interrupted_at = now
-            c._free(given, now)
-            donor.nodes, donor.rescaling, donor.forced, donor.planned = (
-                donor.nodes[:left],
-                True,
-                False,
-                c.plans,
-            )
-            commands.append(Rescale(donor.submitted.job, donor.nodes))
+            data = {"by": answer.job, "before": len(donor.nodes), "nodes": len(left)}
+            commands.append(Announce(name, "job-interrupted", sentence, data))
+            state.interrupted(donor, now)
+            changes[name] = left
         if new == job.nodes and not job.broken:
-            return commands, [] if job.rescaling else profiler.scaled(answer.job, len(new), now)
-        return commands + self._seat(job, new, now), []
+            commands += state.assign(changes, now) if changes else []
+            return commands, [] if job.rescaling else self.profiler.scaled(
+                answer.job, len(new), now
+            )
+        return commands + self._move({**changes, answer.job: new}, now), []
+
+    def _gift(self, donor: JobRecord, take: int) -> tuple[str, ...]:
+        """The nodes that the donor can still give: all that it is asked for, or none."""
+        if donor.rescaling or donor.broken or not self._state.all_usable(donor.nodes):
+            return ()
+        return donor.nodes[-take:] if donor.accepts(len(donor.nodes) - take) else ()
 
     def _longest_first(self, node: str) -> tuple[bool, float, str]:
-        horizon = self._of._usable[node].horizon_s
+        horizon = self._state.usable[node].horizon_s
         return horizon is not None, -(horizon or 0.0), node
 
-    def _seat(self, job: JobRecord, new: tuple[str, ...], now: float) -> list[Command]:
-        """Move the profiled job to exactly ``new``; what it leaves is free for others."""
-        c, name = self._of, job.submitted.job
-        within = c._deadline(job.nodes, now)
-        command: Command = Rescale(name, new, within) if job.nodes else Start(name, new)
-        left = [n for n in job.nodes if n not in new]
-        c._free(left, now)
-        for node in new:
-            c.nodes[node].job = name
-            c._idle.discard(node)
-        job.nodes, job.rescaling, job.broken, job.starving, job.planned = (
-            new,
-            True,
-            False,
-            False,
-            c.plans,
-        )
-        job.forced = within is not None
-        c._at_work[name] = job
-        c._leases_due = True
-        if left:
-            c._plan_soon(now + c.settings.settle_s)
-        assert self.profiler is not None
+    def _move(self, nodes: dict[str, tuple[str, ...]], now: float) -> list[Command]:
+        """Move the profiled job, the last of ``nodes``, to exactly these nodes, its donor first."""
+        *_, name = nodes
+        leaves = bool(set(self._state.jobs[name].nodes).difference(nodes[name]))
+        commands = self._state.assign(nodes, now)
+        if leaves:
+            self._state.plan_soon(now + self._settings.debounce_s)
         self.profiler.moved(name)
-        return [command]
+        return [*commands]
 
     def _measured(self, job: JobRecord, answer: PointMeasured) -> list[Command]:
         m = answer.measurement
-        job.tries = 0  # the script runs: what failed before was its size
+        self._state.forgive(job)
         known = math.isfinite(m.half_width)
         spread = f"± {m.half_width:.2g}" if known else "± unknown"
         sentence = f"{m.nodes} nodes: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
@@ -297,26 +256,23 @@ class ProfileRunner:
             "seconds": m.seconds,
             "stable": m.stable,
         }
-        commands = self._learn(job, replace(job.learned, curve=answer.curve))
+        commands = self._learn(job, replace(job.scaling, curve=answer.curve))
         return [Announce(answer.job, "profile-point", sentence, data), *commands]
 
-    def _finished(self, job: JobRecord, answer: Finished, now: float) -> list[Command]:
-        assert self.profiler is not None
+    def _finished(self, job: JobRecord, answer: ProfileFinished, now: float) -> list[Command]:
         self.profiler.forget_wish(answer.job)
-        self.profiler.remember(job, answer.curve)
+        self.profiler.shared.remember(job.submitted.kind, answer.curve)
         result = answer.result.value
-        learned = replace(
-            job.learned,
+        scaling = replace(
+            job.scaling,
             curve=answer.curve,
-            profiled=answer.result is not Result.GONE,
+            profiled=answer.result is not ProfileResult.GONE,
             result=result,
             reason=answer.reason,
             ended=now,
         )
-        if job.state is JobState.PROFILING:
-            job.state = JobState.RUNNING
-        job.rescaled_at = -math.inf  # it stands at its smallest size: the plan may move it at once
-        self._of._plan_soon(now)
+        self._state.profile_done(job)
+        self._state.plan_soon(now)
         visited = ", ".join(str(k) for k in answer.visited) or "none"
         sentence = (
             f"{answer.reason} Sizes visited: {visited}; {answer.scale_ups} up, "
@@ -330,12 +286,12 @@ class ProfileRunner:
             "seconds": answer.seconds,
         }
         return [
-            *self._learn(job, learned),
+            *self._learn(job, scaling),
             Announce(answer.job, "profile-finished", sentence, data),
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
-        commands = self._learn(job, seen.learned)
+        commands = self._learn(job, seen.scaling)
         if seen.change is not None:
             change = seen.change
             data = {
@@ -347,21 +303,15 @@ class ProfileRunner:
             }
             commands.append(Announce(seen.job, "curve-changed", change.sentence, data))
         if seen.change is not None or seen.surprise > WORTH_A_PLAN:
-            self._of._plan_soon(now + self._of.settings.settle_s)
+            self._state.plan_soon(now + self._settings.debounce_s)
         return commands
 
-    def _learn(self, job: JobRecord, learned: ScalingModel) -> list[Command]:
-        if learned.curve.unusable != job.learned.curve.unusable:
-            self._of._line.changed(job)  # it may need more nodes than before to run at all
-        job.learned = learned
-        self._believe(job)
-        return [KeepScalingModel(job.submitted.job, learned)]
-
-    def _believe(self, job: JobRecord) -> None:
+    def _learn(self, job: JobRecord, scaling: ScalingModel) -> list[Command]:
         """The bids are made from what is known now; a curve that the user gave stays."""
-        assert self.profiler is not None
-        spec = job.submitted
-        job.cost = job.learned.cost
+        self._state.learn(job, scaling)
+        spec, curve = job.submitted, job.curve
         if spec.curve is None:
             sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
-            job.curve = job.learned.bid_curve(sizes, self.profiler.settings.kappa)
+            curve = scaling.bid_curve(sizes, self.profiler.settings.kappa)
+        self._state.bid_with(job, curve, scaling.cost)
+        return [KeepScalingModel(spec.job, scaling)]

@@ -10,84 +10,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from allocator import NodeInfo, RescaleCost
 from jpa import (
     Advisor,
-    AdvisorConfig,
-    Answer,
-    Change,
+    AdvisorAnswer,
+    AdvisorTick,
     Crashed,
+    CurveChange,
     Donor,
     JobGone,
-    MeasuredCurve,
     Monitor,
     NodesChanged,
-    PlanConfig,
     Prior,
+    ProfileResult,
     ProfileWanted,
-    Progress,
+    ProgressSeen,
     RescaleCosts,
-    Result,
     Scaled,
     Suggested,
-    Tick,
-    inherited,
 )
-from malletrain.core.events import JobSubmitted, Progressed
+from malletrain.core.events import Progressed
 from malletrain.core.phases import PhaseTracker
 from malletrain.core.pools import owner_of, pool
 from malletrain.core.scaling_model import ScalingModel
-
-KINDS_KEPT = 1000
-"""Kinds of jobs whose curve is remembered for jobs that are submitted already; the daemon's store
-has all.
-"""
-
-
-@dataclass(frozen=True)
-class ProfilingSettings:
-    """How jobs are profiled; times in seconds.
-
-    ``kappa``: by how many standard deviations the bids of a profiled job are lowered.
-    ``every_size_up_to``: a job with so few sizes is measured at each of them. ``window_s``: length
-    of the windows in which a running job is observed. ``lease_patience_s``: how long a profile
-    waits for nodes before it begins on fewer than the job can use. ``silence_s``: workers that have
-    been started and report nothing for so long are measured all the same. ``again_s``: a profile
-    that could not have all sizes is repeated after so long at the earliest, once they are there.
-    """
-
-    advisor: AdvisorConfig = field(default_factory=AdvisorConfig)
-    kappa: float = 0.5
-    every_size_up_to: int = 8
-    window_s: float = 30.0
-    lease_patience_s: float = 5.0
-    silence_s: float = 60.0
-    again_s: float = 600.0
-
-
-class Job(Protocol):
-    """What the profiler reads of the controller's record of a job."""
-
-    submitted: JobSubmitted
-    nodes: tuple[str, ...]
-    rescaling: bool
-    broken: bool
-    rescaled_at: float
-    turn_until: float
-    starving: bool
-    interrupted_at: float | None
-    learned: ScalingModel
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """Sizes it can use, None for all within its limits."""
-
-    @property
-    def smallest(self) -> float:
-        """The fewest nodes it can run on."""
+from malletrain.core.settings import ProfilingSettings
+from malletrain.core.siblings import SharedCurves
+from malletrain.core.state import JobRecord
 
 
 @dataclass(frozen=True)
@@ -110,8 +60,8 @@ class Observed:
     """
 
     job: str
-    learned: ScalingModel
-    change: Change | None
+    scaling: ScalingModel
+    change: CurveChange | None
     surprise: float
 
 
@@ -134,8 +84,7 @@ class Profiler:
         self._since: dict[str, float] = {}
         self._formed: dict[str, float] = {}
         self._watches: dict[str, _Watch] = {}
-        self._kinds: dict[str, MeasuredCurve] = {}
-        self._shared: dict[str, MeasuredCurve] = {}
+        self.shared = SharedCurves()
         self.tick_at: float | None = None
         """When :meth:`review` is due although nothing happens."""
 
@@ -144,11 +93,11 @@ class Profiler:
         """The job being profiled."""
         return self.advisor.profiling
 
-    def begin(self, learned: ScalingModel | None) -> ScalingModel:
+    def begin(self, scaling: ScalingModel | None) -> ScalingModel:
         """What a new job starts with."""
-        return learned or ScalingModel(costs=self._costs)
+        return scaling or ScalingModel(costs=self._costs)
 
-    def wants(self, job: Job) -> bool:
+    def wants(self, job: JobRecord) -> bool:
         """Whether the job is to be profiled (again)."""
         spec = job.submitted
         if (
@@ -158,11 +107,13 @@ class Profiler:
             or (job.sizes and len(job.sizes) == 1)
         ):
             return False
-        return not job.learned.profiled or self._incomplete(job)
+        return not job.scaling.profiled or self._incomplete(job)
 
     # --- what happened ---
 
-    def review(self, jobs: Sequence[Job], machine: Machine, now: float) -> list[Answer]:
+    def review(
+        self, jobs: Sequence[JobRecord], machine: Machine, now: float
+    ) -> list[AdvisorAnswer]:
         """Tell the advisor of the nodes and of the jobs that want a profile; ``jobs``: those that
         may run.
         """
@@ -170,9 +121,9 @@ class Profiler:
         self._since = {
             name: self._since.get(name, now)
             for name, job in wishing.items()
-            if not job.learned.profiled
+            if not job.scaling.profiled
         }
-        answers: list[Answer] = []
+        answers: list[AdvisorAnswer] = []
         free = Counter(machine.usable[n].node_class for n in machine.idle)
         for name, node_class in list(self._told.items()):
             job = wishing.get(name)
@@ -191,24 +142,26 @@ class Profiler:
         if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
             del self._formed[active]  # said once
             answers += self.advisor.handle(Scaled(active, self.advisor.target or 0), now)
-        answers += self.advisor.handle(Tick(), now)
+        answers += self.advisor.handle(AdvisorTick(), now)
         self.tick_at = self._next_tick(now)
         return answers
 
-    def progressed(self, job: Job, event: Progressed, now: float) -> list[Answer | Observed]:
+    def progressed(
+        self, job: JobRecord, event: Progressed, now: float
+    ) -> list[AdvisorAnswer | Observed]:
         """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
         watch = self._watches.get(event.job)
         if watch is None:
-            watch = _Watch(Monitor(self.settings.window_s), PhaseTracker(job.learned.curve.phase))
+            watch = _Watch(Monitor(self.settings.window_s), PhaseTracker(job.scaling.curve.phase))
             self._watches[event.job] = watch
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
-                self.advisor.handle(Progress(event.job, event.time, event.samples, phase), now)
+                self.advisor.handle(ProgressSeen(event.job, event.time, event.samples, phase), now)
             )
         if job.submitted.curve is not None:
             return []
-        curve, change = job.learned.curve.with_phase(phase, self.settings.advisor.curve)
+        curve, change = job.scaling.curve.with_phase(phase, self.settings.advisor.curve)
         seen = watch.monitor.feed(event.time, event.samples, event.nodes, phase)
         surprise = 0.0
         if seen is not None:
@@ -218,14 +171,14 @@ class Profiler:
             )
             change = drift or change
             surprise = abs(curve.estimate(event.nodes)[0] / before - 1) if before > 0 else 1.0
-        if curve is job.learned.curve:
+        if curve is job.scaling.curve:
             return []
-        learned = replace(job.learned, curve=curve)
-        if change is not None and learned.profiled:
-            learned = replace(learned, profiled=False, reason=change.sentence)
-        return [Observed(event.job, learned, change, surprise)]
+        scaling = replace(job.scaling, curve=curve)
+        if change is not None and scaling.profiled:
+            scaling = replace(scaling, profiled=False, reason=change.sentence)
+        return [Observed(event.job, scaling, change, surprise)]
 
-    def scaled(self, job: str, nodes: int, now: float) -> list[Answer]:
+    def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The job processes samples at this scale."""
         self._formed.pop(job, None)
         return self.advisor.handle(Scaled(job, nodes), now) if job == self.profiling else []
@@ -235,7 +188,7 @@ class Profiler:
         if job == self.profiling:
             self._formed[job] = now
 
-    def crashed(self, job: str, nodes: int, now: float) -> list[Answer]:
+    def crashed(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The script failed by itself at this scale."""
         self._formed.pop(job, None)
         return self.advisor.handle(Crashed(job, nodes), now)
@@ -244,10 +197,11 @@ class Profiler:
         """A rescale of the job began: nothing of before counts."""
         self._formed.pop(job, None)
 
-    def gone(self, job: str, now: float) -> list[Answer]:
+    def gone(self, job: str, now: float) -> list[AdvisorAnswer]:
         """The job has ended."""
-        for forgotten in (self._told, self._since, self._formed, self._watches, self._shared):
+        for forgotten in (self._told, self._since, self._formed, self._watches):
             forgotten.pop(job, None)
+        self.shared.forget(job)
         return self.advisor.handle(JobGone(job), now)
 
     def forget_wish(self, job: str) -> None:
@@ -255,26 +209,7 @@ class Profiler:
         self._told.pop(job, None)
         self._since.pop(job, None)
 
-    def remember(self, job: Job, curve: MeasuredCurve) -> None:
-        """A profile of the job is over: what others of its kind need not measure."""
-        kind = job.submitted.kind
-        if kind and curve.known:
-            before = self._kinds.pop(kind, MeasuredCurve())
-            self._kinds[kind] = inherited(curve).with_points_of(before)
-            if len(self._kinds) > KINDS_KEPT:
-                del self._kinds[next(iter(self._kinds))]
-
-    def of_its_kind(self, job: Job) -> MeasuredCurve:
-        """What is known of the job's scaling with what others of its kind have measured since it
-        was last asked for.
-        """
-        name, curve = job.submitted.job, self._kinds.get(job.submitted.kind)
-        if curve is None or not job.submitted.profile or self._shared.get(name) is curve:
-            return job.learned.curve
-        self._shared[name] = curve
-        return job.learned.curve.with_points_of(curve)
-
-    def lacks(self, job: str, held: int, now: float) -> list[Answer]:
+    def lacks(self, job: str, held: int, now: float) -> list[AdvisorAnswer]:
         """The nodes asked for are not there any more: the job holds only ``held``."""
         return self.advisor.handle(NodesChanged({}, (), {job: held}), now)
 
@@ -282,7 +217,7 @@ class Profiler:
         """The class of nodes that the job was put forward for."""
         return self._told.get(job, "default")
 
-    def believed(self, job: Job, prior: Prior, now: float) -> list[Answer]:
+    def prior_suggested(self, job: JobRecord, prior: Prior, now: float) -> list[AdvisorAnswer]:
         """What other jobs suggest has become known: a profile that waits begins from there, one
         under way goes on from there.
         """
@@ -292,37 +227,37 @@ class Profiler:
 
     # --- inside ---
 
-    def _withdraw(self, name: str, now: float) -> list[Answer]:
+    def _withdraw(self, name: str, now: float) -> list[AdvisorAnswer]:
         del self._told[name]
         return self.advisor.handle(JobGone(name), now)
 
-    def _ready(self, job: Job, machine: Machine, free: Mapping[str, int], now: float) -> bool:
+    def _ready(self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float) -> bool:
         """Whether the job is put forward now: all its nodes can be had at once, or it has waited
         for more.
         """
         most = max(job.sizes or (job.submitted.max_nodes,))
         enough = self._held(job, machine) + free.get(self._class_of(job, machine, free), 0) >= most
         if self._incomplete(job):
-            return enough and now - (job.learned.ended or 0.0) >= self.settings.again_s
+            return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
         if enough:
             return True
         patience = self.settings.lease_patience_s * (3 if machine.coming else 1)
         return now >= self._since[job.submitted.job] + patience
 
     @staticmethod
-    def _incomplete(job: Job) -> bool:
+    def _incomplete(job: JobRecord) -> bool:
         """Whether its profile lacks the largest sizes because their nodes could not be had."""
-        if not job.learned.profiled or job.learned.result != Result.PARTIAL.value:
+        if not job.scaling.profiled or job.scaling.result != ProfileResult.PARTIAL.value:
             return False
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        return max(job.learned.curve.measured_sizes, default=0) < largest
+        return max(job.scaling.curve.measured_sizes, default=0) < largest
 
-    def _ask(self, job: Job, node_class: str, now: float) -> list[Answer]:
+    def _ask(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted
         self._told[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
-        fresh = not job.learned.profiled and job.learned.curve.current.prior is None
+        fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)
         wish = ProfileWanted(
@@ -332,14 +267,14 @@ class Profiler:
             len(job.nodes),
             job.sizes,
             chosen,
-            job.learned.curve,
+            job.scaling.curve,
             node_class,
             spec.kind,
         )
         return self.advisor.handle(wish, now)
 
     def _nodes(
-        self, jobs: Sequence[Job], machine: Machine, free: Counter[str], now: float
+        self, jobs: Sequence[JobRecord], machine: Machine, free: Counter[str], now: float
     ) -> NodesChanged:
         """Who has what. A profile takes no node that a job before it in the queue, or a starving
         one, needs to run at all; and while one starves nobody is interrupted.
@@ -364,17 +299,17 @@ class Profiler:
         )
         return NodesChanged(dict(left), donors, held)
 
-    def _may_give(self, job: Job, machine: Machine, now: float) -> bool:
+    def _may_give(self, job: JobRecord, machine: Machine, now: float) -> bool:
         return (
             bool(job.nodes)
-            and not (job.rescaling or job.broken or job.turn_until)
+            and not (job.rescaling or job.broken or job.guaranteed_until)
             and job.submitted.job != self.profiling
             and now >= job.rescaled_at + machine.rest_s
             and all(n in machine.usable for n in job.nodes)
         )
 
     @staticmethod
-    def _donor(job: Job, machine: Machine) -> Donor:
+    def _donor(job: JobRecord, machine: Machine) -> Donor:
         node_class = machine.usable[job.nodes[0]].node_class
         return Donor(
             job.submitted.job,
@@ -386,10 +321,10 @@ class Profiler:
         )
 
     @staticmethod
-    def _held(job: Job, machine: Machine) -> int:
+    def _held(job: JobRecord, machine: Machine) -> int:
         return sum(n in machine.usable for n in job.nodes)
 
-    def _class_of(self, job: Job, machine: Machine, free: Mapping[str, int]) -> str:
+    def _class_of(self, job: JobRecord, machine: Machine, free: Mapping[str, int]) -> str:
         """The pool the job is, or would be, profiled in: its own, the one it waits for, or that of
         which most nodes are free.
         """
@@ -413,36 +348,3 @@ class Profiler:
             for n in (1, 3)
         ]
         return min((t for t in waits if t > now), default=now + 10.0 if self._since else None)
-
-
-def advisor_config(
-    *,
-    precision: float = 0.05,
-    min_time_s: float = 5.0,
-    max_time_s: float = 60.0,
-    max_profile_s: float = 600.0,
-    rescale_timeout_s: float = 120.0,
-    donor_quiet_s: float = 60.0,
-    patience_s: float = 60.0,
-    max_steps: int = 8,
-) -> AdvisorConfig:
-    """The advisor's limits in the words of the site's configuration."""
-    base = AdvisorConfig()
-    measure = replace(
-        base.measure,
-        tolerance=precision,
-        min_seconds=min_time_s,
-        max_seconds=max_time_s,
-        warmup_s=min(base.measure.warmup_s, min_time_s / 4),
-    )
-    return replace(
-        base,
-        plan=PlanConfig(
-            max_steps=max_steps, refine_steps=min(base.plan.refine_steps, max_steps - 1)
-        ),
-        measure=measure,
-        max_profile_s=max_profile_s,
-        rescale_timeout_s=rescale_timeout_s,
-        donor_quiet_s=donor_quiet_s,
-        patience_s=patience_s,
-    )

@@ -33,8 +33,8 @@ class ScalingModel:
 
     @property
     def known(self) -> bool:
-        """Whether a throughput is known or believed at any size; else the job runs with the neutral
-        prior.
+        """Whether a throughput is measured or suggested at any size; else the job runs with the
+        neutral prior.
         """
         return self.curve.known
 

@@ -1,99 +1,81 @@
-"""What the controller is told once (its settings) and what it remembers of jobs and nodes. Decides
-nothing.
+"""The one owner of the core's jobs and nodes: records, and the verbs that change them.
+
+Nothing else writes a :class:`JobRecord` or a :class:`NodeRecord`. The verbs keep what must always
+hold: a node belongs to at most one job, and job and node agree on it; a node is idle exactly when
+no job has it and it is not leaving; the counts by pool are those of the usable nodes. It also notes
+when the next plan is due. It decides nothing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
-from malletrain.core.events import JobState, JobSubmitted
-from malletrain.core.planning import PlanningSettings, smallest_size
+from malletrain.core.events import (
+    JobState,
+    JobSubmitted,
+    NodeJoined,
+    Rescale,
+    Start,
+    Suspend,
+)
+from malletrain.core.planning import smallest_size
 from malletrain.core.pools import pool
-from malletrain.core.profiling import ProfilingSettings
 from malletrain.core.scaling_model import ScalingModel
-
-
-@dataclass(frozen=True)
-class ControllerSettings:
-    """How patient the controller is; times in seconds.
-
-    ``settle_s``: node events this close together are one plan; ``notice_settle_s``: the same for
-    notices of preemptions, for whose nodes the main scheduler's jobs wait. ``min_interval_s``: a
-    job that nothing forces is rescaled no more often than this. ``starvation_s``: an admitted job
-    without nodes for so long gets its minimum, and keeps it for as long. ``max_tries``: the job has
-    failed when its workers broke so many times, each within ``retry_window_s`` of the last.
-    ``give_back_after_s``: a lease nobody uses is given back. ``min_horizon_s``: shorter gaps are
-    not worth a lease. ``lease_wait_s``: a lease asked for that has not come up by then is
-    forgotten. ``unfit_s``: a node on which no launcher comes up is left alone for so long.
-    ``recall_s``: a job may take so long to move off a node that another owner's job has more use
-    for; ``recall_every_s``: nodes are taken from one owner for another no more often than this.
-    ``profiling``: how jobs are profiled; None: they are not.
-    """
-
-    planning: PlanningSettings = field(default_factory=PlanningSettings)
-    settle_s: float = 1.0
-    notice_settle_s: float = 1.0
-    min_interval_s: float = 0.0
-    starvation_s: float = 600.0
-    max_tries: int = 3
-    retry_window_s: float = 3600.0
-    give_back_after_s: float = 30.0
-    min_horizon_s: float = 0.0
-    lease_wait_s: float = 120.0
-    unfit_s: float = 300.0
-    recall_s: float = 30.0
-    recall_every_s: float = 60.0
-    profiling: ProfilingSettings | None = None
 
 
 @dataclass
 class JobRecord:
-    """What the controller remembers of a job. Read it from outside, only the controller changes it.
-
-    ``idle_since``: since when it has had a place but no nodes (None: never had a place).
-    ``turn_until``: it keeps its minimum until then. ``broken``: its workers must be restarted.
-    ``planned``: the number of the plan that its newest round is from. ``rescaling``: that round has
-    not processed a sample yet; ``forced``: nobody chose it; ``rescaled_at``: when the last one that
-    was chosen had. ``curve``, ``cost``: what the bids are made from. ``learned``: what was
-    measured; ``interrupted_at``: when it last gave nodes to a profile.
-    """
+    """What the controller remembers of a job. Only :class:`ControllerState` writes it."""
 
     submitted: JobSubmitted
     order: int
+    """Its number in order of submission."""
     state: JobState
     nodes: tuple[str, ...] = ()
     tries: int = 0
+    """How often its workers failed by themselves."""
     last_broke: float | None = None
+    """When they last did."""
     rescaling: bool = False
+    """Its newest round has not processed a sample yet."""
     forced: bool = False
+    """Nobody chose that round: a node was lost or leaves, or workers failed."""
     rescaled_at: float = -math.inf
+    """When the last round that was chosen began to process samples."""
     planned: int = 0
+    """The number of the plan that its newest round is from."""
     broken: bool = False
+    """Its workers must be started again."""
     idle_since: float | None = None
+    """Since when it has had a place but no nodes; None: it never had a place."""
     starving: bool = False
-    turn_until: float = 0.0
+    """It has had a place and no nodes for too long."""
+    guaranteed_until: float = 0.0
+    """It keeps its minimum until then; 0: it has no guarantee."""
     curve: ScalingCurve | None = None
+    """What its bids are made from; None: the neutral prior."""
     cost: RescaleCost | None = None
-    learned: ScalingModel = field(default_factory=ScalingModel)
+    """What its bids take a change of scale to cost; None: what the settings say."""
+    scaling: ScalingModel = field(default_factory=ScalingModel)
+    """What was measured of its scaling."""
     interrupted_at: float | None = None
+    """When it last gave nodes to a profile."""
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """The sizes it can use: those it accepts, without those at which its script crashed; None
         for every one within its limits.
         """
-        spec, unusable = self.submitted, self.learned.curve.unusable
+        spec, unusable = self.submitted, self.scaling.curve.unusable
         if not unusable:
             return spec.sizes
         accepted = spec.sizes or range(spec.min_nodes, spec.max_nodes + 1)
-        return (
-            tuple(
-                k for k in accepted if k not in unusable and spec.min_nodes <= k <= spec.max_nodes
-            )
-            or spec.sizes
-        )
+        usable = (k for k in accepted if k not in unusable)
+        return tuple(k for k in usable if spec.min_nodes <= k <= spec.max_nodes) or spec.sizes
 
     @property
     def smallest(self) -> float:
@@ -109,17 +91,282 @@ class JobRecord:
 
 @dataclass
 class NodeRecord:
-    """What the controller remembers of a leased node. ``owner``: whose lease it is. ``review_at``:
-    when to ask whether it is still of use, while no job has it.
-    """
+    """What the controller remembers of a leased node. Only :class:`ControllerState` writes it."""
 
     info: NodeInfo
     owner: str = ""
+    """Whose lease it is."""
     job: str | None = None
     gone_at: float | None = None
+    """When the main scheduler takes it; None: it is not leaving."""
     review_at: float = 0.0
+    """When to ask whether it is still of use, while no job has it."""
 
     @property
     def pool(self) -> str:
         """The pool it is in."""
         return pool(self.info.node_class, self.owner)
+
+
+class ControllerState:
+    """Jobs and nodes of one controller. Read the attributes, change them by the verbs."""
+
+    def __init__(self, release_after_s: float = 30.0) -> None:
+        self._release_after_s = release_after_s
+        self.jobs: dict[str, JobRecord] = {}
+        self.unfinished: dict[str, JobRecord] = {}
+        """Those that have not ended, in order of submission."""
+        self.at_work: dict[str, JobRecord] = {}
+        """Those that have nodes, or have not been in a plan since they were submitted."""
+        self.owners: dict[str, None] = {}
+        """Who has submitted a job, in order."""
+        self.admissions = 0
+        """Counts the changes of who could be admitted at all."""
+        self.nodes: dict[str, NodeRecord] = {}
+        self.idle: set[str] = set()
+        """Nodes without a job that are not leaving."""
+        self.usable: dict[str, NodeInfo] = {}
+        """Nodes that are not leaving, with their pool as their class."""
+        self.usable_by_pool: Counter[str] = Counter()
+        self.plans = 0
+        """How many plans were made."""
+        self.plan_at: float | None = None
+        """When the next plan is due."""
+        self.leases_due = False
+        """Whether something happened that the leases follow from."""
+
+    # --- when to plan ---
+
+    def plan_soon(self, at: float) -> None:
+        """A plan is due at ``at``, if none is before."""
+        self.plan_at = at if self.plan_at is None else min(self.plan_at, at)
+
+    def plan_made(self) -> None:
+        """A plan is being carried out."""
+        self.plans += 1
+        self.leases_due = True
+
+    # --- nodes ---
+
+    def node_joined(self, event: NodeJoined, now: float) -> None:
+        """A lease is up. The node is idle, unless it runs a job of its owner already."""
+        node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), event.owner)
+        self.nodes[event.node] = node
+        info = replace(node.info, node_class=node.pool) if event.owner else node.info
+        self.usable[event.node] = info
+        self.usable_by_pool[node.pool] += 1
+        job = self.unfinished.get(event.job) if event.job else None
+        if job is None or job.submitted.owner != event.owner:
+            self._free([event.node], now)
+            return
+        node.job = event.job
+        job.nodes = (*job.nodes, event.node)
+        # The store knows nothing of a start that the agents have heard of: carry it out again.
+        job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
+        self.at_work[job.submitted.job] = job
+
+    def node_leaving(self, name: str, gone_at: float) -> bool:
+        """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has
+        it.
+        """
+        node = self.nodes[name]
+        self._unusable(name, node)
+        node.gone_at = gone_at
+        return node.job is not None
+
+    def node_gone(self, name: str, *, breaks: bool = True) -> JobRecord | None:
+        """The node is ours no more. Returns the job that had it; ``breaks``: its workers must be
+        started again.
+        """
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return None
+        self._unusable(name, node)
+        if node.job is None:
+            return None
+        job = self.jobs[node.job]
+        job.nodes = tuple(n for n in job.nodes if n != name)
+        job.broken |= breaks
+        return job
+
+    def _unusable(self, name: str, node: NodeRecord) -> None:
+        self.usable_by_pool[node.pool] -= node.gone_at is None
+        self.usable.pop(name, None)
+        self.idle.discard(name)
+
+    def keep_idle(self, name: str, until: float) -> None:
+        """The idle node is still of use: ask again at ``until``."""
+        self.nodes[name].review_at = until
+
+    def deadline(self, names: Iterable[str], now: float) -> float | None:
+        """Seconds until the first of these nodes is taken away; None when none is."""
+        ends = [self.nodes[n].gone_at for n in names]
+        times = [end - now for end in ends if end is not None]
+        return max(0.0, min(times)) if times else None
+
+    def all_usable(self, names: Iterable[str]) -> bool:
+        """Whether none of these nodes is gone or leaving."""
+        return all(n in self.usable for n in names)
+
+    def _free(self, names: Iterable[str], now: float) -> None:
+        for name in names:
+            node = self.nodes[name]
+            node.job, node.review_at = None, now + self._release_after_s
+            if node.gone_at is None:
+                self.idle.add(name)
+
+    # --- jobs come and go ---
+
+    def submit(self, event: JobSubmitted) -> JobRecord:
+        """A new job. Raises ValueError when there was one of that name."""
+        if event.job in self.jobs:
+            raise ValueError(f"Job {event.job} was submitted before.")
+        # A profile does not outlive the daemon that made it; it is taken up again from what is
+        # stored.
+        state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
+        job = JobRecord(
+            event,
+            len(self.jobs),
+            state,
+            tries=event.tries,
+            last_broke=event.last_broke,
+            curve=event.curve,
+        )
+        self.jobs[event.job] = job
+        if not state.ended:
+            self.unfinished[event.job] = self.at_work[event.job] = job
+            self.owners.setdefault(event.owner)
+            self.admissions += 1
+        return job
+
+    def end(self, name: str, state: JobState, now: float) -> None:
+        """The job ends in ``state``; its nodes are free."""
+        job = self.unfinished.pop(name)
+        self.at_work.pop(name, None)
+        self.admissions += 1
+        self._free(job.nodes, now)
+        job.nodes, job.state = (), state
+        job.rescaling = job.broken = job.starving = False
+
+    # --- jobs and their nodes ---
+
+    def assign(
+        self, nodes: Mapping[str, tuple[str, ...]], now: float
+    ) -> list[Start | Rescale | Suspend]:
+        """Give each of these jobs exactly these nodes, at one instant; none: suspend it. What a job
+        leaves may be another's at once.
+
+        Returns what is to be done, in the given order. Raises ValueError when a node is not there,
+        is leaving, or would belong to two jobs.
+        """
+        commands: list[Start | Rescale | Suspend] = []
+        for name, new in nodes.items():
+            job = self.jobs[name]
+            within = self.deadline(job.nodes, now)
+            job.forced = bool(job.nodes) and (job.broken or within is not None)
+            self._free(set(job.nodes).difference(new), now)
+            if not new:
+                commands.append(Suspend(name, within))
+                job.idle_since, job.guaranteed_until = now, 0.0
+                job.state = JobState.SUSPENDED
+            else:
+                commands.append(Rescale(name, new, within) if job.nodes else Start(name, new))
+                if job.state is not JobState.PROFILING:
+                    job.state = JobState.RUNNING
+                job.planned = self.plans
+            job.nodes, job.rescaling, job.broken = new, bool(new), False
+        for name, new in nodes.items():
+            for node in new:
+                if node not in self.usable or self.nodes[node].job not in (None, name):
+                    raise ValueError(f"Node {node} cannot be given to job {name}.")
+                self.nodes[node].job = name
+                self.idle.discard(node)
+            if new:
+                self.jobs[name].starving = False
+                self.at_work[name] = self.jobs[name]
+            else:
+                self.at_work.pop(name, None)
+        self.leases_due = True
+        return commands
+
+    def unplanned(self, name: str) -> None:
+        """The job, which never ran, got no nodes from a plan."""
+        self.at_work.pop(name, None)
+
+    def rescaled(self, job: JobRecord, now: float) -> bool:
+        """The job processes samples at its newest scale. Returns whether that is news."""
+        if not job.rescaling:
+            return False
+        job.rescaling = False
+        if not job.forced:
+            job.rescaled_at = now
+        return True
+
+    def workers_failed(self, job: JobRecord, now: float, window_s: float, *, counts: bool) -> None:
+        """The job's workers failed by themselves: one try more where it ``counts``; tries longer
+        than ``window_s`` ago are forgotten.
+        """
+        if job.last_broke is not None and now - job.last_broke > window_s:
+            job.tries = 0
+        job.last_broke = now
+        job.tries += counts
+
+    def break_round(self, job: JobRecord, now: float) -> None:
+        """The job's workers are to be started again, where it has any."""
+        if job.nodes:
+            job.broken = True
+            self.plan_soon(now)
+
+    # --- waiting ---
+
+    def waits(self, job: JobRecord, now: float) -> None:
+        """The job has a place; without nodes it waits since now."""
+        if job.idle_since is None:
+            job.idle_since = now
+
+    def starves(self, job: JobRecord, now: float) -> None:
+        """The job has waited for too long."""
+        job.starving = self.leases_due = True
+        self.plan_soon(now)
+
+    def guarantee(self, job: JobRecord, until: float) -> None:
+        """The job, which starved, has nodes; it keeps its minimum until then (0: no guarantee)."""
+        job.starving, job.guaranteed_until = False, until
+
+    # --- profiles ---
+
+    def profile_begins(self, job: JobRecord) -> None:
+        """The job's size is its profile's decision from now on."""
+        job.state = JobState.PROFILING
+
+    def profile_ends(self, job: JobRecord) -> None:
+        """The job's size is the plan's decision again."""
+        if job.state is JobState.PROFILING:
+            job.state = JobState.RUNNING
+
+    def profile_done(self, job: JobRecord) -> None:
+        """As :meth:`profile_ends`; it stands at its smallest size, so the plan may move it at
+        once.
+        """
+        self.profile_ends(job)
+        job.rescaled_at = -math.inf
+
+    def interrupted(self, job: JobRecord, now: float) -> None:
+        """The job gives nodes to a profile."""
+        job.interrupted_at = now
+
+    def forgive(self, job: JobRecord) -> None:
+        """The job's script is known to run: what failed before was its size."""
+        job.tries = 0
+
+    def learn(self, job: JobRecord, scaling: ScalingModel) -> None:
+        """What is known of the job's scaling."""
+        if scaling.curve.unusable != job.scaling.curve.unusable:
+            self.admissions += 1  # it may need more nodes than before to run at all
+        job.scaling = scaling
+
+    def bid_with(
+        self, job: JobRecord, curve: ScalingCurve | None, cost: RescaleCost | None
+    ) -> None:
+        """What the job's bids are made from."""
+        job.curve, job.cost = curve, cost

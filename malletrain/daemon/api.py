@@ -44,7 +44,6 @@ from malletrain.protocol.views import (
     RescaleView,
     StatusView,
 )
-from malletrain.rounds.service import ServiceRounds
 from malletrain.store.schema import JobRow, ProfileRow
 
 MAX_WAIT_S = 10.0
@@ -242,7 +241,7 @@ class Api:
         if decode_spec(row.spec).mode != "service":
             raise Refused(f"Job {row.id} is no service; its workers are not members of anything.")
         rounds = run.rounds if run else None
-        view = rounds.view if isinstance(rounds, ServiceRounds) else ()
+        view = rounds.view if rounds else ()
         members = tuple(
             MemberView(p.node, p.host, p.address, p.leaving_in_s)
             for p in self.core.rounds.peers(view)
@@ -326,7 +325,7 @@ class Api:
         if job is None or job.state.ended or job.nodes:
             return ""
         owner = job.submitted.owner
-        if self.core.controller.held_off(owner, self.core.clock.now()):
+        if self.core.controller.backing_off(owner, self.core.clock.now()):
             return (
                 f"leases as {owner} come to nothing ('malletrain events' says why); tried "
                 "again later"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from importlib.resources import files
 from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.identity.state_directory import make_private_dir
+from malletrain.shipped import shipped
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
@@ -55,7 +55,7 @@ def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]
 def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
     """What the scavenger of PBS is told."""
     settings = _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
-    shell = settings.lease.shell or str(files("jobscripts") / "pbs" / "shell.sh")
+    shell = settings.lease.shell or str(shipped("jobscripts/pbs/shell.sh").resolve())
     return replace(settings, lease=replace(settings.lease, shell=shell))
 
 
@@ -150,13 +150,11 @@ def template(script: Path | None, kind: str) -> str:
     """The batch script of the leases: the site's own, else the one for this ``kind``. Raises
     SchedulerError.
     """
-    if script is None:
-        return (files("jobscripts") / kind / "lease.sh").read_text("utf-8")
     try:
-        return script.read_text("utf-8")
+        return (script or shipped(f"jobscripts/{kind}/lease.sh")).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SchedulerError(
-            f"The batch script {script} of the leases cannot be read: {error}."
+            f"The batch script {script or kind} of the leases cannot be read: {error}."
         ) from None
 
 

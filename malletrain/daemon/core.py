@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from allocator import Goal, RescaleCost, ScalingCurve
-from jpa import Result
+from jpa import ProfileResult
 from jpa.costs import KINDS, RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
@@ -41,6 +43,7 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.core.planning import exact, make_plan
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -53,6 +56,7 @@ from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings, round_settings
 from malletrain.protocol import messages
+from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
@@ -73,7 +77,7 @@ NO_CURVE = (
     "end of every step, or give a curve with --curve."
 )
 
-ROUNDS: dict[str, type[JobRounds]] = {
+ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": JobRounds,
     "live": LiveRounds,
     "service": ServiceRounds,
@@ -100,7 +104,10 @@ class Core:
         self.metrics = metrics
         self.trail = AuditLog(store, clock)
         self.books = JobRepository(store, clock, metrics, self.trail)
-        self.controller = Controller(controller_settings(config))
+        self.controller = Controller(
+            controller_settings(config),
+            partial(make_plan, solver=partial(exact, clock=perf_counter)),
+        )
         a = config.allocation
         self.curves = Curves(
             store, clock, self.controller, RescaleCosts(a.rescale_up, a.rescale_down, a.start)
@@ -216,8 +223,9 @@ class Core:
 
     def add(self, row: JobRow, spec: messages.JobSpec) -> JobRun:
         """Take a job in hand: a new one, or one that the store knows."""
-        rounds = ROUNDS[spec.mode](round_settings(self.config), min_nodes=spec.min_nodes)
-        rounds.generation = row.generation
+        rounds: Rounds = ROUNDS[spec.mode](
+            round_settings(self.config), spec.min_nodes, row.generation
+        )
         run = JobRun(
             row,
             spec,
@@ -241,7 +249,7 @@ class Core:
                 last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=spec.profile_sizes,
-                learned=learned,
+                scaling=learned,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
             )
@@ -288,7 +296,7 @@ class Core:
         """
         for run in self.runs.values():
             if node in run.rounds.members:
-                run.rounds.suspects.add(node)
+                run.rounds.unreachable(node)
 
     def first_sample(self, run: JobRun) -> None:
         """Samples of the newest round have come in."""
@@ -315,7 +323,7 @@ class Core:
             self._announce(self.runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
             run = self.runs[command.job]
-            self.curves.keep(command.job, run.spec, command.learned)
+            self.curves.keep(command.job, run.spec, command.scaling)
         elif isinstance(command, Suspend):
             run, record = self.runs[command.job], self.controller.jobs[command.job]
             tries = {"tries": record.tries, "last_broke": record.last_broke}
@@ -340,7 +348,7 @@ class Core:
             self.curves.waits(job, said.sentence)
         elif said.kind == "job-interrupted":
             self.curves.interrupted(job, dict(said.data))
-        elif said.kind == "profile-finished" and said.data["result"] == Result.UNKNOWN.value:
+        elif said.kind == "profile-finished" and said.data["result"] == ProfileResult.UNKNOWN.value:
             self.books.notice(
                 run,
                 NO_CURVE.format(why=said.sentence, exponent=self.config.allocation.prior_exponent),
@@ -374,7 +382,7 @@ class Core:
         self, run: JobRun, nodes: tuple[str, ...], now: float, within_s: float | None
     ) -> None:
         run.starting_until = None
-        if run.spec.mode != "service":  # whose processes do not stop
+        if run.rounds.interrupts:
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
         self.rounds.act(run, run.rounds.move(nodes, now, within_s))
 

@@ -1,24 +1,25 @@
 """The daemon's memory of how jobs scale: which curve a new job starts with, and what is kept of
 each for the next of its kind.
 
-Decides under which key a curve is stored and whose curve a job inherits. What is measured is the
-controller's and the advisor's decision.
+Decides under which key a curve is stored. Whose curve a job inherits is decided by
+:mod:`malletrain.core.siblings`; what is measured, by the controller and the advisor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from allocator import CurveError
-from jpa import MeasuredCurve, ModelSize, RescaleCosts, Stored, inherited, prior_from, profile_key
-from jpa.curve import DEFAULT_PHASE
+from jpa import ModelSize, RescaleCosts, profile_key
+from malletrain.core import siblings
 from malletrain.core.controller import Controller
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.siblings import Sibling
 from malletrain.daemon.clock import Clock
 from malletrain.protocol import messages
 from malletrain.store.schema import CurveRow, ProfileRow
@@ -28,6 +29,41 @@ log = structlog.get_logger(__name__)
 
 KEPT_INTERRUPTIONS = 100
 LARGEST_SCRIPT = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A :class:`malletrain.core.siblings.SiblingStorage` over the store: the curves on one class of
+    nodes with so many processes on each.
+    """
+
+    store: Store
+    costs: RescaleCosts
+    node_class: str
+    processes: int
+    now: float
+
+    def put(self, sibling: Sibling) -> None:
+        """Keep it."""
+        size, data = sibling.size, sibling.scaling.to_dict()
+        kept = (sibling.key, self.node_class, self.processes, data, sibling.job, self.now)
+        self.store.put_curve(CurveRow(*kept, size.parameters, size.flops))
+
+    def of_key(self, key: str) -> Sibling | None:
+        """The newest of this key; None where it cannot be read."""
+        row = self.store.curve(key)
+        return self._sibling(row) if row else None
+
+    def others(self, key: str) -> list[Sibling]:
+        """Those of other keys that can be read, the newest first."""
+        rows = self.store.curves(self.node_class, self.processes)
+        found = (self._sibling(row) for row in rows if row.key != key)
+        return [sibling for sibling in found if sibling is not None]
+
+    def _sibling(self, row: CurveRow) -> Sibling | None:
+        scaling = _read(row.learned, f"jobs like {row.job}", self.costs)
+        size = ModelSize(row.parameters, row.flops)
+        return Sibling(row.key, row.job, scaling, size) if scaling else None
 
 
 class Curves:
@@ -49,23 +85,12 @@ class Curves:
         """
         row = self._store.profile(job)
         if row is not None and row.learned:
-            return self._read(row.learned, f"job {job}")
+            return _read(row.learned, f"job {job}", self._costs)
         if row is None:
             node_class = self._usual_class()
             row = self._store.put_profile(ProfileRow(job, self._key(spec, node_class), node_class))
-        kept = self._store.curve(row.key)
-        found = self._read(kept.learned, f"jobs like {kept.job}") if kept else None
-        if kept is None or found is None:
-            return None
-        curve, _ = found.curve.with_phase(DEFAULT_PHASE)
-        learned = ScalingModel(costs=found.costs)
-        if not spec.profile_key:
-            return replace(learned, curve=inherited(curve))
-        # Jobs that only their owner says are alike may differ in level.
-        prior = prior_from(
-            [Stored(row.key, curve, ModelSize(kept.parameters, kept.flops), kept.job)], row.key
-        )
-        return replace(learned, curve=MeasuredCurve.from_prior(prior)) if prior else learned
+        storage = self._storage(row, spec)
+        return siblings.starts_with(storage, row.key, named=bool(spec.profile_key))
 
     def kind(self, job: str, spec: messages.JobSpec) -> str:
         """Jobs of one kind scale alike; empty where only its owner says which are (those may differ
@@ -81,20 +106,8 @@ class Curves:
         row = self._store.put_profile(
             replace(self._on_its_class(job, spec), learned=learned.to_dict(), waits="")
         )
-        measured = any(p.rate > 0 for p in learned.curve.current.points)
-        if row.key and measured and (learned.profiled or learned.result):
-            self._store.put_curve(
-                CurveRow(
-                    row.key,
-                    row.node_class,
-                    spec.nproc_per_node,
-                    row.learned,
-                    job,
-                    self._clock.now(),
-                    row.parameters,
-                    row.flops,
-                )
-            )
+        size = ModelSize(row.parameters, row.flops)
+        siblings.keep(self._storage(row, spec), Sibling(row.key, job, learned, size))
 
     def waits(self, job: str, reason: str) -> None:
         """Why its profile does not begin."""
@@ -119,26 +132,11 @@ class Curves:
         if (row.parameters, row.flops) == (size.parameters, size.flops):
             return None
         row = self._store.put_profile(replace(row, parameters=size.parameters, flops=size.flops))
-        stored = []
-        for kept in self._store.curves(row.node_class, spec.nproc_per_node):
-            found = (
-                self._read(kept.learned, f"jobs like {kept.job}") if kept.key != row.key else None
-            )
-            if found is not None:
-                curve, _ = found.curve.with_phase(DEFAULT_PHASE)
-                stored.append(
-                    Stored(kept.key, curve, ModelSize(kept.parameters, kept.flops), kept.job)
-                )
-        prior = prior_from(stored, row.key, size)
-        return (
-            ScalingModel(curve=MeasuredCurve.from_prior(prior), costs=self._costs)
-            if prior
-            else None
-        )
+        return siblings.suggested(self._storage(row, spec), row.key, size, self._costs)
 
     def read(self, row: ProfileRow) -> ScalingModel:
         """What a row says is known; nothing where it cannot be read."""
-        return self._read(row.learned, f"job {row.job}") or ScalingModel(costs=self._costs)
+        return _read(row.learned, f"job {row.job}", self._costs) or ScalingModel(costs=self._costs)
 
     # --- inside ---
 
@@ -164,14 +162,9 @@ class Curves:
             return row
         return replace(row, key=self._key(spec, node_class), node_class=node_class)
 
-    def _read(self, data: Any, whose: str) -> ScalingModel | None:
-        if not data:
-            return None
-        try:
-            return ScalingModel.from_dict(data, self._costs)
-        except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
-            return None
+    def _storage(self, row: ProfileRow, spec: messages.JobSpec) -> _Stored:
+        now = self._clock.now()
+        return _Stored(self._store, self._costs, row.node_class, spec.nproc_per_node, now)
 
     def _usual_class(self) -> str:
         """The class that most nodes are of."""
@@ -189,6 +182,16 @@ class Curves:
             f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
         )  # others may choose the same name for something else
         return profile_key(script, spec.args, node_class, spec.nproc_per_node, user_key=user_key)
+
+
+def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
+    if not data:
+        return None
+    try:
+        return ScalingModel.from_dict(data, costs)
+    except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
+        log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
+        return None
 
 
 def _positive(value: object) -> float | None:

@@ -18,7 +18,7 @@ from malletrain.daemon.job_repository import JobRun
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.reports import Reports
 from malletrain.protocol import messages
-from malletrain.rounds.restart import Stage
+from malletrain.rounds.interface import RoundStage
 from malletrain.store.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
@@ -115,7 +115,7 @@ class Inbox:
         if agent.unreachable_since is not None or agent.peer != peer:
             agent.unreachable_since, agent.peer = None, peer
             for run in self.core.runs.values():
-                run.rounds.suspects.discard(agent.node)
+                run.rounds.reachable(agent.node)
 
     def _hello(self, peer: bytes, lease: str, hello: messages.Hello) -> None:
         core = self.core
@@ -168,7 +168,7 @@ class Inbox:
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self._leaving(agent, hello.leaving_in_s, "")
             elif recalled and agent.gone_at is None:  # before the daemon's last start
-                core.outside.recall((agent.node,), core.controller.settings.recall_s)
+                core.outside.recall((agent.node,), core.controller.settings.reclaim_s)
 
     def _settle(
         self, agent: Agent, held: messages.Assignment | None, new: bool, now: float
@@ -223,9 +223,9 @@ class Inbox:
                 self.core.rounds.act(
                     run, run.rounds.adopt(run.row.generation, members, phases, now)
                 )
-                whole = run.rounds.stage is Stage.RUNNING and set(run.row.planned_nodes) == set(
-                    members
-                )
+                whole = run.rounds.stage is RoundStage.RUNNING and set(
+                    run.row.planned_nodes
+                ) == set(members)
                 if whole:
                     run.monitor.adopted(len(members), now)
                     self.core.trail.record(
@@ -338,7 +338,7 @@ class Inbox:
         limit = self.core.config.jobs.no_progress_warning
         if (
             run.spec.mode != "service"
-            and run.rounds.stage is Stage.RUNNING
+            and run.rounds.stage is RoundStage.RUNNING
             and run.monitor.silent_for(now) > limit
         ):
             sentence = (

@@ -19,7 +19,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.monitor import JobMonitor, RescaleRecord
 from malletrain.protocol import messages
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.interface import Rounds
 from malletrain.store.schema import JobRow, ObservationRow, RescaleRow
 from malletrain.store.store import Store
 
@@ -32,7 +32,7 @@ class JobRun:
 
     row: JobRow
     spec: messages.JobSpec
-    rounds: JobRounds
+    rounds: Rounds
     monitor: JobMonitor
     starting_until: float | None = None
     """Until when the first sample of the newest round is waited for."""

@@ -28,7 +28,7 @@ from malletrain.daemon.login import Login
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.transport import Transport
-from malletrain.identity.keys import LEASE_KEY, KeyPair, KeyRing
+from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.state_directory import (
     INFO,
     DaemonInfo,
@@ -39,7 +39,7 @@ from malletrain.identity.state_directory import (
     write_daemon_info,
 )
 from malletrain.identity.users import Users
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
@@ -190,8 +190,17 @@ class Daemon:
                 "leases.",
                 boot=self.boot,
             )
-        await asyncio.sleep(wait)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + wait
+        # reports and the ends of leases count alike: looking is simpler than being told of both
+        while loop.time() < due and not self._all_reported():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         self.inbox.adopt()
+
+    def _all_reported(self) -> bool:
+        """Whether the agent of every lease that runs has said hello."""
+        running = [row.id for row in self.core.lease_rows.active.values() if row.started]
+        return all(self.core.agents.of_lease(lease) for lease in running)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -298,8 +307,8 @@ class Daemon:
             *("--lease", lease),
         )
         return argv, {
-            LEASE_KEY: key.secret,
-            "MALLETRAIN_GRACE_S": f"{backend(self.config).grace_s(self.config):g}",
+            env.LEASE_KEY: key.secret,
+            env.GRACE_S: f"{backend(self.config).grace_s(self.config):g}",
         }
 
     def _listen(self) -> str:

@@ -1,7 +1,7 @@
 """The shell of every job's rounds: carries their actions out through the agents, writes them down,
 and lets the controller know.
 
-The rounds decide (:mod:`malletrain.rounds` and its kin); everything here happens within a step of
+The rounds decide (:mod:`malletrain.rounds`); everything here happens within a step of
 the core.
 """
 
@@ -16,19 +16,20 @@ from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import JobRepository, JobRun
 from malletrain.protocol import messages
-from malletrain.rounds.actions import SendAbort, SendView
-from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import (
+from malletrain.rounds.actions import (
     Action,
+    AllUp,
     Broke,
-    Finished,
     Formed,
-    LeftOut,
+    NodesRejected,
     SaveRound,
+    SendAbort,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
+    SendView,
+    WorkersDone,
 )
 
 LONGEST_REASON = 1000
@@ -65,7 +66,7 @@ class RoundShell:
         job = run.row.id
         for action in actions:
             if isinstance(action, SendAssign):
-                self._agents.assign(action.node, self._assign(run))
+                self._agents.assign(action.node, self._assign(run, action))
             elif isinstance(action, SendRelease):
                 if not self._agents.release(action.node, job, self._config.jobs.stop_grace):
                     self.act(run, run.rounds.released(action.node, self._clock.now()))
@@ -79,7 +80,7 @@ class RoundShell:
             elif isinstance(action, SendAbort):
                 self._agents.tell(action.node, messages.Abort(job, action.generation))
             elif isinstance(action, SaveRound):
-                if isinstance(run.rounds, LiveRounds) and run.rounds.because_lost:
+                if action.because_lost:
                     run.monitor.rescale_began(
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
@@ -105,19 +106,19 @@ class RoundShell:
                 )
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
-            elif isinstance(action, Formed) and run.spec.mode == "service":
+            elif isinstance(action, AllUp):
                 self._service_formed(run)
             elif isinstance(action, Formed):
                 run.monitor.formed(action.generation, self._clock.now())
                 run.starting_until = self._clock.now() + self._config.jobs.warmup_timeout
                 self._feed(RoundFormed(job))
-            elif isinstance(action, Finished):
+            elif isinstance(action, WorkersDone):
                 self._feed(JobCompleted(job))
-            elif isinstance(action, LeftOut):
+            elif isinstance(action, NodesRejected):
                 for node in action.nodes:
                     self._trail.record(
                         "node-unfit",
-                        f"The node is left out: {action.sentence}.",
+                        f"The node is rejected: {action.sentence}.",
                         job=job,
                         node=node,
                     )
@@ -144,9 +145,9 @@ class RoundShell:
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 
-    def _assign(self, run: JobRun) -> messages.Assign:
+    def _assign(self, run: JobRun, action: SendAssign) -> messages.Assign:
         jobs = self._config.jobs
-        key = self.key_of(run.row.id) if run.spec.mode == "service" else ""
+        key = self.key_of(run.row.id) if action.with_key else ""
         return messages.Assign(
             run.row.id,
             run.spec,

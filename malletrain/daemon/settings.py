@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from allocator import RescaleCost
 from malletrain.config.model import Config
-from malletrain.core.controller import ControllerSettings
-from malletrain.core.planning import PlanningSettings
-from malletrain.core.profiling import ProfilingSettings, advisor_config
+from malletrain.core.settings import (
+    ControllerSettings,
+    PlanningSettings,
+    ProfilingSettings,
+    advisor_config,
+)
 from malletrain.rounds.restart import RoundSettings
 
 MOVING_S = 10.0
-"""How long a job may take to move off a node that is recalled, beyond its drain and the end of its
+"""How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its
 workers.
 """
-NOTICE_SETTLE_S = 0.3
-"""Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 
 
 def controller_settings(config: Config) -> ControllerSettings:
@@ -48,17 +49,16 @@ def controller_settings(config: Config) -> ControllerSettings:
             time_limit_s=a.time_limit,
             prior_exponent=a.prior_exponent,
         ),
-        settle_s=a.settle,
-        notice_settle_s=NOTICE_SETTLE_S,
+        debounce_s=a.settle,
         min_interval_s=a.min_interval,
         starvation_s=j.starvation,
         max_tries=j.max_tries,
         retry_window_s=j.retry_window,
-        give_back_after_s=a.give_back_after,
+        release_after_s=a.give_back_after,
         min_horizon_s=a.min_horizon,
         lease_wait_s=a.lease_wait,
-        recall_s=j.drain_timeout + j.stop_grace + MOVING_S,
-        recall_every_s=a.recall_every,
+        reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
+        reclaim_every_s=a.recall_every,
         profiling=profiling if p.enabled else None,
     )
 
@@ -72,6 +72,6 @@ def round_settings(config: Config) -> RoundSettings:
         warmup_s=jobs.join_timeout,
         drain_s=jobs.drain_timeout,
         join_s=jobs.join_timeout,
-        verdict_s=config.daemon.agent_timeout / 2,
+        failure_grace_s=config.daemon.agent_timeout / 2,
         stop_s=jobs.stop_grace,
     )

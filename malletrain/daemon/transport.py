@@ -98,6 +98,9 @@ class Transport:
         if self._loop:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_reader(self._monitor.fileno())
+        # ZeroMQ's thread waits for room when nobody reads the ends of connections, and holds the
+        # lock meanwhile that disable_monitor wants.
+        self._watch()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
@@ -133,6 +136,9 @@ class Transport:
         return True
 
     def _receive(self) -> None:
+        # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
+        # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
+        self._watch()
         for _ in range(1000):
             try:
                 if self._socket.closed or not self._socket.poll(0):

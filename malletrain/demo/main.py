@@ -27,6 +27,7 @@ from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
+from malletrain.shipped import shipped
 from scavenger.interface import SchedulerError
 from scavenger.trace import files, lengths, replay, synthesis, trace
 
@@ -170,12 +171,10 @@ def example_script() -> Path:
     """The digits example that ships with the package. Raises DemoError when the installation lacks
     it.
     """
-    import jobscripts
-
-    path = Path(jobscripts.__file__).parent / "examples" / "digits.py"
-    if not path.is_file():
-        raise DemoError(f"The example script {path} is not there; install malletrain again.")
-    return path
+    try:
+        return shipped("jobscripts/examples/digits.py")
+    except FileNotFoundError as error:
+        raise DemoError(str(error)) from None
 
 
 def cut_trace(options: Options) -> trace.Trace:

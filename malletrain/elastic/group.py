@@ -25,6 +25,7 @@ import torch.distributed as dist
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
+from malletrain.training.torch_private import forget_failed_group, require, set_timeout
 
 CONNECT_TIMEOUT_S = 20.0
 """For the connections between peers whose addresses are known; waiting for peers to come is not
@@ -152,14 +153,12 @@ class Group:
                 backend, timeout=timedelta(seconds=CONNECT_TIMEOUT_S), **options
             )
         except BaseException:
-            # torch numbers groups and counts one that came to nothing; under another number nobody
-            # would find the next one's keys.
-            dist.distributed_c10d._world.group_count = 0
+            forget_failed_group()
             raise
         finally:
             sys.excepthook = hook  # torch wraps it once more for every group
-        self._held, self._nccl = dist.distributed_c10d._get_default_group(), nccl
-        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._held)
+        self._held, self._nccl = dist.group.WORLD, nccl
+        set_timeout(self._held, COLLECTIVE_TIMEOUT)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from
         # peers may come in later.
         self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
@@ -302,8 +301,9 @@ def rehearse() -> None:
     """
     if dist.is_initialized():
         return
+    require("live mode")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    held = dist.distributed_c10d._get_default_group()
+    held = dist.group.WORLD
     model = torch.nn.Linear(1, 1)
     ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
     for _ in range(2):  # DDP arranges its buckets after the first

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-ENV_LIVE = "MALLETRAIN_LIVE"
-ENV_LOG_DIR = "MALLETRAIN_LOG_DIR"
+from malletrain.protocol import env
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class FixedLink(Link):
 
     def __init__(self) -> None:
         super().__init__()
-        generation = int(os.environ.get("MALLETRAIN_GENERATION", "1") or 1)
+        generation = int(os.environ.get(env.GENERATION, "1") or 1)
         size = int(os.environ.get("WORLD_SIZE", "1"))
         self._newest = Place(max(1, generation), int(os.environ.get("RANK", "0")), size)
 
@@ -137,5 +136,5 @@ class LiveLink(Link):
 
 def connect() -> Link:
     """The link this process has by its environment."""
-    path = os.environ.get(ENV_LIVE)
+    path = os.environ.get(env.LIVE)
     return LiveLink(path) if path else FixedLink()

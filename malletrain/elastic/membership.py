@@ -21,10 +21,11 @@ from malletrain.elastic import sharing
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group, rehearse
-from malletrain.elastic.link import ENV_LOG_DIR, Place, connect
+from malletrain.elastic.link import Place, connect
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training
-from malletrain.launch.supervisor import rank_log_name
+from malletrain.protocol import env
+from malletrain.protocol.log_names import rank_log_name
 from malletrain.training import report
 
 LAST_RESORT_S = 10.0
@@ -223,7 +224,7 @@ def _write_to_log_of(place: Place) -> None:
     """From now on this process's output belongs to the log of its rank in this round, where
     ``malletrain logs`` looks for it.
     """
-    directory = os.environ.get(ENV_LOG_DIR)
+    directory = os.environ.get(env.LOG_DIR)
     if not directory:
         return
     sys.stdout.flush()

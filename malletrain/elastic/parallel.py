@@ -113,14 +113,14 @@ def average_gradients(group: Group, module: torch.nn.Module) -> None:
     for grad in (p.grad for p in module.parameters() if p.grad is not None):
         by_kind.setdefault((grad.dtype, grad.device), []).append(grad)
     for same in by_kind.values():
-        flat = torch._utils._flatten_dense_tensors(same)
+        flat = torch.cat([grad.reshape(-1) for grad in same])
         if flat.is_cuda:
             dist.all_reduce(flat)
             flat.div_(group.place.size)
         else:
             group.average(flat).wait()
-        for grad, part in zip(same, torch._utils._unflatten_dense_tensors(flat, same), strict=True):
-            grad.copy_(part)
+        for grad, part in zip(same, flat.split([grad.numel() for grad in same]), strict=True):
+            grad.copy_(part.view_as(grad))
 
 
 def _exchange(group: Group, bucket: dist.GradBucket) -> Any:

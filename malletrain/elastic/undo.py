@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from malletrain.training.torch_private import forget_unscaling
+
 
 class StepStart:
     """What a forward pass may change. :meth:`keep` costs some microseconds and a copy of the
@@ -68,4 +70,4 @@ class StepStart:
             module.zero_grad(set_to_none=True)
         for scaler in grad_scalers:
             # else the repeated unscale_() is refused as a second one
-            scaler._per_optimizer_states.clear()
+            forget_unscaling(scaler)

@@ -34,8 +34,6 @@ from malletrain.identity.state_directory import (
 
 SERVER = "server.key"
 CLIENT = "client.key"
-LEASE_KEY = "MALLETRAIN_LEASE_KEY"
-"""The environment variable in which an agent finds its lease's secret key."""
 
 
 class KeyFileError(StateDirError):

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from malletrain.protocol import env
+
 LOCK = "daemon.lock"
 INFO = "daemon.json"
 SITE_INFO = Path("/etc/malletrain/daemon.json")
-DAEMON_VARIABLE = "MALLETRAIN_DAEMON"
-STATE_VARIABLE = "MALLETRAIN_STATE_DIR"
 START_HINT = "Start one with: malletrain daemon --config FILE"
 SITE_HINT = "Ask the operators of this machine."
 KEY_FORM = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -42,7 +42,7 @@ def default_state_dir() -> Path:
     """``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises
     StateDirError.
     """
-    return expanded(os.environ.get(STATE_VARIABLE) or "~/.local/state/malletrain", STATE_VARIABLE)
+    return expanded(os.environ.get(env.STATE_DIR) or "~/.local/state/malletrain", env.STATE_DIR)
 
 
 def expanded(path: str, variable: str) -> Path:
@@ -197,7 +197,7 @@ def start_hint() -> str:
     """What to do when this user's own daemon does not run."""
     if not os.path.exists(SITE_INFO):
         return START_HINT
-    return f"{START_HINT} - or use the site's daemon: export {DAEMON_VARIABLE}={SITE_INFO}"
+    return f"{START_HINT} - or use the site's daemon: export {env.DAEMON}={SITE_INFO}"
 
 
 def announced() -> Path | None:
@@ -207,9 +207,9 @@ def announced() -> Path | None:
     ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json where it is there and no daemon
     of this user's runs, as far as can be told. Raises StateDirError.
     """
-    if named := os.environ.get(DAEMON_VARIABLE):
-        return expanded(named, DAEMON_VARIABLE)
-    if os.environ.get(STATE_VARIABLE) or not os.path.exists(SITE_INFO):
+    if named := os.environ.get(env.DAEMON):
+        return expanded(named, env.DAEMON)
+    if os.environ.get(env.STATE_DIR) or not os.path.exists(SITE_INFO):
         return None
     try:
         own = default_state_dir() / INFO

@@ -14,7 +14,8 @@ import time
 from typing import Any
 
 import malletrain
-from malletrain.protocol.worker_channel import ENV_FLAGS, Capable, SnapshotTaken
+from malletrain.protocol import env
+from malletrain.protocol.worker_channel import Capable, SnapshotTaken
 from malletrain.training import report
 from malletrain.training.drain import stand_still
 from malletrain.training.sampler import rank_and_world
@@ -28,7 +29,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._inside = bool(
-            os.environ.get(ENV_FLAGS)
+            os.environ.get(env.FLAGS)
         )  # the same on all ranks, whether or not the flags can be read here
         self._flags = report.open_flags()
         self._served = 0

@@ -1,12 +1,12 @@
-"""Stands in the launcher's process tree for a worker that is a fork of the template. Run by its
+"""Stands in the launcher's process tree for a worker that is a fork of the fork server. Run by its
 path, standard library only:
 
-    python -I -S fork_client.py --parent PID --template SOCKET --chdir DIR --per-rank-log DIR --
+    python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
     PYTHON -u SCRIPT [ARGS]...
 
-Asks the template for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
-same code or signal. When the stub is killed the template kills the worker. When no template answers
-it becomes PYTHON itself.
+Asks the fork server for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
+same code or signal. When the fork client is killed the fork server kills the worker. When no fork
+server answers it becomes PYTHON itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
+from supervisor import env, rank_log_name
 
 
 def _ask(path: str, request: dict[str, object], output: int) -> socket.socket | None:
@@ -37,9 +38,7 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--")
     options, command = dict(zip(argv[:cut:2], argv[1:cut:2], strict=True)), argv[cut + 1 :]
     supervisor.die_with_parent(int(options["--parent"]))
-    name = supervisor.rank_log_name(
-        os.environ.get("MALLETRAIN_GENERATION", "0"), os.environ.get("RANK", "0")
-    )
+    name = rank_log_name(os.environ.get(env.GENERATION, "0"), os.environ.get("RANK", "0"))
     output = os.open(
         os.path.join(options["--per-rank-log"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
     )
@@ -59,7 +58,7 @@ def main(argv: list[str]) -> int:
         "env": dict(os.environ),
         "cwd": options["--chdir"],
     }
-    connection = _ask(options["--template"], request, output)
+    connection = _ask(options["--fork-server"], request, output)
     if connection is None:
         os.chdir(options["--chdir"])
         os.dup2(output, 1)
@@ -75,7 +74,7 @@ def main(argv: list[str]) -> int:
                 os.kill(worker, early)
         else:
             return _end_as(said["exit"])
-    return 1  # the template is gone, and the worker with it
+    return 1  # the fork server is gone, and the worker with it
 
 
 def _end_as(code: int) -> int:

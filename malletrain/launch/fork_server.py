@@ -1,18 +1,19 @@
-"""The template: one warm interpreter per job and node, from which the launcher and all workers are
-forked.
+"""The fork server: one warm interpreter per job and node, from which the launcher and all workers
+are forked.
 
-Importing torch takes seconds, at every start of every worker in every round. The template imports
-it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
-output, that runs the script as ``python script`` would. The template stays single-threaded and runs
-nothing itself, so forking is safe; CUDA is not initialised by importing torch. It imports what
-every training script needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's
-environment has it import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
+Importing torch takes seconds, at every start of every worker in every round. The fork server
+imports it once; a worker is then a fork of it, milliseconds old, with its own environment,
+directory and output, that runs the script as ``python script`` would. The fork server stays
+single-threaded and runs nothing itself, so forking is safe; CUDA is not initialised by importing
+torch. It imports what every training script needs anyway and nothing else;
+``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it import these too, and
+``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
 
-    agent → keeper → template ─┬ launcher (asks, through a stub process a worker, on a Unix socket)
-                               └ workers
+    agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
+                                      └ workers
 
-Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its stub; the template ends
-with the launcher, with its exit code.
+Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork
+server ends with the launcher, with its exit code.
 """
 
 from __future__ import annotations
@@ -34,13 +35,12 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.launch.supervisor import die_with_parent, set_name
+from malletrain.protocol import env
 
-ENV_FORK_SERVER = "MALLETRAIN_TEMPLATE"
-ENV_PRELOAD = "MALLETRAIN_PRELOAD"
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
-"""Signals that are meant for the launcher when the template gets them."""
+"""Signals that are meant for the launcher when the fork server gets them."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Worker:
     connection: socket.socket
 
 
-class Template:
+class ForkServer:
     """Forks workers on request until the launcher ends."""
 
     def __init__(self, listener: socket.socket, launcher: int) -> None:
@@ -81,7 +81,7 @@ class Template:
                     self._heard(key.fileobj)  # type: ignore[arg-type]
 
     def _heard(self, connection: socket.socket) -> None:
-        """A request on a new connection; on that of a worker, the end of its stub."""
+        """A request on a new connection; on that of a worker, the end of its fork client."""
         worker = next((w for w in self._workers.values() if w.connection is connection), None)
         try:
             data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
@@ -99,8 +99,8 @@ class Template:
         _send(connection, {"pid": pid})
 
     def _fork(self, request: dict[str, Any], output: int) -> int:
-        template = os.getpid()
-        # A signal for the worker must wait until the worker is itself: the template's handlers
+        server = os.getpid()
+        # A signal for the worker must wait until the worker is itself: the fork server's handlers
         # would pass it on to the launcher.
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         pid = os.fork()
@@ -114,7 +114,7 @@ class Template:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-            die_with_parent(template)
+            die_with_parent(server)
             _dress(request, output)
             self._selector.close()
             self._listener.close()
@@ -128,7 +128,7 @@ class Template:
         return 0
 
     def _reap(self) -> int | None:
-        """Tell stubs how their workers ended; the launcher's exit code once it has ended."""
+        """Tell fork clients how their workers ended; the launcher's exit code once it has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -150,7 +150,7 @@ def _send(connection: socket.socket, message: dict[str, int]) -> None:
     try:
         connection.send(json.dumps(message).encode())
     except OSError:
-        pass  # the stub is gone; its end is noticed on the connection
+        pass  # the fork client is gone; its end is noticed on the connection
 
 
 def _signal(pid: int, number: int) -> None:
@@ -182,7 +182,7 @@ def _run_script(argv: Sequence[str]) -> int:
     """Run ``argv[0]`` as ``__main__`` with the rest as its arguments; returns its exit code."""
     script = argv[0]
     # The training-side library reads its environment when it is imported, and this fork has another
-    # one than the template.
+    # one than the fork server.
     for name in [
         name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
     ]:
@@ -224,7 +224,7 @@ def _exit_code(end: SystemExit) -> int:
 
 def _leave(code: int) -> None:
     """End this fork as the interpreter would: threads joined, atexit run, buffers flushed; never
-    return into the template's stack.
+    return into the fork server's stack.
     """
     import atexit
     import threading
@@ -250,7 +250,7 @@ def _preload_more(names: str) -> None:
             importlib.import_module(name)
         except Exception as error:
             print(
-                f"malletrain: {ENV_PRELOAD} names {name!r}, which cannot be imported: {error}",
+                f"malletrain: {env.PRELOAD} names {name!r}, which cannot be imported: {error}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -259,13 +259,12 @@ def _preload_more(names: str) -> None:
 def main() -> int:
     """Warm up, fork the launcher, serve it (arguments: the launcher's)."""
     from malletrain.launch import restart
-    from malletrain.protocol.launcher_channel import ENV_AGENT
 
-    if os.environ.get(ENV_PRELOAD) == "0":
+    if os.environ.get(env.PRELOAD) == "0":
         return restart.main()
-    template, path = (
+    server, path = (
         os.getpid(),
-        f"{os.path.dirname(os.environ[ENV_AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
+        f"{os.path.dirname(os.environ[env.AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
     )
     # A path in the agent's private directory: nobody else may have code run here. Packets, so that
     # a request comes whole.
@@ -276,13 +275,13 @@ def main() -> int:
     # nothing by the imports here.
     for name in PRELOADED:
         importlib.import_module(name)
-    _preload_more(os.environ.get(ENV_PRELOAD, ""))
+    _preload_more(os.environ.get(env.PRELOAD, ""))
     gc.collect()
     gc.freeze()
     pid = os.fork()
     if pid == 0:
         listener.close()
-        die_with_parent(template)
-        os.environ[ENV_FORK_SERVER] = path
+        die_with_parent(server)
+        os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
-    return Template(listener, pid).serve()
+    return ForkServer(listener, pid).serve()

@@ -31,10 +31,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import (
-    ENV_AGENT,
-    ENV_HOST,
-    ENV_LAUNCHER_PID,
     LauncherEnd,
     RoundInbox,
 )
@@ -48,7 +46,7 @@ from malletrain.protocol.messages import (
     Round,
     StoreUp,
 )
-from malletrain.protocol.worker_channel import ENV_GENERATION
+from malletrain.protocol.phases import AssignmentPhase
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -77,24 +75,24 @@ class DaemonRendezvous(RendezvousHandler):
         self._closed = ""
         self._agent = LauncherEnd(endpoint)
         # All nodes of a job run the same number of workers, so ranks follow from the round and no
-        # store is needed to agree on them. A worker's tether (see supervisor.py) needs the
+        # store is needed to agree on them. A worker's supervisor (supervisor.py) needs the
         # launcher's pid.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-        os.environ[ENV_LAUNCHER_PID] = str(os.getpid())
+        os.environ[env.LAUNCHER_PID] = str(os.getpid())
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> DaemonRendezvous:
         """The handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
         --rdzv-id=JOB [--rdzv-conf=timeout=SECONDS]``.
         """
-        endpoint = params.endpoint or os.environ.get(ENV_AGENT, "")
+        endpoint = params.endpoint or os.environ.get(env.AGENT, "")
         if not endpoint:
             raise ValueError(
                 "The malletrain rendezvous needs the address of the agent on this node: "
-                f"{ENV_AGENT} is not set and --rdzv-endpoint is "
+                f"{env.AGENT} is not set and --rdzv-endpoint is "
                 "empty. Start the job with `malletrain submit`, which sets it."
             )
-        host = params.local_addr or os.environ.get(ENV_HOST) or socket.getfqdn()
+        host = params.local_addr or os.environ.get(env.HOST) or socket.getfqdn()
         return cls(params.run_id, endpoint, host, float(params.get("timeout", DEFAULT_TIMEOUT_S)))
 
     # --- what TorchElastic calls ---
@@ -156,7 +154,7 @@ class DaemonRendezvous(RendezvousHandler):
         """
         if not self._inbox.pending():
             broken = self._inbox.generation > 0 and not self._change_seen
-            self._say("failed" if broken else "ready", self._failures)
+            self._say(AssignmentPhase.FAILED if broken else AssignmentPhase.READY, self._failures)
         self._failures, self._change_seen = (), False
         contact = time.monotonic() + self._timeout_s
         while True:
@@ -168,7 +166,7 @@ class DaemonRendezvous(RendezvousHandler):
                 raise RendezvousConnectionError(
                     f"No agent answers at {self._agent.endpoint} within {self._timeout_s:g} s. "
                     "Run the job through `malletrain submit`, or "
-                    f"give torchrun the --rdzv-endpoint that the agent puts in {ENV_AGENT}."
+                    f"give torchrun the --rdzv-endpoint that the agent puts in {env.AGENT}."
                 )
             if pending is None:
                 self._listen(0.5)
@@ -187,7 +185,7 @@ class DaemonRendezvous(RendezvousHandler):
 
         Returns whether there is a new round to join (else the job has left this node).
         """
-        self._say("succeeded")
+        self._say(AssignmentPhase.SUCCEEDED)
         while not self._closed and not self.num_nodes_waiting():
             self._listen(0.5)
         return not self._closed
@@ -198,7 +196,7 @@ class DaemonRendezvous(RendezvousHandler):
 
     # --- inside ---
 
-    def _say(self, phase: str, failures: tuple[Failure, ...] = ()) -> None:
+    def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
         self._agent.send(Phase(Assignment(self._job, phase, self._inbox.generation, failures)))
 
     def _listen(self, timeout_s: float) -> None:
@@ -249,8 +247,8 @@ class DaemonRendezvous(RendezvousHandler):
         self._inbox.take()
         for generation in [g for g in self._stores if g < pending.generation]:
             del self._stores[generation]
-        os.environ[ENV_GENERATION] = str(pending.generation)
-        self._say("running")
+        os.environ[env.GENERATION] = str(pending.generation)
+        self._say(AssignmentPhase.RUNNING)
         return RendezvousInfo(
             store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port)
         )

@@ -11,107 +11,33 @@ there is no exit barrier (which waits 300 s and is blind to a change of membersh
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import signal
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
-from malletrain.launch.fork_server import ENV_FORK_SERVER
+from malletrain.launch.loop import order_given
 from malletrain.launch.rendezvous import DaemonRendezvous
-from malletrain.protocol.launcher_channel import LaunchOrder, read_order
-from malletrain.protocol.messages import Failure
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
+from malletrain.training.torch_private import node_agent
 
 MONITOR_INTERVAL_S = 0.05
 _UNLIMITED = 1_000_000
 
 
-class NodeWorkers(LocalElasticAgent):
-    """The workers of one job on this node, restarted for every round until the job leaves the
-    node.
-    """
-
-    def __init__(self, spec: WorkerSpec, handler: DaemonRendezvous, stop_grace_s: float) -> None:
-        super().__init__(
-            spec, logs_specs=DefaultLogsSpecs(log_dir=os.devnull), exit_barrier_timeout=0
-        )
-        self._handler = handler
-        self._grace_s = stop_grace_s
-        self._failed_first: set[int] = set()
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        ids: dict[int, Any] = super()._start_workers(worker_group)
-        context = self._pcontext
-        assert context is not None
-        close = context.close
-        self._failed_first = set()
-
-        def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:
-            self._failed_first = self._failed_first or set(getattr(context, "_failures", ()))
-            close(death_sig, self._grace_s)  # type: ignore[arg-type]
-
-        # Everything that stops workers comes through this. TorchElastic leaves up to 30 s between
-        # SIGTERM and SIGKILL; and when one worker fails it stops its siblings and counts them as
-        # failed too.
-        context.close = close_in_time  # type: ignore[method-assign]
-        return ids
-
-    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        # Nobody reads these events, and TorchElastic's own asks the name service for this host's
-        # full name for each of them.
-        return Event(f"torchelastic.worker.status.{state}", source)
-
-    def _invoke_run(self, role: str = "") -> RunResult:
-        group = self._worker_group
-        self._initialize_workers(group)
-        while True:
-            self._handler.wait_for_news(group.spec.monitor_interval)
-            result = self._monitor_workers(group)
-            group.state = result.state
-            if result.state is WorkerState.SUCCEEDED:
-                if not self._handler.succeeded():
-                    return result
-                self._restart_workers(group)
-            elif result.state is WorkerState.HEALTHY:
-                if self._handler.num_nodes_waiting():
-                    self._restart_workers(group)
-            else:
-                self._handler.note_failures(self._failures(result))
-                self._remaining_restarts -= 1
-                self._restart_workers(group)
-
-    def _failures(self, result: RunResult) -> tuple[Failure, ...]:
-        """What failed here by itself, without the siblings that were stopped because of it."""
-        now = time.time()
-        first = [
-            w.global_rank for w in self._worker_group.workers if w.local_rank in self._failed_first
-        ]
-        ranks = [rank for rank in sorted(result.failures) if not first or rank in first]
-        return tuple(Failure(rank, result.failures[rank].exitcode, now) for rank in ranks)
-
-
 def worker_command(order: LaunchOrder) -> list[str]:
     """The command of one worker: tied to the launcher, output to its own file, unbuffered; a fork
-    of the template where there is one.
+    of the fork server where there is one.
     """
-    template = os.environ.get(ENV_FORK_SERVER)
+    server = os.environ.get(env.FORK_SERVER)
     helper, options = (
-        ("fork_client.py", ["--template", template]) if template else ("supervisor.py", [])
+        ("fork_client.py", ["--fork-server", server]) if server else ("supervisor.py", [])
     )
     tie = [
         sys.executable,
@@ -139,7 +65,7 @@ def run(order: LaunchOrder) -> int:
         return live.LiveLauncher(order, worker_command(order)).run()
     handler = DaemonRendezvous(order.job, order.endpoint, order.host, order.join_timeout_s)
     command = worker_command(order)
-    workers = NodeWorkers(
+    workers = node_agent(
         WorkerSpec(
             role="default",
             local_world_size=spec.nproc_per_node,
@@ -166,19 +92,8 @@ def run(order: LaunchOrder) -> int:
 
 def main() -> int:
     """Read the order and run it."""
-    parser = argparse.ArgumentParser(
-        prog="malletrain.launch.restart", description="Run the workers of one job on this node."
-    )
-    parser.add_argument(
-        "--launch",
-        required=True,
-        metavar="FILE",
-        help="the order, a JSON file written by the agent",
-    )
-    try:
-        order = read_order(parser.parse_args().launch)
-    except (OSError, ValueError) as error:
-        print(f"malletrain launcher: the order cannot be read: {error}", file=sys.stderr)
+    order = order_given("malletrain.launch.restart", "Run the workers of one job on this node.")
+    if order is None:
         return 2
     # Every planned restart of the workers would be logged as warnings about closing signals.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(

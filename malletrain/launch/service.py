@@ -16,118 +16,75 @@ daemon is there to make views, ``{"leave": seconds}``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from malletrain.membership import ENV_SERVICE
-from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
+from malletrain.launch.lines import LineConnection, Said
+from malletrain.launch.loop import Child, LaunchLoop, last_words, order_given, stop_all
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
+from malletrain.protocol.log_names import SERVICE_LOG
 from malletrain.protocol.messages import (
     Assignment,
     Drain,
     Drained,
-    Error,
     Failure,
+    Message,
     Phase,
-    Release,
     Round,
 )
-
-SERVICE_LOG = "service.log"
-_TICK_S = 0.5
-_LAST_BYTES = 4096
-_MOST_UNREAD = 1 << 20
+from malletrain.protocol.phases import AssignmentPhase
 
 
 class ServiceLauncher:
     """The process of one service on this node."""
 
     def __init__(self, order: LaunchOrder) -> None:
+        """Start it.
+
+        Args:
+            order: What the agent wants launched.
+        """
         self.order = order
-        self._agent = LauncherEnd(order.endpoint)
-        self._path = f"{os.path.dirname(order.endpoint.removeprefix('ipc://'))}/s{os.getpid()}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._listener.bind(self._path)
-        self._listener.listen(4)
-        self._listener.setblocking(False)
-        self._agent.also_wake_on(self._listener.fileno())
+        self._loop = LaunchLoop(order)
         self._log = os.path.join(order.log_dir, SERVICE_LOG)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
-        self._unread = b""
+        self._connection: LineConnection | None = None
         self._address: str | None = None
         self._view: Round | None = None
         self._generation = 0
-        self._stop = ""
+        self._child: Child | None = Child(
+            self._loop, self._command(), {**os.environ, env.SERVICE: self._loop.lines.path}
+        )
 
     def run(self) -> int:
         """Until the job leaves the node or its process fails. Returns the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
-        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(woken)
-        self._agent.also_wake_on(wake)
-        process = self._process = self._start()
-        pidfd = os.pidfd_open(process.pid)
-        self._agent.also_wake_on(pidfd)
-        code = 0
-        try:
-            while not self._stop:
-                for message in self._agent.receive(_TICK_S):
-                    self._from_agent(message)
-                if self._agent.agent_gone:
-                    self._stop = "The agent on this node is gone."
-                self._accept()
-                self._listen()
-                if self._process is not None and (ended := self._process.poll()) is not None:
-                    self._agent.also_wake_on(pidfd, False)
-                    self._process = None
-                    code = self._ended(ended)
-        finally:
-            self._stop_process()
-            self._agent.close()
-        print(f"malletrain launcher: {self._stop}", flush=True)
-        return code
-
-    def _signalled(self, number: int, _: object) -> None:
-        self._stop = self._stop or f"{signal.Signals(number).name}: the job leaves this node."
+        return self._loop.run(self)
 
     # --- the agent ---
 
-    def _from_agent(self, message: Any) -> None:
+    def agent_said(self, message: Message) -> None:
+        """A view, or that there will be none any more."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._view is None or message.generation > self._view.generation:
                 self._view = message
                 self._pass_on()
-        elif isinstance(message, Drain):
-            self._tell({"leave": message.timeout_s})
-        elif isinstance(message, Release):
-            self._stop = "The job was released from this node."
-        elif isinstance(message, Error):
-            self._stop = message.sentence
+        elif isinstance(message, Drain) and self._connection is not None:
+            self._connection.send({"leave": message.timeout_s})
 
     def _pass_on(self) -> None:
         view = self._view
         if view is None or self._address is None or view.generation <= self._generation:
             return
         self._generation = view.generation
-        self._tell(
-            {
-                "view": view.generation,
-                "members": [[p.node, p.host, p.address, p.leaving_in_s] for p in view.members],
-            }
-        )
-        self._say("running")
+        if self._connection is not None:
+            members = [[p.node, p.host, p.address, p.leaving_in_s] for p in view.members]
+            self._connection.send({"view": view.generation, "members": members})
+        self._say(AssignmentPhase.RUNNING)
 
-    def _say(self, phase: str, failures: tuple[Failure, ...] = ()) -> None:
-        self._agent.send(
+    def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
+        self._loop.agent.send(
             Phase(
                 Assignment(self.order.job, phase, self._generation, failures, self._address or "")
             )
@@ -135,160 +92,57 @@ class ServiceLauncher:
 
     # --- the process ---
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        spec = self.order.spec
-        tie = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(Path(__file__).with_name("supervisor.py")),
-            "--parent",
-            str(os.getpid()),
+    def _command(self) -> list[str]:
+        spec, supervisor = self.order.spec, Path(__file__).with_name("supervisor.py")
+        return [
+            *(sys.executable, "-I", "-S", str(supervisor), "--parent", str(os.getpid())),
+            *("--chdir", spec.workdir, "--log", self._log, "--"),
+            *(sys.executable, "-u", spec.script, *spec.args),
         ]
-        command = [
-            *tie,
-            "--chdir",
-            spec.workdir,
-            "--log",
-            self._log,
-            "--",
-            sys.executable,
-            "-u",
-            spec.script,
-            *spec.args,
-        ]
-        return subprocess.Popen(
-            command, env={**os.environ, ENV_SERVICE: self._path}, stdin=subprocess.DEVNULL
-        )
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        if (
-            self._connection is not None
-        ):  # one process, one connection: a child that joins again is refused
-            connection.close()
-            return
-        connection.setblocking(False)
-        self._connection = connection
-        self._agent.also_wake_on(connection.fileno())
-
-    def _listen(self) -> None:
-        while self._connection is not None:
-            try:
-                data = self._connection.recv(65536)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data or len(self._unread) > _MOST_UNREAD:
-                self._hang_up()
-                return
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            for line in lines:
-                self._heard(line)
-
-    def _heard(self, line: bytes) -> None:
-        try:
-            said = json.loads(line)
-            what, address = said["say"], str(said.get("address", ""))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            print(
-                "malletrain launcher: the process said something that is not understood: "
-                f"{line[:80]!r}",
-                flush=True,
-            )
-            return
-        if what == "join":
-            self._address = address
-            self._say("running" if self._generation else "ready")
+    def process_said(self, connection: LineConnection, said: Said) -> None:
+        """The process joins, or has handed over what it held."""
+        if said.say == "join" and (self._connection is None or not self._connection.open):
+            self._connection = connection
+        if connection is not self._connection:
+            # one process, one connection: a child that joins again is refused
+            self._loop.lines.hang_up(connection)
+        elif said.say == "join":
+            self._address = said.address
+            self._say(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
             self._pass_on()
-        elif what == "drained":
-            self._agent.send(Drained(self.order.job, self._generation, True))
+        elif said.say == "drained":
+            self._loop.agent.send(Drained(self.order.job, self._generation, True))
 
-    def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._agent.also_wake_on(self._connection.fileno(), False)
-            self._connection.close()
-            self._connection = None
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        if self._connection is not None:
-            try:
-                self._connection.setblocking(True)
-                self._connection.settimeout(5.0)
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
-                self._connection.setblocking(False)
-            except OSError as error:  # gone, which is noticed elsewhere, or deaf
-                print(
-                    f"malletrain launcher: the process does not take the news: {error}", flush=True
-                )
-                self._hang_up()
-
-    def _ended(self, code: int) -> int:
-        if code == 0:
-            self._say("succeeded")
+    def look_after(self) -> int:
+        """What became of the process. Returns the launcher's exit code."""
+        code = self._child.ended() if self._child is not None else None
+        if code is None:
             return 0
-        words = _tail(self._log)
-        rank = (
-            next(
-                (
-                    i
-                    for i, p in enumerate(self._view.members)
-                    if p.node == os.environ.get("MALLETRAIN_NODE")
-                ),
-                0,
-            )
-            if self._view
-            else 0
-        )
-        self._say("failed", (Failure(rank, code, time.time(), words),))
+        self._child = None
+        if code == 0:
+            self._say(AssignmentPhase.SUCCEEDED)
+            return 0
+        words = last_words(self._log)
+        nodes = [p.node for p in self._view.members] if self._view else []
+        own = os.environ.get(env.NODE, "")
+        rank = nodes.index(own) if own in nodes else 0
+        self._say(AssignmentPhase.FAILED, (Failure(rank, code, time.time(), words),))
         how = f"with code {code}" if code > 0 else f"by signal {-code}"
         print(words)
-        self._stop = f"The service's process ended {how}."
+        self._loop.end(f"The service's process ended {how}.")
         return 1
 
-    def _stop_process(self) -> None:
-        """SIGTERM, and SIGKILL after the job's grace."""
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(self.order.stop_grace_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - _LAST_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    def stop(self) -> None:
+        """Stop the process."""
+        if self._child is not None:
+            stop_all([self._child], self.order.stop_grace_s)
 
 
 def main() -> int:
     """Read the order and run it."""
-    parser = argparse.ArgumentParser(
-        prog="malletrain.launch.service", description="Run the process of one service on this node."
-    )
-    parser.add_argument(
-        "--launch",
-        required=True,
-        metavar="FILE",
-        help="the order, a JSON file written by the agent",
-    )
-    try:
-        order = read_order(parser.parse_args().launch)
-    except (OSError, ValueError) as error:
-        print(f"malletrain launcher: the order cannot be read: {error}", file=sys.stderr)
-        return 2
-    return ServiceLauncher(order).run()
+    order = order_given("malletrain.launch.service", "Run the process of one service on this node.")
+    return 2 if order is None else ServiceLauncher(order).run()
 
 
 if __name__ == "__main__":

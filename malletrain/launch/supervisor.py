@@ -6,15 +6,15 @@ by its path, standard library only:
 
 Without ``--keep`` the process becomes COMMAND (exec) after asking the kernel to be killed when its
 parent dies (PR_SET_PDEATHSIG, prctl(2)); the setting survives exec and is not inherited by
-children. It also fires when only the *thread* that started the process ends, so start tethered
+children. It also fires when only the *thread* that started the process ends, so start tied
 processes from the main thread. ``--parent`` is the expected parent, or ``env`` for the one in
 MALLETRAIN_LAUNCHER_PID.
 
-With ``--keep`` it stays as COMMAND's keeper (PR_SET_CHILD_SUBREAPER): orphans of the whole tree
-become its children, and when COMMAND ends or the keeper's parent dies it kills every process that
-is left, double-forked ones included. It does the same when its parent has been stopped (SIGSTOP)
-for some seconds: a lease that the main scheduler suspends is to leave the node and its memory to
-others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
+With ``--keep`` it stays as COMMAND's supervisor (PR_SET_CHILD_SUBREAPER): orphans of the whole tree
+become its children, and when COMMAND ends or the supervisor's parent dies it kills every process
+that is left, double-forked ones included. It does the same when its parent has been stopped
+(SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its
+memory to others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -25,10 +25,19 @@ import signal
 import sys
 import time
 
+if __package__:
+    from malletrain.protocol import env
+    from malletrain.protocol.log_names import rank_log_name
+else:  # run by its path: there is the standard library, and what is taken from a folder by name
+    _ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.join(_ROOM, "protocol"))
+    import env  # type: ignore[import-not-found,no-redef]
+    from log_names import rank_log_name  # type: ignore[import-not-found,no-redef]
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-_KEEPER_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_WATCHED_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 SUSPENDED_S = 6.0
 """A parent that has been stopped for this long is suspended. By then the daemon has given its node
 up (agent_timeout).
@@ -123,11 +132,6 @@ def _append_to(path: str) -> None:
     os.close(fd)
 
 
-def rank_log_name(generation: str | int, rank: str | int) -> str:
-    """File name of one worker's output."""
-    return f"g{generation}-rank{rank}.log"
-
-
 def _exec(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
@@ -140,22 +144,22 @@ def _exec(command: list[str]) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _keep(command: list[str], parent: int | None) -> int:
+def _supervise(command: list[str], parent: int | None) -> int:
     """Run ``command`` as a child and leave nothing of it behind (see the module's text)."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _KEEPER_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if parent is not None:
         die_with_parent(parent, signal.SIGHUP)
-    keeper = os.getpid()
+    own = os.getpid()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEEPER_SIGNALS)
-        die_with_parent(keeper)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
+        die_with_parent(own)
         _exec(command)
     status: int | None = None
     stopped_since: float | None = None
     while status is None:
-        caught = signal.sigtimedwait(_KEEPER_SIGNALS, LOOK_EVERY_S)
+        caught = signal.sigtimedwait(_WATCHED_SIGNALS, LOOK_EVERY_S)
         stopped_since = (
             (stopped_since or time.monotonic())
             if parent is not None and is_stopped(parent)
@@ -211,19 +215,19 @@ def _main(argv: list[str]) -> int:
             continue
         value = next(words)
         if word == "--parent":
-            parent = int(os.environ["MALLETRAIN_LAUNCHER_PID"] if value == "env" else value)
+            parent = int(os.environ[env.LAUNCHER_PID] if value == "env" else value)
         elif word == "--chdir":
             os.chdir(value)
         elif word == "--log":
             _append_to(value)
         elif word == "--per-rank-log":
-            generation = os.environ.get("MALLETRAIN_GENERATION", "0")
+            generation = os.environ.get(env.GENERATION, "0")
             _append_to(os.path.join(value, rank_log_name(generation, os.environ.get("RANK", "0"))))
         else:
             print(f"Unknown option {word}.", file=sys.stderr)
             return 2
     if keep:
-        return _keep(command, parent)
+        return _supervise(command, parent)
     if parent is not None:
         die_with_parent(parent)
     _exec(command)

@@ -27,3 +27,12 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     from malletrain.launch.rendezvous import DaemonRendezvous
 
     return DaemonRendezvous.from_parameters(params)
+
+
+def main() -> None:
+    """The torchrun command with this handler: torch before 2.5 does not look for entry points."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+    from torch.distributed.run import main as torchrun
+
+    rendezvous_handler_registry.register("malletrain", create_handler)
+    torchrun()

@@ -22,10 +22,6 @@ import zmq
 
 from malletrain.protocol.messages import JobSpec, Message, Round, WireError, decode, encode
 
-ENV_AGENT = "MALLETRAIN_AGENT"
-ENV_HOST = "MALLETRAIN_HOST"
-ENV_LAUNCHER_PID = "MALLETRAIN_LAUNCHER_PID"
-
 _MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
 
 

@@ -22,6 +22,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from malletrain.protocol.phases import AssignmentPhase
+
 PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_NODES = 100_000
@@ -116,20 +118,17 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an agent holds of one job: sent in every Hello so that a restarted daemon learns the
     truth.
-
-    ``phase``: ``starting`` (launcher comes up) → ``ready`` (waits for a round) → ``running`` →
-    ``succeeded`` | ``failed`` (its workers ended; the launcher waits for the next round) |
-    ``exited`` (the launcher itself is gone). In live mode also ``lost``: the workers hold their
-    state and wait, because the group of the round is broken. ``generation`` is the round its
-    workers belong to, 0 before the first. ``address``: where the process of a service can be
-    reached.
     """
 
     job: Id
-    phase: Id
+    phase: AssignmentPhase
+    """starting → ready → running → succeeded | failed | exited, in live mode also lost."""
     generation: Count = 0
+    """The round that its workers belong to, 0 before the first."""
     failures: tuple[Failure, ...] = ()
+    """The workers that ended badly."""
     address: Name = ""
+    """Where the process of a service can be reached."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -12,6 +12,8 @@ class SendAssign:
     """Start the job's launcher on ``node``."""
 
     node: str
+    with_key: bool = False
+    """Its processes get the secret that all of the job share."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class SaveRound:
 
     generation: int
     members: tuple[str, ...]
+    because_lost: bool = False
+    """A rescale that nobody planned: the members that are left go on."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,14 @@ class Formed:
 
 
 @dataclass(frozen=True)
+class AllUp:
+    """Every process of a service's target is there; those that were there never stopped."""
+
+    generation: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Broke:
     """The job's own workers failed; the first cause first."""
 
@@ -91,15 +103,13 @@ class Broke:
 
 
 @dataclass(frozen=True)
-class Finished:
+class WorkersDone:
     """Every worker ended well."""
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """These nodes are unfit for the job: its launcher did not come up there. The job goes on
-    without them.
-    """
+class NodesRejected:
+    """The job rejects these nodes: its launcher did not come up there. It goes on without them."""
 
     nodes: tuple[str, ...]
     sentence: str
@@ -114,7 +124,8 @@ Action = (
     | SendRound
     | SendView
     | Formed
+    | AllUp
     | Broke
-    | Finished
-    | LeftOut
+    | WorkersDone
+    | NodesRejected
 )

@@ -1,141 +1,218 @@
 """The rescales of a job in live mode: the same state machine, but workers live on from round to
 round and hold the job's state.
 
-What differs from :class:`malletrain.rounds.JobRounds`: nothing is drained while somebody stays (the
-state lives in the workers; only a job that lets go of all its nodes takes a snapshot); those that
-hold state come first in rank order; leavers are released when the others have left the old group; a
-lost member or a failed worker is answered by a new round of those that are left at once, without
-waiting for a plan. Workers whose group broke although nobody was lost get a new round after a
-moment.
+What differs from :class:`malletrain.rounds.restart.JobRounds`, which takes its steps in the manner
+of this class: nothing is drained while somebody stays (the state lives in the workers; only a job
+that lets go of all its nodes takes a snapshot); those that hold state come first in rank order;
+leavers are released when the others have left the old group; a lost member or a failed worker is
+answered by a new round of those that are left at once, without waiting for a plan. Workers whose
+group broke although nobody was lost get a new round after a moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from malletrain.protocol.failures import by_cause, describe, secondary
 from malletrain.protocol.messages import Assignment
-from malletrain.rounds.actions import Action, Broke, Finished, Formed, SendAbort, SendRelease
-from malletrain.rounds.restart import JobRounds, Stage
+from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
+from malletrain.rounds.actions import Action, Broke, Formed, SendAbort, SendRelease
+from malletrain.rounds.interface import RoundStage, View
+from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.settings import RoundSettings
 
 MOST_EXTENSIONS = 20
 """Times ``join_s`` that a round may wait for the others to reach the end of a step."""
 MOST_JOINS = 3
-"""Times in a row that a node's worker may fail while it joins, before the node is left out."""
+"""Times in a row that a node's worker may fail while it joins, before the node is rejected."""
 LAST_RESORT_CODE = 75
 """A worker that ends with it was lost with its peers (malletrain.elastic.membership)."""
 
 
-@dataclass
-class LiveRounds(JobRounds):
+class LiveRounds:
     """The rescales of one live job."""
 
-    because_lost: bool = False
-    """Whether the newest round was formed because a member was lost."""
-    _group: tuple[str, ...] = ()
-    _rosters: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The rounds in which a worker may be at present: the one that trains and those formed since.
-    """
-    _held: list[str] = field(default_factory=list)
-    _extended: int = 0
-    _at_once: bool = False
-    """Those that are left go on now: nobody is waited for."""
-    _failed_joins: dict[str, int] = field(default_factory=dict)
-    _adrift_at: float | None = None
-    """When workers that wait in a broken group get a new round, should no news of a loss come."""
+    interrupts = True
+    view: View = ()
 
-    # --- what differs in the steps ---
+    def __init__(
+        self,
+        settings: RoundSettings | None = None,
+        min_nodes: int = 1,
+        generation: int = 0,
+    ) -> None:
+        """Begin without nodes.
+
+        Args:
+            settings: Time limits.
+            min_nodes: Fewer train not at all.
+            generation: Of the newest round that the store knows.
+        """
+        self.job = JobRounds(settings or RoundSettings(), min_nodes, generation, manner=self)
+        self._held = self.job.held
+        self._group: tuple[str, ...] = ()
+        self._rosters: dict[int, tuple[str, ...]] = {}
+        """The rounds in which a worker may be at present: the one that trains and those formed
+        since.
+        """
+        self._leavers: list[str] = []
+        """Released when the others have left the group that they are in."""
+        self._extended = 0
+        self._at_once = False
+        """Those that are left go on now: nobody is waited for."""
+        self._failed_joins: dict[str, int] = {}
+        self._adrift_at: float | None = None
+        """When workers that wait in a broken group get a new round, should no news of a loss come.
+        """
+
+    @property
+    def generation(self) -> int:
+        """Of the newest round."""
+        return self.job.generation
+
+    @property
+    def stage(self) -> RoundStage:
+        """Where the rescale stands."""
+        return self.job.stage
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of the newest round, in rank order."""
+        return self.job.members
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a drain may take now."""
+        return self.job.drain_s
+
+    @property
+    def lost_member(self) -> bool:
+        """Whether a member was lost since the newest round was formed."""
+        return self.job.lost_member
+
+    # --- the manner of its steps (malletrain.rounds.restart.Manner) ---
 
     def _holds_state(self, node: str) -> bool:
-        a = self.phases.get(node)
         return (
-            a is not None
-            and a.phase in ("running", "lost")
-            and a.generation > 0
-            and node not in self.suspects
+            self._held.is_in(node, *HOLDING)
+            and self._held.phases[node].generation > 0
+            and node not in self._held.unreachable
         )
 
-    def _ready(self, node: str) -> bool:
-        if node in self.suspects:
+    def ready(self, node: str) -> bool:
+        """Those that hold state and those that can be started."""
+        if node in self._held.unreachable:
             return False
-        if (
-            self._at_once
-        ):  # a worker that failed has to be started first: the others do not stand still for it
-            return self._holds_state(node) or self._is(node, "ready")
-        return super()._ready(node) or self._holds_state(node)
+        if self._at_once:
+            # A worker that failed has to be started first: the others do not stand still for it.
+            return self._holds_state(node) or self.job.is_in(node, AssignmentPhase.READY)
+        return self.job.ready(node) or self._holds_state(node)
 
-    def _survivors(self) -> tuple[str, ...]:
-        order = dict.fromkeys((*self.members, *self._group, *self.target))
-        return tuple(n for n in order if n in self.target and self._holds_state(n))
+    def survivors(self) -> tuple[str, ...]:
+        """Those that hold the job's state and stay."""
+        order = dict.fromkeys((*self.members, *self._group, *self.job.target))
+        return tuple(n for n in order if n in self.job.target and self._holds_state(n))
 
-    def _bad(self) -> list[str]:
-        return [
-            n
-            for n in self.members
-            if (a := self.phases.get(n)) is not None and a.phase in ("failed", "exited")
-        ]
+    def broken(self) -> list[str]:
+        """Members whose workers failed, in whatever round."""
+        return [n for n in self.members if self._held.is_in(n, *BROKEN)]
 
-    def _drain(self, now: float) -> list[Action]:
-        return self._form(now) if self._survivors() else super()._drain(now)
+    def drain(self, now: float) -> list[Action]:
+        """Nothing is drained while somebody stays."""
+        return self.form(now) if self.survivors() else self.job.drain(now)
 
-    def _form(self, now: float) -> list[Action]:
-        self.because_lost, self._extended, self._adrift_at = self.lost_member, 0, None
-        actions = super()._form(now)
+    def form(self, now: float) -> list[Action]:
+        """A round of all that are ready."""
+        self._extended, self._adrift_at = 0, None
+        actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         return actions
 
-    def _release(self, nodes: Iterable[str]) -> list[Action]:
-        actions = super()._release(nodes)
-        if self.lost_member or not self._survivors():
+    def release(self, nodes: Iterable[str]) -> list[Action]:
+        """At once, or when the others have left the group that the nodes are in."""
+        actions = self.job.release(nodes)
+        if self.lost_member or not self.survivors():
             return actions
         # They finish the step with the others, who would lose it otherwise.
         held = [a.node for a in actions if isinstance(a, SendRelease) and a.node in self._group]
-        self._held += held
+        self._leavers += held
         return [a for a in actions if not (isinstance(a, SendRelease) and a.node in held)]
 
     def _let_go(self) -> list[Action]:
-        held, self._held = self._held, []
-        return [SendRelease(node) for node in held]
+        leavers, self._leavers = self._leavers, []
+        return [SendRelease(node) for node in leavers]
 
     def _go_on(self, lost: Iterable[str], now: float) -> list[Action]:
         """Members are lost: have nobody wait in a group with them, and go on with those that are
         left if they are enough.
         """
-        lost, stays = set(lost), self._survivors()
+        lost, stays = set(lost), self.survivors()
         void = sorted(g for g, roster in self._rosters.items() if lost & set(roster))
         actions: list[Action] = [SendAbort(n, g) for n in stays for g in void]
         if lost & set(self._group):
             actions += self._let_go()  # the step that they were to finish is lost
-        if len(stays) < max(1, self.min_nodes):
+        if len(stays) < max(1, self.job.min_nodes):
             return actions
-        self.lost_member, self._at_once = True, True
+        self.job.lost_member = self._at_once = True
         try:
-            return actions + self._form(now)
+            return actions + self.form(now)
         finally:
             self._at_once = False
 
+    # --- what the controller wants ---
+
+    def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
+        """Go to exactly ``nodes`` (none: let go of all)."""
+        return self.job.move(nodes, now, within_s)
+
     # --- news ---
 
+    def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
+        """The node of rank 0 serves the round's store."""
+        return self.job.store_up(node, generation, host, port)
+
+    def drained(self, node: str, generation: int, now: float) -> list[Action]:
+        """The snapshot asked for is on disk, or there is none to take."""
+        return self.job.drained(node, generation, now)
+
+    def released(self, node: str, now: float) -> list[Action]:
+        """No process of the job is left on ``node``."""
+        return self.job.released(node, now)
+
+    def unreachable(self, node: str) -> None:
+        """The agent on ``node`` cannot be reached."""
+        self.job.unreachable(node)
+
+    def reachable(self, node: str) -> None:
+        """It is back."""
+        self.job.reachable(node)
+
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
-        before = self.phases.get(node)
+        """The agent on ``node`` reports its assignment."""
+        before = self._held.phases.get(node)
         stateful = self._holds_state(node) and node in self.members
         joining = (
-            self.stage is Stage.FORMING and node in self.members and not self._holds_state(node)
+            self.stage is RoundStage.FORMING
+            and node in self.members
+            and not self._holds_state(node)
         )
-        actions = self._noted(super().phase(node, assignment, now))
-        if self.stage is Stage.COMPLETED or node not in self.phases or assignment == before:
+        actions = self._noted(self.job.phase(node, assignment, now))
+        if (
+            self.stage is RoundStage.COMPLETED
+            or node not in self._held.phases
+            or assignment == before
+        ):
             return actions + self._old_group_done()
-        if assignment.phase == "lost":
+        if assignment.phase is AssignmentPhase.LOST:
             return actions + self._adrift(node, assignment.generation, now)
-        if assignment.phase not in ("failed", "exited"):
+        if assignment.phase not in BROKEN:
             return actions + self._old_group_done()
-        if (stateful or joining) and self._survivors():
-            self._verdict_at = self._failed_at = None
+        if (stateful or joining) and self.survivors():
+            self.job.failure.clear()
             if joining:
                 self._failed_joins[node] = self._failed_joins.get(node, 0) + 1
                 if self._failed_joins[node] >= MOST_JOINS:
-                    actions += self._leave_out(
+                    actions += self.job.reject(
                         [node],
                         "its worker failed again and again while it joined; see `malletrain logs`",
                     )
@@ -157,60 +234,73 @@ class LiveRounds(JobRounds):
         """The workers on ``node`` wait in a broken group."""
         if generation != self.generation or node not in self.members:
             return []
-        if gone := self.suspects.intersection(
+        if gone := self._held.unreachable.intersection(
             self.members
         ):  # the news of the loss only has yet to be confirmed
             return self._go_on(gone, now)
         if self._adrift_at is None:
-            self._adrift_at = now + self.settings.verdict_s
+            self._adrift_at = now + self.job.settings.failure_grace_s
         return []
 
     def gone(self, node: str, now: float) -> list[Action]:
+        """The node is lost: those that are left go on."""
         concerned = node in self.members or node in self._group
-        if node in self._held:
-            self._held.remove(node)
-        actions = super().gone(node, now)
+        if node in self._leavers:
+            self._leavers.remove(node)
+        actions = self.job.gone(node, now)
         # DRAINING: nobody stays, so nobody goes on.
-        if concerned and self.stage is not Stage.DRAINING and self._survivors():
+        if concerned and self.stage is not RoundStage.DRAINING and self.survivors():
             actions += self._go_on([node], now)
         self._group = tuple(n for n in self._group if n != node)
         self._failed_joins.pop(node, None)
         return self._noted(actions)
 
     def tick(self, now: float) -> list[Action]:
+        """Carry on where a time limit has passed."""
         if self._adrift_at is not None and now >= self._adrift_at:
             self._adrift_at = None
-            if self.stage is not Stage.COMPLETED and any(self._is(n, "lost") for n in self.members):
+            if self.stage is not RoundStage.COMPLETED and any(
+                self.job.is_in(n, AssignmentPhase.LOST) for n in self.members
+            ):
                 return self._noted(self._go_on(self.members, now))
-        due = self.deadline is not None and now >= self.deadline
-        if due and self.stage is Stage.FORMING and not self._bad() and (stays := self._survivors()):
+        due = self.job.deadline is not None and now >= self.job.deadline
+        if (
+            due
+            and self.stage is RoundStage.FORMING
+            and not self.broken()
+            and (stays := self.survivors())
+        ):
             late = [
                 n
                 for n in self.members
-                if n not in stays and not self._is(n, "running", "succeeded")
+                if n not in stays
+                and not self.job.is_in(n, AssignmentPhase.RUNNING, AssignmentPhase.SUCCEEDED)
             ]
             self._extended += 1
             if late:
-                return self._leave_out(
-                    late, f"its workers did not join within {self.settings.join_s:g} s"
-                ) + self._form(now)
+                return self.job.reject(
+                    late, f"its workers did not join within {self.job.settings.join_s:g} s"
+                ) + self.form(now)
             if self._extended < MOST_EXTENSIONS:  # they are in a long step
-                self.deadline = now + self.settings.join_s
+                self.job.deadline = now + self.job.settings.join_s
                 return []
-        return self._noted(super().tick(now))
+        return self._noted(self.job.tick(now))
 
     def next_wakeup(self) -> float | None:
-        times = [t for t in (super().next_wakeup(), self._adrift_at) if t is not None]
+        """When :meth:`tick` is due."""
+        times = [t for t in (self.job.next_wakeup(), self._adrift_at) if t is not None]
         return min(times, default=None)
 
     def stop(self) -> list[Action]:
+        """The job has ended: release every node."""
         self._adrift_at = None
-        return [*self._let_go(), *super().stop()]
+        return [*self._let_go(), *self.job.stop()]
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        actions = super().adopt(generation, members, phases, now)
+        """Take over what the agents report."""
+        actions = self.job.adopt(generation, members, phases, now)
         self._group = tuple(n for n in self.members if n in phases)
         self._rosters = {a.generation: tuple(phases) for a in phases.values()} | {
             generation: self.members
@@ -230,12 +320,11 @@ class LiveRounds(JobRounds):
 
     def _old_group_done(self) -> list[Action]:
         """The workers were done before they came to the change that was planned."""
-        left = [self.phases.get(n) for n in self._group if n not in self._releasing]
+        left = [self._held.phases.get(n) for n in self._group if n not in self._held.releasing]
         if (
-            self.stage is not Stage.FORMING
+            self.stage is not RoundStage.FORMING
             or not left
-            or not all(a is not None and a.phase == "succeeded" for a in left)
+            or not all(a is not None and a.phase is AssignmentPhase.SUCCEEDED for a in left)
         ):
             return []
-        self.stage, self.deadline, self._verdict_at = Stage.COMPLETED, None, None
-        return [Finished()]
+        return self.job.complete()

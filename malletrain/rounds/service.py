@@ -1,15 +1,15 @@
 """The membership of a service: who is in it, who joins, who leaves and until when. A pure state
-machine as :mod:`malletrain.rounds`.
+machine as :mod:`malletrain.rounds.restart`.
 
     assigned ─process up─▶ member ─not planned any more─▶ leaving ─drained, or time over─▶ released
                                 │ lost, or its process ended: out of the next view at once
 
-What differs from :class:`malletrain.rounds.JobRounds`: nobody is stopped because another one comes
-or goes. A round is a *view*, a numbered list of the members with their addresses; every change
-makes a new view, saved and then told to all members. A leaver stays a member of the views until it
-says that it is drained, or until its time is over. A process that ended by itself is told to the
-controller (one try of the job is used up) and is started again by the plan that follows; the others
-go on meanwhile.
+What differs from :class:`malletrain.rounds.restart.JobRounds`: nobody is stopped because another
+one comes or goes. A round is a *view*, a numbered list of the members with their addresses; every
+change makes a new view, saved and then told to all members. A leaver stays a member of the views
+until it says that it is drained, or until its time is over. A process that ended by itself is told
+to the controller (one try of the job is used up) and is started again by the plan that follows; the
+others go on meanwhile.
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ from dataclasses import dataclass, field
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Assignment
-from malletrain.rounds.actions import Action, Broke, Finished, Formed, SaveRound, SendView
-from malletrain.rounds.restart import JobRounds, Stage
+from malletrain.protocol.phases import BROKEN, UP, AssignmentPhase
+from malletrain.rounds.actions import (
+    Action,
+    AllUp,
+    Broke,
+    NodesRejected,
+    SaveRound,
+    SendView,
+    WorkersDone,
+)
+from malletrain.rounds.holdings import Holdings
+from malletrain.rounds.interface import RoundStage, View
+from malletrain.rounds.settings import RoundSettings
 
 
 def drain_limit(within_s: float, stop_s: float) -> float:
@@ -30,26 +41,40 @@ def drain_limit(within_s: float, stop_s: float) -> float:
     return max(0.2, 0.95 * (within_s - min(stop_s + 1.0, within_s / 2)))
 
 
-View = tuple[tuple[str, str, float | None], ...]
-
-
 @dataclass
-class ServiceRounds(JobRounds):
-    """The views of one service. ``members``: everybody in the newest view, leavers included, in
-    rank order. ``view``: the same with the address of each and the time it leaves.
-    """
+class ServiceRounds:
+    """The views of one service."""
 
-    _leaving: dict[str, float] = field(default_factory=dict)
+    settings: RoundSettings = field(default_factory=RoundSettings)
+    min_nodes: int = 1
+    """Not looked at: a service of any size serves."""
+    generation: int = 0
+    """The number of the newest view."""
+    stage: RoundStage = RoundStage.IDLE
+    members: tuple[str, ...] = ()
+    """Everybody in the newest view, leavers included, in rank order."""
     view: View = ()
+    """The same with the address of each and the time it leaves."""
+    target: tuple[str, ...] = ()
+    """The nodes of the newest plan."""
+    held: Holdings = field(default_factory=lambda: Holdings(with_key=True))
+    deadline: float | None = None
+    """Until when those of the target that are not up are waited for."""
+    drain_s: float = 10.0
+    lost_member: bool = False
+    interrupts: bool = False
+    _leaving: dict[str, float] = field(default_factory=dict)
     _came_up: set[str] = field(default_factory=set)
-    _blamed_nodes: set[str] = field(default_factory=set)
-    _verdicts: dict[str, float] = field(default_factory=dict)
+    _told_of: set[str] = field(default_factory=set)
+    """Nodes whose failure was told: once is enough."""
+    _failures_due: dict[str, float] = field(default_factory=dict)
     _awaited: bool = False
 
     # --- what the controller wants ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        if self.stage is Stage.COMPLETED:
+        """Go to exactly ``nodes``; leavers hand over what they hold first."""
+        if self.stage is RoundStage.COMPLETED:
             return []
         self.target = tuple(nodes)
         self.drain_s = (
@@ -57,56 +82,57 @@ class ServiceRounds(JobRounds):
             if within_s is None
             else drain_limit(within_s, self.settings.stop_s)
         )
-        self._verdicts.clear()
-        self._blamed_nodes.clear()
+        self._failures_due.clear()
+        self._told_of.clear()
         actions: list[Action] = []
         for node in self.target:
             self._leaving.pop(node, None)
-            actions += self._assign(node)
-        for node in sorted(self._assigned - set(self.target)):
+            actions += self.held.assign(node)
+        for node in sorted(self.held.assigned - set(self.target)):
             if self._up(node):
                 self._leaving[node] = min(
                     now + self.drain_s, self._leaving.get(node, now + self.drain_s)
                 )
             else:
-                actions += self._release([node])
+                actions += self.held.release([node])
         self._awaited, self.deadline = True, now + self.settings.warmup_s
-        return actions + self._announce() + self._settle(now)
+        return actions + self._announce() + self._all_up(now)
 
     def stop(self) -> list[Action]:
+        """The job has ended: release every node."""
         self._leaving.clear()
-        self._verdicts.clear()
+        self._failures_due.clear()
         self.view, self._awaited = (), False
-        return super().stop()
+        self.target, self.members, self.stage, self.deadline = (), (), RoundStage.IDLE, None
+        return self.held.release(sorted(self.held.assigned))
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
+        """Take over what the agents report."""
         self.generation = generation
-        self.phases = {n: a for n, a in phases.items() if a.generation <= generation}
-        self._assigned = set(phases)
-        actions = self._release(n for n in sorted(phases) if n not in self.phases)
-        order = [n for n in members if n in self.phases]
-        self.target = (*order, *(n for n in sorted(self.phases) if n not in order))
+        actions = self.held.adopt(phases, generation)
+        order = [n for n in members if n in self.held.phases]
+        self.target = (*order, *(n for n in sorted(self.held.phases) if n not in order))
         self.members = tuple(order)
         self._came_up = {n for n in self.target if self._up(n)}
         actions += self._announce()
         if self.members:
-            self.stage = Stage.RUNNING
+            self.stage = RoundStage.RUNNING
         return actions + self._notice_ends(now) + self._finished()
 
     # --- what the agents say ---
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
-        if node in self._releasing or assignment.generation > self.generation:
+        """The agent on ``node`` reports its assignment."""
+        if node in self.held.releasing or assignment.generation > self.generation:
             return []
-        if node not in (*self.target, *self._assigned):
-            return self._release([node])
-        self._assigned.add(node)
-        self.phases[node] = assignment
+        if node not in (*self.target, *self.held.assigned):
+            return self.held.release([node])
+        self.held.note(node, assignment)
         if self._up(node):
             self._came_up.add(node)
-            self._blamed_nodes.discard(node)
+            self._told_of.discard(node)
         if done := self._finished():
             return done
         news = self._announce()
@@ -114,47 +140,63 @@ class ServiceRounds(JobRounds):
             news = self._tell(
                 [node]
             )  # it may have missed the newest view while its connection was broken
-        return news + self._notice_ends(now) + self._settle(now)
+        return news + self._notice_ends(now) + self._all_up(now)
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
+        """A service has no store."""
         return []
 
     def drained(self, node: str, generation: int, now: float) -> list[Action]:
         """Its process has nothing left that it would lose."""
         if self._leaving.pop(node, None) is None:
             return []
-        return self._release([node]) + self._announce() + self._settle(now)
+        return self.held.release([node]) + self._announce() + self._all_up(now)
 
     def released(self, node: str, now: float) -> list[Action]:
+        """No process of the job is left on ``node``."""
         self._out(node)
         actions = (
-            self._assign(node) if node in self.target and self.stage is not Stage.COMPLETED else []
+            self.held.assign(node)
+            if node in self.target and self.stage is not RoundStage.COMPLETED
+            else []
         )
         return actions + self._announce()
 
     def gone(self, node: str, now: float) -> list[Action]:
-        self.suspects.discard(node)
+        """The node is lost."""
+        self.held.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         self._out(node)
-        return self._announce() + self._settle(now)
+        return self._announce() + self._all_up(now)
+
+    def unreachable(self, node: str) -> None:
+        """The agent on ``node`` cannot be reached: it may be lost with its process."""
+        self.held.unreachable.add(node)
+
+    def reachable(self, node: str) -> None:
+        """It is back."""
+        self.held.unreachable.discard(node)
 
     # --- time ---
 
     def tick(self, now: float) -> list[Action]:
+        """Carry on where a time limit has passed."""
         actions: list[Action] = []
         over = sorted(n for n, at in self._leaving.items() if now >= at)
         for node in over:
             del self._leaving[node]
-        actions += self._release(over)
-        due = sorted(n for n, at in self._verdicts.items() if now >= at)
+        actions += self.held.release(over)
+        due = sorted(n for n, at in self._failures_due.items() if now >= at)
         for node in due:
-            actions += self._verdict(node, now)
+            actions += self._failed(node, now)
         if self._awaited and self.deadline is not None and now >= self.deadline:
-            late = [n for n in self.target if n not in self._came_up and not self._is(n, "exited")]
+            late = [
+                n
+                for n in self.target
+                if n not in self._came_up and not self.held.is_in(n, AssignmentPhase.EXITED)
+            ]
             if late and len(late) < len(self.target):
-                actions += self._leave_out(
-                    late, "the service's process did not come up there in time"
-                )
+                actions += self._reject(late, "the service's process did not come up there in time")
             elif late:
                 self._awaited, self.deadline = False, None
                 return [
@@ -162,90 +204,94 @@ class ServiceRounds(JobRounds):
                     Broke((), f"No process of the service came up in time on {', '.join(late)}."),
                 ]
             self.deadline = None
-        return actions + self._announce() + self._settle(now)
+        return actions + self._announce() + self._all_up(now)
 
     def next_wakeup(self) -> float | None:
+        """When :meth:`tick` is due."""
         awaited = [self.deadline] if self._awaited and self.deadline is not None else []
-        return min([*self._leaving.values(), *self._verdicts.values(), *awaited], default=None)
+        return min([*self._leaving.values(), *self._failures_due.values(), *awaited], default=None)
 
     # --- inside ---
 
     def _up(self, node: str) -> bool:
-        a = self.phases.get(node)
-        return a is not None and a.phase in ("ready", "running")
+        return self.held.is_in(node, *UP)
 
     def _whole(self) -> bool:
         return bool(self.target) and all(
-            self._up(n) or self._is(n, "succeeded") for n in self.target
+            self._up(n) or self.held.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target
         )
 
-    def _is(self, node: str, *phases: str) -> bool:
-        a = self.phases.get(node)
-        return a is not None and a.phase in phases
+    def _reject(self, nodes: list[str], why: str) -> list[Action]:
+        self.target = tuple(n for n in self.target if n not in nodes)
+        return [*self.held.release(nodes), NodesRejected(tuple(nodes), why)]
 
     def _out(self, node: str) -> None:
-        self._forget(node)
+        self.held.forget(node)
         self._leaving.pop(node, None)
-        self._verdicts.pop(node, None)
+        self._failures_due.pop(node, None)
         self._came_up.discard(node)
 
     def _announce(self) -> list[Action]:
         """A new view for all members, if it differs from the newest."""
         order = dict.fromkeys((*self.members, *self.target))
         there = [
-            n for n in order if n in self._assigned and n not in self._releasing and self._up(n)
+            n
+            for n in order
+            if n in self.held.assigned and n not in self.held.releasing and self._up(n)
         ]
-        view = tuple((n, self.phases[n].address, self._leaving.get(n)) for n in there)
+        view = tuple((n, self.held.phases[n].address, self._leaving.get(n)) for n in there)
         if view == self.view:
             return []
         self.view, self.members = view, tuple(there)
-        self.stage = Stage.RUNNING if there else Stage.WARMING if self.target else Stage.IDLE
+        self.stage = (
+            RoundStage.RUNNING if there else RoundStage.WARMING if self.target else RoundStage.IDLE
+        )
         self.generation += 1
         return [SaveRound(self.generation, self.members), *self._tell(self.members)]
 
     def _tell(self, nodes: Iterable[str]) -> list[Action]:
         return [SendView(node, self.generation, self.view) for node in nodes]
 
-    def _settle(self, now: float) -> list[Action]:
+    def _all_up(self, now: float) -> list[Action]:
         """Say once that everybody of the target is up."""
         if not self._awaited or not self._whole():
             return []
         self._awaited, self.deadline = False, None
-        return [Formed(self.generation, self.members)]
+        return [AllUp(self.generation, self.members)]
 
     def _notice_ends(self, now: float) -> list[Action]:
-        """Processes that ended: leavers are released; the others wait for a verdict, for the node
-        may be lost with its agent.
+        """Processes that ended: leavers are released; the others wait for the failure grace, for
+        the node may be lost with its agent.
         """
         actions: list[Action] = []
-        for node in sorted(self._assigned):
-            if not self._is(node, "failed", "exited", "succeeded"):
+        for node in sorted(self.held.assigned):
+            if not self.held.is_in(node, *BROKEN, AssignmentPhase.SUCCEEDED):
                 continue
             if node in self._leaving:
                 del self._leaving[node]
-                actions += self._release([node])
+                actions += self.held.release([node])
             elif (
                 node in self.target
-                and not self._is(node, "succeeded")
-                and node not in self._blamed_nodes
+                and not self.held.is_in(node, AssignmentPhase.SUCCEEDED)
+                and node not in self._told_of
             ):
-                self._verdicts.setdefault(node, now + self.settings.verdict_s)
+                self._failures_due.setdefault(node, now + self.settings.failure_grace_s)
         return actions
 
-    def _verdict(self, node: str, now: float) -> list[Action]:
-        if node in self.suspects:
-            self._verdicts[node] = now + self.settings.verdict_s
+    def _failed(self, node: str, now: float) -> list[Action]:
+        if node in self.held.unreachable:
+            self._failures_due[node] = now + self.settings.failure_grace_s
             return []
-        del self._verdicts[node]
-        if not self._is(node, "failed", "exited"):
+        del self._failures_due[node]
+        if not self.held.is_in(node, *BROKEN):
             return []
         others = [n for n in self.target if n != node and self._up(n)]
         if (
             others and node not in self._came_up
         ):  # it comes up elsewhere, so it is not the job's fault
-            return self._leave_out([node], "the service's process ended there at once")
-        self._blamed_nodes.add(node)
-        failures = by_cause(self.phases[node].failures)
+            return self._reject([node], "the service's process ended there at once")
+        self._told_of.add(node)
+        failures = by_cause(self.held.phases[node].failures)
         return [
             Broke(
                 failures,
@@ -257,10 +303,10 @@ class ServiceRounds(JobRounds):
 
     def _finished(self) -> list[Action]:
         if (
-            self.stage is Stage.COMPLETED
+            self.stage is RoundStage.COMPLETED
             or not self.target
-            or not all(self._is(n, "succeeded") for n in self.target)
+            or not all(self.held.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target)
         ):
             return []
-        self.stage, self.deadline = Stage.COMPLETED, None
-        return [Finished()]
+        self.stage, self.deadline = RoundStage.COMPLETED, None
+        return [WorkersDone()]

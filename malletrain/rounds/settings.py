@@ -7,17 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """Time limits in seconds. ``warmup_s``: for joiners to come up while the others train, or
-    nobody can without them; ``warmup_broken_s``: while those that could train stand still;
-    ``verdict_s``: how long a failure waits for the news that a node was lost; ``linger_s``: how
-    long nodes that the main scheduler wants back wait for joiners without whom the job cannot go
-    on; ``stop_s``: between SIGTERM and SIGKILL.
-    """
+    """Time limits in seconds."""
 
     warmup_s: float = 60.0
+    """For joiners to come up while the others train, or nobody can without them."""
     warmup_broken_s: float = 15.0
+    """The same while those that could train stand still."""
     drain_s: float = 10.0
+    """For a snapshot, or for a service's process to hand over what it holds."""
     join_s: float = 60.0
-    verdict_s: float = 2.5
-    linger_s: float = 1.0
+    """For all members to join a round."""
+    failure_grace_s: float = 2.5
+    """How long a failure waits for the news that a node was lost."""
+    joiner_grace_s: float = 1.0
+    """How long nodes that the main scheduler wants back wait for joiners without whom the job
+    cannot go on.
+    """
     stop_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""

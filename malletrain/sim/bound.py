@@ -1,8 +1,8 @@
 """The upper bound that every simulated number is quoted against: what the jobs of the moment could
 do if rescaling were free.
 
-At every instant: the largest sum of throughputs that the unfinished jobs whose turn it is can reach
-on the nodes that are idle. No plan processes more at that instant, so the integral bounds every
+At every instant: the largest sum of throughputs that the jobs that are admitted can reach on the
+nodes that are idle. No plan processes more at that instant, so the integral bounds every
 policy on the same jobs; a policy that finishes jobs sooner is measured against the jobs that are
 there then. Decides nothing in the simulation.
 """

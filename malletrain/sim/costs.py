@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Literal
 
 from allocator import RescaleCost
+from malletrain.core import defaults
 from malletrain.sim.workloads import SimJob, WorkloadError
 
 Semantics = Literal["freetrain", "real"]
@@ -53,9 +54,9 @@ class CostModel:
     """
 
     semantics: Semantics = "real"
-    up_s: float = 18.0
-    down_s: float = 12.0
-    start_s: float = 18.0
+    up_s: float = defaults.RESCALE_UP_S
+    down_s: float = defaults.RESCALE_DOWN_S
+    start_s: float = defaults.START_S
     snapshot_every_s: float = 60.0
     notice_s: float = 0.0
     mode: Mode = "restart"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -48,6 +48,9 @@ from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
 
+TOLD_EVERY = 500
+"""Turns of the clock between two words of how far the simulation is."""
+
 
 class _Kind(IntEnum):
     """What can be due, in the order in which it is told at one instant."""
@@ -80,14 +83,8 @@ class Simulation:
         s = self.settings
         self.trace = trace
         self.costs = s.policy.world(s.costs)
-        self.controller = s.policy.controller(
-            self.costs,
-            max_running=s.max_running,
-            t_fwd_s=s.t_fwd_s,
-            starvation_s=s.starvation_s,
-            time_limit_s=s.time_limit_s,
-            profiling=any(map(s.policy.profiled, jobs)),
-        )
+        profiling = any(map(s.policy.profiled, jobs))
+        self.controller = s.policy.controller(self.costs, s.controller(), profiling=profiling)
         self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
         self.now = 0.0
         self.runs = {job.name: Run(job, job.rates(), self.costs) for job in jobs}
@@ -120,13 +117,14 @@ class Simulation:
 
     # --- the clock ---
 
-    def run(self) -> Result:
+    def run(self, told: Callable[[float], None] = lambda part: None) -> Result:
         """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes
-        first.
+        first. ``told`` is called now and then with the part of the time that is done, 0 to 1.
         """
         began = time.perf_counter()
         batches = self.trace.batches()
         batch = next(batches, None)
+        turns = 0
         while self.to_come or self.unfinished:
             wake = self.controller.next_wakeup()
             due = min(
@@ -138,6 +136,9 @@ class Simulation:
                 self._pass(self.end)
                 break
             self._pass(due)
+            turns += 1
+            if turns % TOLD_EVERY == 0:
+                told(self.now / self.end)
             events: list[Event] = []
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
@@ -155,7 +156,7 @@ class Simulation:
         if to > self.now:
             if self._stale:
                 self._table, self._stale = (
-                    self._bound.table(map(self._bound.kind, self._in_turn())),
+                    self._bound.table(map(self._bound.kind, self._admitted())),
                     self._any_min,
                 )
             idle = len(self._idle_since)
@@ -167,7 +168,7 @@ class Simulation:
             self.idle_node_s += idle * (to - self.now)
             self.now = to
 
-    def _in_turn(self) -> list[SimJob]:
+    def _admitted(self) -> list[SimJob]:
         """The jobs that may run now, and those that do."""
         idle = len(self._idle_since)
         chosen, places = [], self.settings.max_running
@@ -295,10 +296,10 @@ class Simulation:
             job.max_nodes,
             weight=job.weight,
             goal=job.goal,
-            curve=policy.belief(job),
+            curve=policy.stated(job),
             sizes=job.sizes,
             profile=policy.profiled(job),
-            learned=self._reports.of_its_kind(job) if policy.profiled(job) else None,
+            scaling=self._reports.starts_with(job) if policy.profiled(job) else None,
             kind=kind_of(job) if job.model else "",
         )
 
@@ -359,9 +360,8 @@ class Simulation:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        if isinstance(
-            command, Stop | ReclaimNodes
-        ):  # all simulated jobs are one owner's, so that nothing is ever recalled
+        # All simulated jobs are one owner's, so that nothing is ever reclaimed.
+        if isinstance(command, Stop | ReclaimNodes):
             return []
         run = self.runs[command.job]
         if isinstance(command, KeepScalingModel):

@@ -12,11 +12,13 @@ idle ones.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from malletrain.sim.joblogs import JobLog, LogJob
+from malletrain.sim.observation import Observation, observe
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -35,46 +37,36 @@ class IdleNodes:
     short_node_s: float = 0.0
 
 
-def idle_nodes(log: JobLog, nodes: int | None = None) -> IdleNodes:
+def idle_nodes(
+    log: JobLog, nodes: int | None = None, observed: Observation | None = None
+) -> IdleNodes:
     """What ``log`` left idle on its machine.
 
-    ``nodes``: size of the machine; default as the log says, else the nodes it names, else the most
-    it uses at once. The observation lasts from the first start to the last: after that, jobs of the
-    time to come are not in the log yet.
+    Args:
+        log: its jobs; one that still ran when the log ended holds its nodes to the end.
+        nodes: size of the machine; default as the log says, else the nodes it names, else the most
+            it uses at once.
+        observed: from when to when every job is known; default as the log's kind has it.
 
-    Raises WorkloadError when the log knows no starts, or names more nodes than ``nodes``.
+    Raises:
+        WorkloadError: the log knows no starts, names more nodes than ``nodes``, or nothing is left
+            between its edges.
     """
-    jobs = [job for job in log.jobs if job.start_s is not None]
-    if not jobs:
-        raise WorkloadError(
-            f"The log ({log.source}) does not say when jobs started, so that nothing is known "
-            "of idle nodes."
-        )
-    begin = min(job.start_s or 0.0 for job in jobs)
-    last = max(job.start_s or 0.0 for job in jobs)
-    known_end = max(
-        [last, *((job.start_s or 0.0) + job.run_s for job in jobs if job.run_s is not None)]
-    )
+    observed = observed or observe(log)
+    begin, duration = observed.begin_s, observed.end_s - observed.begin_s
     spans = [
-        (
-            job.start_s or 0.0,
-            known_end if job.run_s is None else (job.start_s or 0.0) + job.run_s,
-            job,
-        )
-        for job in jobs
+        (job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        for job in log.jobs
+        if job.start_s is not None
     ]
     spans.sort(key=lambda span: span[0])
-    duration = last - begin
-    if duration <= 0:
-        raise WorkloadError(
-            "All jobs of the log start at one time; there is no time in which nodes could be "
-            "seen idle."
-        )
     said = [
+        *log.notes,
+        *observed.sentences,
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
-        "or reserved."
+        "or reserved.",
     ]
-    if all(job.names for job in jobs):
+    if all(job.names for _, _, job in spans):
         trace = _named(spans, begin, duration, nodes, said)
         return IdleNodes(trace, tuple(said))
     trace, short = _packed(spans, begin, duration, nodes or log.nodes, said)
@@ -105,7 +97,7 @@ def _named(
         said.append("Nodes that no job of the log used are not counted at all.")
     node, gap_from, gap_to = [], [], []
     for k, name in enumerate(names):
-        free_since = 0.0
+        free_since = -math.inf
         for start, end in sorted(busy.get(name, ())):
             if start > free_since:
                 node.append(k)
@@ -131,7 +123,7 @@ def _packed(
             f"The log does not say how large the machine is: it has the {size} nodes that were "
             "used at once at most."
         )
-    free = deque((k, 0.0) for k in range(size))
+    free = deque((k, -math.inf) for k in range(size))
     ends: list[tuple[float, int, list[int]]] = []
     node, gap_from, gap_to, short = [], [], [], 0.0
     for number, (start, end, job) in enumerate(spans):
@@ -146,10 +138,11 @@ def _packed(
                 node.append(k)
                 gap_from.append(since)
                 gap_to.append(start - begin)
-        short += (job.nodes - len(taken)) * (end - start)
+        within = min(end, begin + duration) - max(start, begin)
+        short += (job.nodes - len(taken)) * max(0.0, within)
         heapq.heappush(ends, (end, number, taken))
     for when, _, given_back in ends:
-        free.extend((k, when - begin) for k in given_back)
+        free.extend((k, when - begin) for k in given_back if when < math.inf)
     for k, since in free:
         node.append(k)
         gap_from.append(since)

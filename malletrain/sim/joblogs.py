@@ -11,12 +11,14 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
-from malletrain.sim.workloads import WorkloadError, read_text
+from malletrain.sim.workload_files import read_text
+from malletrain.sim.workloads import WorkloadError
 
 SACCT = (
     "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
@@ -25,6 +27,9 @@ SACCT = (
 """The command whose output :func:`read_sacct` reads (more columns do not hurt; SLURM_TIME_FORMAT
 must not be set).
 """
+
+
+Lists = Literal["all", "running", "since", "submitted"]
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,26 @@ class LogJob:
 
 @dataclass(frozen=True)
 class JobLog:
-    """Jobs by submission. ``source``: what kind of log; ``nodes``: size of the machine as the log
-    states it (None: it does not); ``skipped``: entries of jobs that never ran or that say nothing
-    of use.
-    """
+    """Jobs by submission."""
 
     source: str
+    """What kind of log it is."""
     jobs: tuple[LogJob, ...]
+    """Those that ran."""
     nodes: int | None = None
+    """Size of the machine as the log states it; None: it does not."""
     skipped: int = 0
+    """Entries of jobs that never ran, or that say nothing of use."""
+    lists: Lists = "all"
+    """Which jobs it lists (:mod:`malletrain.sim.observation`): ``all`` that ran, those that ran at
+    some time while it was kept (``running``), those that ended or began ``since`` its first record,
+    those ``submitted`` while it was kept."""
+    since_s: float = 0.0
+    """When the first record was written, seconds of the log; for ``since``."""
+    zero: float | None = None
+    """The first submission, seconds since the epoch; None: the log knows no dates."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted while reading it, as sentences for the reader of a report."""
 
 
 def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
@@ -64,7 +80,7 @@ def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
     if Path(path).is_dir():
         return read_pbs(path)
     first = next((line for line in read_text(path).splitlines() if line.strip()), "")
-    if "|" in first:
+    if "|" in first or {"Submit", "Start", "End"} <= {name.strip() for name in first.split(",")}:
         return read_sacct(path)
     if "," in first:
         return read_gpu_csv(path, per_node=per_node or 1)
@@ -82,7 +98,7 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     rows: list[list[float]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.lstrip().startswith(";"):
-            found = re.match(r"\s*;\s*(MaxNodes|MaxProcs):\s*(\d+)", line)
+            found = re.match(r"\s*;\s*(MaxNodes|MaxProcs|UnixStartTime):\s*(\d+)", line)
             if found:
                 header[found[1]] = int(found[2])
         elif line.strip():
@@ -96,10 +112,11 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
                     f"'{line.strip()[:60]}'."
                 )
             rows.append(row)
+    notes: list[str] = []
     if per_node is None:
-        per_node = (
-            max(1, header.get("MaxProcs", 1) // header["MaxNodes"]) if header.get("MaxNodes") else 1
-        )
+        per_node = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows], notes)
+        if header.get("MaxNodes", 0) > MOST_NODES:
+            del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
     for _, submit, wait, run, used, _, _, asked, *_ in rows:
         processors = used if used > 0 else asked
@@ -114,26 +131,78 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     nodes = header.get("MaxNodes") or (
         math.ceil(header["MaxProcs"] / per_node) if header.get("MaxProcs") else None
     )
-    return _log("Standard Workload Format", path, jobs, nodes, skipped)
+    zero = header.get("UnixStartTime")
+    log = _log("Standard Workload Format", path, jobs, nodes, skipped)
+    return replace(
+        log,
+        lists="submitted",
+        zero=None if zero is None else zero + min(job.submit_s for job in jobs),
+        notes=tuple(notes),
+    )
+
+
+MOST_NODES = 16384
+"""A log that speaks of more nodes than this is taken to count processors, unless told otherwise."""
+COMMON_SIZES = (256, 192, 128, 112, 104, 96, 80, 72, 64, 56, 52, 48, 40, 36, 32, 28, 24, 20, 16, 12)
+"""Processors of a node, as machines have them; smaller ones have too many multiples to tell."""
+EVIDENT = 0.9
+"""Share of the processors asked for that lie in multiples of the size that is inferred."""
+
+
+def _processors_per_node(
+    path: str | Path, header: dict[str, int], asked: Sequence[float], notes: list[str]
+) -> int:
+    """How many processors a node of the log has. Raises WorkloadError when nobody can tell."""
+    processors, nodes = header.get("MaxProcs", 0), header.get("MaxNodes", 0)
+    if nodes and processors > nodes:
+        return processors // nodes
+    size = max(processors, nodes)
+    if size <= MOST_NODES:
+        return 1
+    total = sum(asked)
+    shares = {k: sum(n for n in asked if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
+    best = max(
+        shares, key=lambda k: (shares[k] >= EVIDENT, shares[k] if shares[k] < EVIDENT else k)
+    )
+    if shares[best] < EVIDENT:
+        raise WorkloadError(
+            f"{path}: The log counts {size:,} processors and does not say how many a node has. "
+            f"Give --per-node N (1: they are nodes). {100 * shares[best]:.0f} % of what jobs asked "
+            f"for comes in multiples of {best}."
+        )
+    notes.append(
+        f"The log counts {size:,} processors; a node is taken to have {best}, because "
+        f"{100 * shares[best]:.0f} % of what jobs asked for comes in multiples of it (else: "
+        "--per-node)."
+    )
+    return best
 
 
 def read_sacct(path: str | Path) -> JobLog:
-    """Slurm's accounting: the output of :data:`SACCT`. Raises WorkloadError with the line."""
-    reader = csv.reader(read_text(path).splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)
-    header = next(reader, [])
-    missing = [
-        name for name in ("Submit", "Start", "End", "NNodes", "NodeList") if name not in header
-    ]
+    """Slurm's accounting: the output of :data:`SACCT`, or the same as CSV.
+
+    Without a column NodeList, or for jobs that have none, the number of nodes counts. Raises
+    WorkloadError with the line.
+    """
+    lines = read_text(path).splitlines()
+    bars = "|" in next((line for line in lines if line.strip()), "|")
+    rows = csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE) if bars else _comma_rows(lines)
+    header = [name.strip() for name in next(rows, [])]
+    missing = [name for name in ("Submit", "Start", "End", "NNodes") if name not in header]
     if missing:
         raise WorkloadError(
             f"{path}: The output of sacct has no column {', '.join(missing)}; run: {SACCT}"
         )
     at = {name: header.index(name) for name in header}
     jobs, skipped = [], 0
-    for row in reader:
-        where = f"{path}, line {reader.line_num}"
+    for number, row in enumerate(rows, start=2):
+        where = f"{path}, line {number}"
         if not row:
             continue
+        if len(row) > len(header) and not bars and "NodeList" in at:
+            # Unquoted commas between the names of nodes.
+            first, more = at["NodeList"], len(row) - len(header)
+            row = [*row[:first], ",".join(row[first : first + more + 1]), *row[first + more + 1 :]]
         if len(row) != len(header):
             raise WorkloadError(
                 f"{where}: There are {len(row)} columns instead of {len(header)}; use --parsable2."
@@ -141,20 +210,33 @@ def read_sacct(path: str | Path) -> JobLog:
         submit, start, end = (
             _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
         )
-        if (
-            submit is None
-            or start is None
-            or row[at["NodeList"]] in ("", "None assigned")
-            or (end is not None and end <= start)
-        ):
-            skipped += 1
-            continue
+        listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
         try:
-            names = expand_hostlist(row[at["NodeList"]])
+            names = () if listed in ("", "None assigned") else expand_hostlist(listed)
+            count = len(names) or _count(row[at["NNodes"]])
         except WorkloadError as error:
             raise WorkloadError(f"{where}: {error}") from None
-        jobs.append(LogJob(submit, start, None if end is None else end - start, len(names), names))
-    return _log("sacct", path, jobs, None, skipped)
+        if submit is None or start is None or not count or (end is not None and end <= start):
+            skipped += 1
+            continue
+        jobs.append(LogJob(submit, start, None if end is None else end - start, count, names))
+    zero = min((job.submit_s for job in jobs), default=None)
+    return replace(_log("sacct", path, jobs, None, skipped), lists="running", zero=zero)
+
+
+def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Rows of a file with commas between its columns; those within brackets or quotes are none."""
+    for line in lines:
+        quoted = '"' in line
+        yield next(csv.reader([line])) if quoted else list(_split_outside(line + ","))
+
+
+def _count(text: str) -> int:
+    """A number of nodes as sacct prints it (``1K`` is 1,024)."""
+    found = re.fullmatch(r"\s*(\d+)([Kk]?)\s*", text)
+    if found is None:
+        raise WorkloadError(f"'{text}' is no number of nodes.")
+    return int(found[1]) * (1024 if found[2] else 1)
 
 
 _PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re.DOTALL)
@@ -179,7 +261,7 @@ def read_pbs(path: str | Path) -> JobLog:
     files.sort(key=lambda f: f.name)
     running: dict[str, LogJob] = {}
     jobs: list[LogJob] = []
-    skipped = 0
+    skipped, since = 0, math.inf
     for file in files:
         for number, line in enumerate(read_text(file).splitlines(), start=1):
             found = _PBS_LINE.fullmatch(line)
@@ -189,7 +271,8 @@ def read_pbs(path: str | Path) -> JobLog:
                         f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'."
                     )
                 continue
-            _, kind, job, message = found.groups()
+            at, kind, job, message = found.groups()
+            since = min(since, _pbs_time(at))
             if kind not in "SER":
                 continue
             started = _pbs_job(dict(_pairs(message)))
@@ -214,7 +297,9 @@ def read_pbs(path: str | Path) -> JobLog:
                     )
                 )
     jobs += running.values()
-    return _log("PBS accounting", path, jobs, None, skipped)
+    log = _log("PBS accounting", path, jobs, None, skipped)
+    zero = min(job.submit_s for job in jobs)
+    return replace(log, lists="since", since_s=since - zero, zero=zero)
 
 
 def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:

@@ -2,7 +2,7 @@
 measured against.
 
 Decides how the controller is set up for each: which solver shares the nodes out, what the bids take
-a change of scale to cost, and which curve the controller believes. The controller itself is the
+a change of scale to cost, and which curve the controller is given. The controller itself is the
 product's in every case.
 """
 
@@ -12,19 +12,21 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Literal
 
 from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
-from malletrain.core.controller import Controller, ControllerSettings
-from malletrain.core.planning import Candidate, Plan, PlanningSettings, Solver, exact, make_plan
-from malletrain.core.profiling import ProfilingSettings
+from malletrain.core.controller import Controller
+from malletrain.core.planning import Candidate, Plan, Solver, exact, make_plan
+from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
-"""Settle time of a world without pauses: everything that happens at one instant of the trace is one
-plan.
-"""
+"""Debounce of a world without pauses: all that happens at one instant of the trace is one plan."""
+
+PRODUCT_SOLVER: Solver = partial(exact, clock=perf_counter)
+"""The product's solver; its time limit is kept in real time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Policy:
 
     name: str
     what: str
-    solver: Solver = exact
+    solver: Solver = PRODUCT_SOLVER
     profiles: Literal["none", "unknown", "all"] = "none"
     published: bool = False
     free: bool = False
@@ -51,7 +53,7 @@ class Policy:
             return costs
         return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
 
-    def belief(self, job: SimJob) -> ScalingCurve | None:
+    def stated(self, job: SimJob) -> ScalingCurve | None:
         """The curve that the controller is given with the job: what its owner states, None for one
         that is profiled.
         """
@@ -67,34 +69,26 @@ class Policy:
         """What the product would be warned of in the world of ``costs``; None where starts are not
         valued, or taken to be free.
         """
-        if self.published or self.solver is not exact:
+        if self.published or self.solver is not PRODUCT_SOLVER:
             return None
         return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
 
     def controller(
-        self,
-        costs: CostModel,
-        *,
-        max_running: int,
-        t_fwd_s: float,
-        starvation_s: float,
-        time_limit_s: float = 2.0,
-        profiling: bool = False,
+        self, costs: CostModel, settings: ControllerSettings, *, profiling: bool = False
     ) -> Controller:
-        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`);
-        ``profiling``: some job is profiled.
+        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`),
+        which its plans know; the rest is as ``settings`` say. ``profiling``: some job is profiled.
         """
         known = costs.known_to_planner()
         if self.published:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
-        planning = PlanningSettings(t_fwd_s, known, max_running, time_limit_s)
-        settings = ControllerSettings(planning, min_interval_s=30.0, starvation_s=starvation_s)
+        settings = replace(settings, planning=replace(settings.planning, cost=known))
         if costs.semantics == "freetrain":
-            settings = replace(settings, settle_s=INSTANT_S, min_interval_s=0.0)
+            settings = replace(settings, debounce_s=INSTANT_S, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
-        if profiling:
-            settings = replace(settings, profiling=ProfilingSettings())
+        profiled = (settings.profiling or ProfilingSettings()) if profiling else None
+        settings = replace(settings, profiling=profiled)
         return Controller(
             settings,
             planner=partial(_published if self.published else make_plan, solver=self.solver),

@@ -1,8 +1,7 @@
 """What model jobs report of themselves to the planner, and what one job's curve tells of the next.
 
-Decides how noisy a measured throughput is, when a job reports, and from which earlier job a new one
-inherits (as the daemon does with its store, :mod:`malletrain.daemon.curves`). What is made of it
-(measuring, profiling, believing) is the product's own code.
+Decides how noisy a measured throughput is and when a job reports. What is made of it (measuring,
+profiling, passing curves on) is the product's own code.
 
 A job that is being profiled reports every :data:`MEASURED_EVERY_S`. One that runs undisturbed
 reports only over its first window at a size it has not reported before: in the product it reports
@@ -16,9 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jpa import MeasuredCurve, ModelSize, Stored, inherited, prior_from
+from jpa import ModelSize, RescaleCosts
+from malletrain.core import siblings
 from malletrain.core.events import KeepScalingModel, PriorSuggested, Progressed
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.siblings import Sibling
 from malletrain.sim.costs import Run
 from malletrain.sim.workloads import SimJob
 
@@ -41,6 +42,28 @@ class _Round:
     at: float = 0.0
 
 
+class Memory:
+    """A :class:`malletrain.core.siblings.SiblingStorage` of the newest curves."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Sibling] = {}
+
+    def put(self, sibling: Sibling) -> None:
+        """Keep it."""
+        self._kept.pop(sibling.key, None)
+        self._kept[sibling.key] = sibling
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def of_key(self, key: str) -> Sibling | None:
+        """The newest of this key."""
+        return self._kept.get(key)
+
+    def others(self, key: str) -> list[Sibling]:
+        """Those of other keys, the newest first."""
+        return [kept for kept in reversed(self._kept.values()) if kept.key != key]
+
+
 class Reports:
     """The reports of all jobs of one simulation, drawn with ``seed``."""
 
@@ -48,7 +71,7 @@ class Reports:
         self._rng = np.random.default_rng((seed, 2))
         self._rounds: dict[str, _Round] = {}
         self._seen: dict[str, set[int]] = {}
-        self._kept: dict[str, Stored] = {}
+        self._curves = Memory()
         self._introduced: set[str] = set()
 
     def due(self, run: Run, now: float, *, profiled: bool) -> float | None:
@@ -85,21 +108,12 @@ class Reports:
 
     def keep(self, job: SimJob, command: KeepScalingModel) -> None:
         """What was learnt of a job, for the next of its kind."""
-        learned = command.learned
-        if (learned.profiled or learned.result) and any(
-            p.rate > 0 for p in learned.curve.current.points
-        ):
-            self._kept.pop(job.name, None)
-            self._kept[job.name] = Stored(kind_of(job), learned.curve, _size(job), job.name)
-            if len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
+        sibling = Sibling(kind_of(job), job.name, command.scaling, _size(job))
+        siblings.keep(self._curves, sibling)
 
-    def of_its_kind(self, job: SimJob) -> ScalingModel | None:
+    def starts_with(self, job: SimJob) -> ScalingModel | None:
         """What is known of a job when it is submitted: the newest curve of its own model."""
-        same = [
-            stored for stored in self._kept.values() if job.model and stored.key == kind_of(job)
-        ]
-        return ScalingModel(curve=inherited(same[-1].curve)) if same else None
+        return siblings.starts_with(self._curves, kind_of(job)) if job.model else None
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """What jobs of similar models suggest, once the job's workers have said how large its model
@@ -108,16 +122,8 @@ class Reports:
         if job.name in self._introduced or job.parameters is None:
             return None
         self._introduced.add(job.name)
-        prior = prior_from(
-            (stored for stored in self._kept.values() if stored.key != kind_of(job)),
-            kind_of(job),
-            _size(job),
-        )
-        return (
-            PriorSuggested(job.name, ScalingModel(curve=MeasuredCurve.from_prior(prior)))
-            if prior
-            else None
-        )
+        found = siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
+        return PriorSuggested(job.name, found) if found else None
 
 
 def kind_of(job: SimJob) -> str:

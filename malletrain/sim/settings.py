@@ -1,10 +1,15 @@
-"""What is simulated, and what cannot be."""
+"""What is simulated, and what cannot be. How the controller is set up is the product's decision:
+its defaults, or a site's own settings.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from malletrain.core import defaults
+from malletrain.core.settings import ControllerSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.workloads import WorkloadError
@@ -12,27 +17,49 @@ from malletrain.sim.workloads import WorkloadError
 
 @dataclass(frozen=True)
 class SimSettings:
-    """What is simulated; times in seconds.
-
-    ``max_running``: jobs at a time. ``starvation_s``: a job waits no longer than this for its
-    minimum (infinite: for ever). ``lease_delay_s``: from asking for a lease until the node is
-    ready. ``horizons``: tell the controller how long gaps are expected to last, learned from those
-    that ended before. ``hours``: stop there (None: where the trace ends). ``seed``: of the noise in
-    what profiles measure. ``sample_s``: keep how many nodes were idle and how many had a job, this
-    often.
-    """
+    """What is simulated; times in seconds."""
 
     policy: Policy = POLICIES["malletrain"]
     costs: CostModel = field(default_factory=CostModel)
-    max_running: int = 20
-    t_fwd_s: float = 120.0
-    starvation_s: float = 600.0
+    max_running: int = defaults.MAX_RUNNING
+    """Jobs at a time."""
+    t_fwd_s: float = defaults.T_FWD_S
+    starvation_s: float = defaults.STARVATION_S
+    """A job waits no longer than this for its minimum (infinite: for ever)."""
     lease_delay_s: float = 0.0
+    """From asking for a lease until the node is ready."""
     horizons: bool = False
+    """Tell the controller how long gaps are expected to last, learned from those that ended
+    before.
+    """
     hours: float | None = None
+    """Stop there; None: where the trace ends."""
     seed: int = 0
-    time_limit_s: float = 2.0
+    """Of the noise in what profiles measure."""
+    time_limit_s: float = defaults.TIME_LIMIT_S
     sample_s: float | None = None
+    """Keep how many nodes were idle and how many had a job, this often."""
+    site: ControllerSettings = field(default_factory=ControllerSettings)
+    """Everything else that the controller is told; see :meth:`of_site`."""
+
+    @classmethod
+    def of_site(cls, site: ControllerSettings, **more: Any) -> SimSettings:
+        """The settings of a site, with what they do not say (``more``: other fields)."""
+        p = site.planning
+        costs = CostModel("real", p.cost.up_s, p.cost.down_s, p.cost.start_s)
+        own: dict[str, Any] = {"costs": costs, "starvation_s": site.starvation_s, "site": site}
+        own |= {name: getattr(p, name) for name in ("max_running", "t_fwd_s", "time_limit_s")}
+        return cls(**{**own, **more})
+
+    def controller(self) -> ControllerSettings:
+        """What the controller is told."""
+        planning = replace(
+            self.site.planning,
+            t_fwd_s=self.t_fwd_s,
+            max_running=self.max_running,
+            time_limit_s=self.time_limit_s,
+        )
+        return replace(self.site, planning=planning, starvation_s=self.starvation_s)
 
     def __post_init__(self) -> None:
         if self.max_running < 1:

@@ -17,11 +17,8 @@ import threading
 import time
 from typing import Any
 
+from malletrain.protocol import env
 from malletrain.protocol.worker_channel import (
-    ENV_FLAGS,
-    ENV_GENERATION,
-    ENV_JOB,
-    ENV_SOCKET,
     Datagram,
     FlagsReader,
     Mark,
@@ -69,7 +66,7 @@ class _Worker:
 
     def __init__(self, socket_path: str) -> None:
         self.sender = Sender(
-            os.environ.get(ENV_JOB, ""), _env_int(ENV_GENERATION), _env_int("RANK"), os.getpid()
+            os.environ.get(env.JOB, ""), _env_int(env.GENERATION), _env_int("RANK"), os.getpid()
         )
         self.outbox = Outbox(socket_path)
         self.forgotten = False
@@ -167,7 +164,7 @@ def _connect() -> _Worker | None:
     global _worker, _connected
     if not _connected:
         _connected = True
-        path = os.environ.get(ENV_SOCKET)
+        path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
             atexit.register(_at_exit)
@@ -320,7 +317,7 @@ def entered(generation: int, rank: int, world_size: int) -> None:
     """
     flush()
     os.environ.update(
-        {ENV_GENERATION: str(generation), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        {env.GENERATION: str(generation), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
     )
     worker = _worker or _connect()
     if worker is not None:
@@ -329,14 +326,14 @@ def entered(generation: int, rank: int, world_size: int) -> None:
 
 def generation() -> int:
     """The round this process belongs to, 0 outside MalleTrain."""
-    return _env_int(ENV_GENERATION)
+    return _env_int(env.GENERATION)
 
 
 def open_flags() -> FlagsReader | None:
     """The agent's flags, or None when there are none (a script outside MalleTrain) or they cannot
     be read (the user is told).
     """
-    path = os.environ.get(ENV_FLAGS)
+    path = os.environ.get(env.FLAGS)
     if not path:
         return None
     try:

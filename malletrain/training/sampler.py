@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from malletrain.protocol.worker_channel import ENV_MAX_WORLD_SIZE
+from malletrain.protocol import env
 from malletrain.training.report import tell
 
 _STATE_VERSION = 1
@@ -399,7 +399,7 @@ def rank_and_world() -> tuple[int, int]:
 
 def _env_max_world() -> int:
     try:
-        return int(os.environ.get(ENV_MAX_WORLD_SIZE, "1"))
+        return int(os.environ.get(env.MAX_WORLD_SIZE, "1"))
     except ValueError:
         return 1
 

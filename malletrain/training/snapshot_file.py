@@ -178,7 +178,14 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
         try:
             with zipfile.ZipFile(path) as archive:
                 bad = archive.testzip()
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            ValueError,
+            OSError,
+        ) as error:  # OSError: a damaged directory may send zipfile to a negative place
             raise SnapshotError(f"Snapshot {path} is damaged: {error}.") from error
         if bad is not None:
             raise SnapshotError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from allocator import Bid, Options, ScalingCurve
+from allocator import Bid, ScalingCurve, SizeValues
 
 # Whole numbers make ties, the others make sums that round.
 _WORTHS = {
@@ -18,9 +18,9 @@ _WORTHS = {
 
 
 @st.composite
-def options(draw: st.DrawFn, largest: int, kind: str) -> Options:
+def options(draw: st.DrawFn, largest: int, kind: str) -> SizeValues:
     sizes = sorted(draw(st.sets(st.integers(1, largest), max_size=6)))
-    return Options(sizes, [draw(_WORTHS[kind]) for _ in sizes])
+    return SizeValues(sizes, [draw(_WORTHS[kind]) for _ in sizes])
 
 
 @st.composite
@@ -47,8 +47,8 @@ def bid_lists(
     return bids, capacity
 
 
-def _scaled(by_class: Mapping[str, Options], unit: float) -> dict[str, Options]:
-    return {name: Options(o.sizes, o.values * unit) for name, o in by_class.items()}
+def _scaled(by_class: Mapping[str, SizeValues], unit: float) -> dict[str, SizeValues]:
+    return {name: SizeValues(o.sizes, o.values * unit) for name, o in by_class.items()}
 
 
 @st.composite

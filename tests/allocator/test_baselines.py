@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from allocator import Bid, Options, equal_share, fcfs, solve
-from tests.allocator.oracle import check_feasible
+from allocator import Bid, SizeValues, equal_share, fcfs, solve
+from tests.allocator.oracles.everything import check_feasible
 from tests.allocator.strategies import bid_lists
 
 
 def job(name: str, sizes: list[int], **classes: list[int]) -> Bid:
-    return Bid(name, {"default": Options(sizes, [float(k) for k in sizes])})
+    return Bid(name, {"default": SizeValues(sizes, [float(k) for k in sizes])})
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_equal_share_keeps_to_allowed_sizes() -> None:
 
 
 def test_equal_share_spreads_jobs_over_classes() -> None:
-    options = Options([1, 2, 3], [1.0, 2.0, 3.0])
+    options = SizeValues([1, 2, 3], [1.0, 2.0, 3.0])
     bids = [Bid(f"j{i}", {"x": options, "y": options}) for i in range(3)]
     found = equal_share(bids, {"x": 4, "y": 2})
     assert found.sizes == {"j0": ("x", 2), "j1": ("x", 2), "j2": ("y", 2)}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from allocator import Bid, BidError, Options
+from allocator import Bid, BidError, SizeValues
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_options_that_make_no_sense_are_refused(
     sizes: list[int], values: list[float], says: str
 ) -> None:
     with pytest.raises(BidError, match=says):
-        Options(sizes, values)
+        SizeValues(sizes, values)
 
 
 @pytest.mark.parametrize("idle", [math.nan, math.inf])
@@ -37,9 +37,9 @@ def test_an_idle_value_is_finite_or_minus_infinity(idle: float) -> None:
 
 def test_options_are_values() -> None:
     one, same, other = (
-        Options([1, 3], [1.0, 2.0]),
-        Options(np.array([1, 3]), np.array([1.0, 2.0])),
-        Options([1, 3], [1.0, 2.5]),
+        SizeValues([1, 3], [1.0, 2.0]),
+        SizeValues(np.array([1, 3]), np.array([1.0, 2.0])),
+        SizeValues([1, 3], [1.0, 2.5]),
     )
     assert one == same
     assert hash(one) == hash(same)
@@ -50,8 +50,8 @@ def test_options_are_values() -> None:
 
 def test_options_do_not_change_with_the_arrays_they_were_made_of() -> None:
     sizes, values = np.array([1, 2]), np.array([1.0, 2.0])
-    made = Options(sizes, values)
+    made = SizeValues(sizes, values)
     sizes[0], values[0] = 7, 9.0
-    assert made == Options([1, 2], [1.0, 2.0])
+    assert made == SizeValues([1, 2], [1.0, 2.0])
     with pytest.raises(ValueError, match="read-only"):
         made.values[0] = 3.0

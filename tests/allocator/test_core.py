@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from allocator import Bid, Options, core, prices, table
+from allocator import Bid, SizeValues, core, prices, table
 from allocator.moves import fill, repair
-from tests.allocator.oracle import best
+from tests.allocator.oracles.everything import best
 from tests.allocator.strategies import bid_lists
 
 SOME = settings(max_examples=150, deadline=None)
@@ -51,9 +51,9 @@ def test_counting_gives_up_when_there_is_too_much_to_count() -> None:
     assert core.by_counting(made, dual, everything, 1e9, 100.0) is None
 
 
-def _options(seed: int) -> Options:
+def _options(seed: int) -> SizeValues:
     rng = np.random.default_rng(seed)
-    return Options(np.arange(1, 40), rng.random(39) * np.arange(1, 40))
+    return SizeValues(np.arange(1, 40), rng.random(39) * np.arange(1, 40))
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
@@ -61,7 +61,7 @@ def _options(seed: int) -> Options:
 @example(
     (
         [
-            Bid(f"j{i}", {"x": Options([2], [1.0]), "y": Options([1, 2], [0.0, 2.0])})
+            Bid(f"j{i}", {"x": SizeValues([2], [1.0]), "y": SizeValues([1, 2], [0.0, 2.0])})
             for i in range(3)
         ],
         {"x": 2, "y": 2},

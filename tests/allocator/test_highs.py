@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allocator.highs import InfeasibleError, Model, maximise
+from allocator.highs import InfeasibleError, LinearProgram, maximise
 
 
 def knapsack(
@@ -15,9 +15,9 @@ def knapsack(
     *,
     whole: bool = True,
     least: float = -np.inf,
-) -> Model:
+) -> LinearProgram:
     n = len(values)
-    return Model(
+    return LinearProgram(
         cost=np.array(values),
         lower=np.zeros(n),
         upper=np.ones(n),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +14,18 @@ from hypothesis import strategies as st
 from allocator import (
     Bid,
     BidError,
-    Options,
     ScalingCurve,
+    SizeValues,
     core,
-    dp,
     make_bid,
     powers_of_two,
     relax,
     solve,
 )
+from allocator.bids import NO_SEAT
 from allocator.highs import SolverError
-from tests.allocator.oracle import best, check_feasible
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 QUICK = settings(
@@ -101,16 +103,17 @@ def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[st
 
 @given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
 @SOME
-def test_a_warm_start_changes_speed_and_ties_only(
+def test_a_plan_as_good_as_any_stays_while_it_fits(
     problem: tuple[list[Bid], dict[str, int]], chance: random.Random
 ) -> None:
     bids, capacity = problem
-    cold = solve(bids, capacity, time_limit_s=30.0)
-    again = solve(bids, capacity, time_limit_s=30.0, warm=cold)
-    assert again.sizes == cold.sizes, "a plan that is still as good as any is kept"
+    first = solve(bids, capacity, time_limit_s=30.0)
+    at_work = [replace(bid, held=first.sizes.get(bid.job, NO_SEAT)) for bid in bids]
+    chance.shuffle(at_work)
+    assert solve(at_work, capacity, time_limit_s=30.0).sizes == first.sizes
     less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
     drops, objective = best(bids, less)
-    assert_best(bids, less, drops, objective, warm=cold)
+    assert_best(at_work, less, drops, objective)
 
 
 def sweep(
@@ -138,7 +141,7 @@ def sweep(
 @pytest.mark.parametrize("counting", [True, False])
 @pytest.mark.parametrize("nodes", [47, 300, 611])
 def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, nodes: int) -> None:
-    bids = sweep(nodes, 60, 32, nodes, same=same)
+    bids = sweep(nodes, 120, 32, nodes, same=same)
     oracle = dp.solve(bids, {"default": nodes})
     assert_best(bids, {"default": nodes}, 0, oracle.objective, counting=counting)
 
@@ -170,7 +173,7 @@ def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -
     bids = []
     for j in range(40):
         sizes = np.arange(2, 20)
-        options = {c: Options(sizes, rng.random(len(sizes)) * sizes) for c in ("a", "b")}
+        options = {c: SizeValues(sizes, rng.random(len(sizes)) * sizes) for c in ("a", "b")}
         bids.append(Bid(f"j{j}", options, -math.inf if j % 2 else 0.0))
     found = solve(bids, {"a": 25, "b": 20}, time_limit_s=0.0)
     check_feasible(found.sizes, bids, {"a": 25, "b": 20})
@@ -191,7 +194,7 @@ def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(
     for j in range(12):
         sizes = np.arange(1, 12)
         bids.append(
-            Bid(f"j{j}", {name: Options(sizes, rng.random(11) * sizes) for name in capacity})
+            Bid(f"j{j}", {name: SizeValues(sizes, rng.random(11) * sizes) for name in capacity})
         )
     right = solve(bids, capacity, time_limit_s=30.0)
     assert right.status == "optimal"
@@ -220,7 +223,7 @@ def test_values_may_have_any_unit() -> None:
         scaled = [
             Bid(
                 b.job,
-                {c: Options(o.sizes, o.values * unit) for c, o in b.options.items()},
+                {c: SizeValues(o.sizes, o.values * unit) for c, o in b.options.items()},
                 b.idle_value * unit,
             )
             for b in bids
@@ -231,7 +234,7 @@ def test_values_may_have_any_unit() -> None:
 
 def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_those() -> None:
     def job(name: str, size: int, value: float) -> Bid:
-        return Bid(name, {"default": Options([size], [value])}, -math.inf)
+        return Bid(name, {"default": SizeValues([size], [value])}, -math.inf)
 
     # 10 nodes: two of the 5s fit, or one 6 and nothing else; two is more, and the better two win.
     found = solve(
@@ -244,31 +247,69 @@ def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_
 
 
 def test_must_run_jobs_win_over_any_value() -> None:
-    rich = Bid("rich", {"default": Options([4], [1e9])})
-    poor = Bid("poor", {"default": Options([1, 4], [-5.0, -1.0])}, -math.inf)
+    rich = Bid("rich", {"default": SizeValues([4], [1e9])})
+    poor = Bid("poor", {"default": SizeValues([1, 4], [-5.0, -1.0])}, -math.inf)
     found = solve([rich, poor], {"default": 4})
     assert found.sizes == {"poor": ("default", 4)}
     assert found.objective == -1.0
 
 
 def test_a_must_run_job_that_fits_nowhere_takes_no_room_from_others() -> None:
-    huge = Bid("huge", {"default": Options([50], [9.0])}, -math.inf)
-    found = solve([huge, Bid("small", {"default": Options([1, 2], [1.0, 2.0])})], {"default": 8})
+    huge = Bid("huge", {"default": SizeValues([50], [9.0])}, -math.inf)
+    found = solve([huge, Bid("small", {"default": SizeValues([1, 2], [1.0, 2.0])})], {"default": 8})
     assert found.sizes == {"small": ("default", 2)}
     assert found.dropped == ("huge",)
 
 
 def test_where_two_sizes_are_worth_the_same_the_smaller_wins() -> None:
-    found = solve([Bid("a", {"default": Options([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8})
+    found = solve([Bid("a", {"default": SizeValues([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8})
     assert found.sizes == {"a": ("default", 2)}
 
 
 def test_alike_jobs_keep_what_they_have() -> None:
-    alike = [Bid(name, {"default": Options([1, 4], [1.0, 4.0])}) for name in "abc"]
-    warm = solve(alike, {"default": 5})
-    assert sorted(size for _, size in warm.sizes.values()) == [1, 4]
-    shuffled = solve(alike[::-1], {"default": 5}, warm=warm)
-    assert shuffled.sizes == warm.sizes
+    alike = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
+    first = solve(alike, {"default": 5}).sizes
+    assert first == {"a": ("default", 4), "b": ("default", 1)}
+    at_work = [replace(bid, held=first.get(bid.job, NO_SEAT)) for bid in alike]
+    assert solve(at_work[::-1], {"default": 5}).sizes == first
+    assert solve(at_work[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
+    assert solve(at_work[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"
+
+
+class MonotonicClock:
+    """Time that passes at every look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s, self.looks = 100.0, step_s, 0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        self.looks += 1
+        return self.now
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_the_time_limit_is_kept_on_the_callers_clock(classes: int) -> None:
+    bids = sweep(3, 80, 64, 700, same=False)
+    capacity = {"default": 700}
+    if classes == 2:
+        bids = [Bid(b.job, {"x": b.options["default"], "y": b.options["default"]}) for b in bids]
+        capacity = {"x": 350, "y": 350}
+    slow = MonotonicClock(2.5)
+    found = solve(bids, capacity, clock=slow, time_limit_s=2.0)
+    assert found.status == "time_limit"
+    assert found.gap > 0
+    assert found.solve_s == pytest.approx(2.5 * (slow.looks - 1))
+    assert slow.looks <= 4, "when time is up nobody goes on"
+    quick = MonotonicClock(1e-6)
+    found = solve(bids, capacity, clock=quick, time_limit_s=30.0)
+    assert (found.status, found.gap) == ("optimal", 0.0)
+    assert 0 < found.solve_s < 1.0
+
+
+def test_without_a_clock_the_best_plan_is_proven() -> None:
+    found = solve(sweep(3, 80, 64, 700, same=False), {"default": 700}, time_limit_s=30.0)
+    assert (found.status, found.gap, found.solve_s) == ("optimal", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +317,13 @@ def test_alike_jobs_keep_what_they_have() -> None:
     [
         ([], {"default": 5}),
         ([], {}),
-        ([Bid("a", {"default": Options([1], [1.0])})], {}),
-        ([Bid("a", {"default": Options([1], [1.0])})], {"default": 0}),
-        ([Bid("a", {"default": Options([6], [1.0])})], {"default": 5}),
-        ([Bid("a", {"gpu": Options([1], [1.0])})], {"default": 5}),
+        ([Bid("a", {"default": SizeValues([1], [1.0])})], {}),
+        ([Bid("a", {"default": SizeValues([1], [1.0])})], {"default": 0}),
+        ([Bid("a", {"default": SizeValues([6], [1.0])})], {"default": 5}),
+        ([Bid("a", {"gpu": SizeValues([1], [1.0])})], {"default": 5}),
         ([Bid("a", {})], {"default": 5}),
-        ([Bid("a", {"default": Options([], [])})], {"default": 5}),
-        ([Bid("a", {"default": Options([1, 2], [-1.0, 0.0])})], {"default": 5}),
+        ([Bid("a", {"default": SizeValues([], [])})], {"default": 5}),
+        ([Bid("a", {"default": SizeValues([1, 2], [-1.0, 0.0])})], {"default": 5}),
     ],
 )
 def test_where_there_is_nothing_to_win_the_plan_is_empty(
@@ -294,7 +335,7 @@ def test_where_there_is_nothing_to_win_the_plan_is_empty(
 
 
 def test_a_job_that_bids_twice_is_refused() -> None:
-    bid = Bid("a", {"default": Options([1], [1.0])})
+    bid = Bid("a", {"default": SizeValues([1], [1.0])})
     with pytest.raises(BidError, match="Job a bids twice"):
         solve([bid, bid], {"default": 3})
 
@@ -302,4 +343,4 @@ def test_a_job_that_bids_twice_is_refused() -> None:
 @pytest.mark.parametrize("nodes", [-1, 2.5, True, "3"])
 def test_a_capacity_that_is_no_count_is_refused(nodes: object) -> None:
     with pytest.raises(BidError, match="whole number"):
-        solve([Bid("a", {"default": Options([1], [1.0])})], {"default": nodes})  # type: ignore[dict-item]
+        solve([Bid("a", {"default": SizeValues([1], [1.0])})], {"default": nodes})  # type: ignore[dict-item]

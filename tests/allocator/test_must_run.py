@@ -7,13 +7,15 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from allocator import Bid, Options, must_run
-from tests.allocator.oracle import best, check_feasible
+from allocator import Bid, SizeValues, must_run
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 
 def must(name: str, **smallest: int) -> Bid:
-    return Bid(name, {c: Options([k, k + 1], [1.0, 2.0]) for c, k in smallest.items()}, -math.inf)
+    return Bid(
+        name, {c: SizeValues([k, k + 1], [1.0, 2.0]) for c, k in smallest.items()}, -math.inf
+    )
 
 
 @given(bid_lists(classes=("x", "y")))

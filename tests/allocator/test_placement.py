@@ -81,8 +81,8 @@ def test_what_holds_for_every_plan(
         chance.shuffle(items)
         return dict(items)
 
-    assert place(shuffled(wanted), shuffled(current), shuffled(nodes)) == plan, (
-        "the order of the mappings does not matter"
+    assert place(wanted, shuffled(current), shuffled(nodes)) == plan, (
+        "the order of jobs at work and of nodes does not matter"
     )
 
 
@@ -108,6 +108,12 @@ def test_nodes_that_end_together_go_to_one_job() -> None:
 
 def test_a_new_job_prefers_nodes_nobody_expects_back() -> None:
     assert place(sizes(j=1), {}, lasting(a=9000.0, b=None)) == {"j": ("b",)}
+
+
+def test_of_equal_newcomers_the_first_has_the_nodes_that_last_longest() -> None:
+    nodes = lasting(a=100.0, b=9000.0)
+    assert place(sizes(j9=1, j10=1), {}, nodes) == {"j9": ("b",), "j10": ("a",)}
+    assert place(sizes(j10=1, j9=1), {}, nodes) == {"j10": ("b",), "j9": ("a",)}
 
 
 def test_growing_stays_in_the_group() -> None:

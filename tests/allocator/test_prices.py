@@ -7,20 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, Options, dp, prices, relax, solve, table
+from allocator import Bid, SizeValues, prices, relax, solve, table
 from allocator.allocation import worth
-from tests.allocator.oracle import best
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.everything import best
 from tests.allocator.strategies import bid_lists
 
 SOME = settings(max_examples=80, deadline=None)
 
 
-def built(bids: list[Bid], capacity: dict[str, int]) -> table.Table | None:
+def built(bids: list[Bid], capacity: dict[str, int]) -> table.BidTable | None:
     made = table.build(bids, capacity)
     return made if len(made.size) and len(made.capacity) else None
 
 
-def scale(made: table.Table) -> float:
+def scale(made: table.BidTable) -> float:
     return 1e-9 * max(1e-300, float(np.abs(made.value).max()) * len(made.members) * 10)
 
 
@@ -63,22 +64,16 @@ def test_bound_less_waste_is_what_a_plan_is_worth(
     )
 
 
-@given(bid_lists(forced=False), st.floats(0.1, 10.0))
+@given(bid_lists(forced=False))
 @SOME
 def test_for_one_class_no_price_has_a_smaller_bound(
-    problem: tuple[list[Bid], dict[str, int]], factor: float
+    problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     bids, capacity = problem
     made = built(bids, capacity)
     if made is None:
         return
     least = prices.minimise(made)
-    started = prices.minimise(
-        made, factor * least.prices + 1e-12 * factor * np.abs(made.value).max()
-    )
-    assert started.bound == pytest.approx(least.bound, abs=scale(made)), (
-        "wherever the search begins"
-    )
     for price in (0.0, *(least.prices[0] * np.array([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]))):
         assert prices.at(made, np.array([price])).bound >= least.bound - scale(made)
 
@@ -95,7 +90,7 @@ def test_column_generation_only_improves_the_bound(
     dual = prices.minimise(made)
     seats = table.rows_for(made, [bid.job for bid in bids], {})
     assert seats is not None
-    better, plan = relax.relax(made, dual, seats, deadline=np.inf)
+    better, plan = relax.relax(made, dual, seats, left_s=lambda: np.inf)
     assert better.bound <= dual.bound
     assert better.bound >= best(bids, capacity)[1] - scale(made)
     assert plan is not None
@@ -111,7 +106,7 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
             Bid(
                 f"j{j}",
                 {
-                    "default": Options(
+                    "default": SizeValues(
                         sizes, 50 * rng.random() * sizes**0.7 + rng.random(len(sizes))
                     )
                 },
@@ -129,7 +124,7 @@ def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
     for j in range(160):
         least = 40 if j % 8 == 0 else 1
         sizes = np.arange(least, least + 3)
-        bids.append(Bid(f"j{j}", {"default": Options(sizes, sizes + j / 1000)}, -np.inf))
+        bids.append(Bid(f"j{j}", {"default": SizeValues(sizes, sizes + j / 1000)}, -np.inf))
     capacity = {"default": 20 * 40 + 140 + 7}
     made = table.build(bids, capacity)
     found = solve(bids, capacity, time_limit_s=30.0)

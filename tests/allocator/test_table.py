@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 
-from allocator import Bid, Options, solve, table
+from allocator import Bid, SizeValues, solve, table
+from allocator.bids import NO_SEAT
 from tests.allocator.strategies import bid_lists
 
 
@@ -20,7 +22,8 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
     jobs = [bid.job for bid in bids]
     plan = table.rows_for(made, jobs, found.sizes)
     assert plan is not None
-    assert table.assign(made, plan, jobs, found.sizes) == found.sizes
+    at_work = [replace(bid, held=found.sizes.get(bid.job, NO_SEAT)) for bid in bids]
+    assert table.assign(made, plan, at_work) == found.sizes
     if len(made.capacity):
         use = dict(zip(made.classes, made.use(plan), strict=False))
         for name, nodes in use.items():
@@ -28,9 +31,9 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
 
 
 def test_alike_bids_are_one_group_whatever_object_they_are() -> None:
-    bids = [Bid(f"j{i}", {"default": Options([1, 2], [1.0, 2.0])}) for i in range(5)]
-    bids.append(Bid("other", {"default": Options([1, 2], [1.0, 2.5])}))
-    bids.append(Bid("idle", {"default": Options([1, 2], [1.0, 2.0])}, idle_value=-1.0))
+    bids = [Bid(f"j{i}", {"default": SizeValues([1, 2], [1.0, 2.0])}) for i in range(5)]
+    bids.append(Bid("other", {"default": SizeValues([1, 2], [1.0, 2.5])}))
+    bids.append(Bid("idle", {"default": SizeValues([1, 2], [1.0, 2.0])}, idle_value=-1.0))
     made = table.build(bids, {"default": 4})
     assert made.members == ((0, 1, 2, 3, 4), (5,), (6,))
     assert made.count.tolist() == [5.0, 1.0, 1.0]
@@ -39,9 +42,9 @@ def test_alike_bids_are_one_group_whatever_object_they_are() -> None:
 
 def test_what_cannot_be_used_is_left_out() -> None:
     options = {
-        "x": Options([1, 5, 9], [1.0, 2.0, 3.0]),
-        "y": Options([2], [9.0]),
-        "gone": Options([1], [5.0]),
+        "x": SizeValues([1, 5, 9], [1.0, 2.0, 3.0]),
+        "y": SizeValues([2], [9.0]),
+        "gone": SizeValues([1], [5.0]),
     }
     made = table.build([Bid("a", options)], {"x": 5, "y": 0})
     assert made.classes == ("x",)
@@ -50,7 +53,7 @@ def test_what_cannot_be_used_is_left_out() -> None:
 
 
 def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
-    bid = Bid("a", {"default": Options([3], [7.0])}, -math.inf)
+    bid = Bid("a", {"default": SizeValues([3], [7.0])}, -math.inf)
     assert table.build([bid], {"default": 5}).size.tolist() == [3]
     dropping = table.build([bid], {"default": 5}, drops=1)
     assert dropping.size.tolist() == [1, 3]
@@ -63,7 +66,38 @@ def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
 
 
 def test_fits_counts_members_and_nodes() -> None:
-    made = table.build([Bid(n, {"default": Options([2], [1.0])}) for n in "ab"], {"default": 3})
+    made = table.build([Bid(n, {"default": SizeValues([2], [1.0])}) for n in "ab"], {"default": 3})
     assert made.fits(np.array([1, 1]))
     assert not made.fits(np.array([0, 2])), "4 of 3 nodes"
     assert not made.fits(np.array([1, 0])), "one job is nowhere"
+
+
+def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
+    bids = [Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}) for i in range(6)]
+    made = table.build(bids, {"x": 5})
+    assert made.size.tolist() == [0, 1, 2]
+    assert table.assign(made, np.array([3, 1, 2]), bids) == {
+        "j0": ("x", 2),
+        "j1": ("x", 2),
+        "j2": ("x", 1),
+    }
+
+
+def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
+    held = [NO_SEAT, ("x", 1), NO_SEAT, ("x", 2), ("x", 2)]
+    bids = [
+        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, held=seat)
+        for i, seat in enumerate(held)
+    ]
+    made = table.build(bids, {"x": 9})
+    assert table.assign(made, np.array([2, 1, 2]), bids) == {
+        "j1": ("x", 1),
+        "j3": ("x", 2),
+        "j4": ("x", 2),
+    }
+    # One seat less: who has to shrink is still before those that wait.
+    assert table.assign(made, np.array([2, 2, 1]), bids) == {
+        "j1": ("x", 1),
+        "j3": ("x", 2),
+        "j4": ("x", 1),
+    }

@@ -20,7 +20,8 @@ CONFIG = """
 [daemon]
 state_dir = "{state}"
 metrics_listen = ""
-adopt_wait = "3 s"
+agent_timeout = "60 s"
+adopt_wait = "60 s"
 {daemon}
 [scheduler]
 kind = "{kind}"
@@ -32,7 +33,7 @@ poll_interval = "0.5 s"
 [jobs]
 max_tries = 2
 stop_grace = "1 s"
-drain_timeout = "2 s"
+drain_timeout = "60 s"
 [allocation]
 settle = "0.3 s"
 min_interval = "0 s"
@@ -106,7 +107,6 @@ class BatchSite(Site):
             capture_output=True,
             text=True,
             env=environment,
-            timeout=60,
             cwd=self.work,
         )
 
@@ -141,7 +141,7 @@ class BatchSite(Site):
                     ]
                 )
             with contextlib.suppress(AssertionError):
-                self.until(lambda: not self.leases(), "all leases are given back", 30.0)
+                self.until(lambda: not self.leases(), "all leases are given back")
             self.kill_daemon(15)
         left = self.leases()
         self.clear(left)

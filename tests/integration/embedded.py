@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from malletrain.client import Client
 from malletrain.protocol import messages
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
-
-PATIENCE_S = 90.0
+from tests import waiting
+from tests.waiting import PATIENCE_S
 
 
 class Site:
@@ -34,7 +33,7 @@ class Site:
         self,
         root: Path,
         nodes: int = 3,
-        grace_s: float = 6.0,
+        grace_s: float = 60.0,
         config: str = "",
         profiling: str = "enabled = false",
     ) -> None:
@@ -50,7 +49,8 @@ class Site:
             [daemon]
             state_dir = "{self.state}"
             metrics_listen = ""
-            adopt_wait = "3 s"
+            agent_timeout = "60 s"
+            adopt_wait = "60 s"
             [scheduler]
             kind = "local"
             poll_interval = "0.3 s"
@@ -60,6 +60,7 @@ class Site:
             autostart = false
             [jobs]
             max_tries = 2
+            drain_timeout = "120 s"
             [allocation]
             settle = "0.3 s"
             min_interval = "0 s"
@@ -89,7 +90,7 @@ class Site:
         """End the daemon; returns its exit status."""
         assert self.daemon is not None
         self.daemon.send_signal(number)
-        return self.daemon.wait(30)
+        return self.daemon.wait()
 
     def client(self) -> Client:
         return Client.of(self.state)
@@ -137,22 +138,12 @@ class Site:
         with self.client() as client:
             return [e for e in client.events(limit=1000, job=job) if not kind or e.kind == kind]
 
-    def until(
-        self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S
-    ) -> object:
+    def until(self, condition: Callable[[], object], what: str) -> object:
         """Wait until ``condition`` holds; fails with the daemon's log."""
-        deadline = time.monotonic() + patience_s
-        while True:
-            if found := condition():
-                return found
-            if time.monotonic() > deadline:
-                raise AssertionError(f"Not within {patience_s:g} s: {what}.\n{self.daemon_log()}")
-            time.sleep(0.05)
+        return waiting.until(condition, what, 0.05, self.daemon_log)
 
-    def until_state(self, job: str, *states: str, patience_s: float = PATIENCE_S) -> JobView:
-        self.until(
-            lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}", patience_s
-        )
+    def until_state(self, job: str, *states: str) -> JobView:
+        self.until(lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}")
         return self.job(job)
 
     def until_samples(self, job: str, samples: float) -> None:
@@ -197,8 +188,14 @@ class Site:
         )
         if self.daemon is not None and self.daemon.poll() is None:
             self.kill_daemon(signal.SIGTERM)
-        self.cluster.stop()
-        _, left = psutil.wait_procs(mine, timeout=5)
+
+        def ended() -> bool:
+            if self.cluster.alive():  # asked once more, it does not wait for the grace time
+                os.kill(self.cluster.pid, signal.SIGTERM)
+            return not self.cluster.alive()
+
+        waiting.until(ended, "the cluster ends", 0.1)
+        _, left = psutil.wait_procs(mine, timeout=PATIENCE_S)
         assert not left, f"Processes left over: {left}"
 
 

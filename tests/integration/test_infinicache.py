@@ -16,8 +16,6 @@ from infinicache import Cache
 
 from tests.integration.embedded import site
 
-pytestmark = pytest.mark.timeout(240)
-
 HOME = Path(__file__).resolve().parents[2] / "jobscripts" / "infinicache"
 
 

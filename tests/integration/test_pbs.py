@@ -20,8 +20,6 @@ from tests.integration.batch_site import BatchSite, running
 from tests.integration.test_main_job import STEADY
 from tests.scavenger.pbs.fake_pbs import FakePbs
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class PbsSite(BatchSite):
     """One daemon on ``pbs``."""
@@ -53,7 +51,7 @@ class PbsSite(BatchSite):
 
     def clear(self, left: Collection[str]) -> None:
         self.pbs.stop()
-        self.until(lambda: not self.processes(), "no process is left", 20.0)
+        self.until(lambda: not self.processes(), "no process is left")
 
 
 def pbs_site(

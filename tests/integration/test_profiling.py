@@ -9,8 +9,6 @@ import pytest
 from tests.integration.embedded import site
 from tests.integration.test_main_job import STEADY
 
-pytestmark = pytest.mark.timeout(240)
-
 QUICK = (
     'min_time = "2 s"\nmax_time = "6 s"\nsilence = "2 s"\nlease_patience = "15 s"\nprecision = 0.1'
 )
@@ -18,12 +16,14 @@ QUICK = (
 SHARED = """
 import os, time, malletrain
 world = int(os.environ["WORLD_SIZE"])
+due = time.monotonic()
 while not os.path.exists("stop"):
-    time.sleep(0.06 / world)
+    due += 0.06 / world
+    time.sleep(max(0.0, due - time.monotonic()))
     malletrain.report(24 / world)
 """
 """A global batch of 24 samples a step that takes 60 ms of one worker: what ``--sample-delay`` does
-to the example.
+to the example. A worker that comes late catches up: its rate does not depend on the machine's load.
 """
 
 SILENT = """
@@ -64,7 +64,6 @@ def test_a_job_is_profiled_down_the_stairs_and_shows_its_curve(profiled):
     assert profile.state == "measured"
     rates = {p.nodes: p.rate for p in profile.points}
     assert all(p.measured for p in profile.points)
-    # Sleeping is exact and the machine is shared: the shape holds, the level only roughly.
     assert 120 < rates[1] < 420
     assert 1.5 < rates[2] / rates[1] < 2.6
     assert 1.15 < rates[3] / rates[2] < 1.9
@@ -83,7 +82,7 @@ def test_a_job_is_profiled_down_the_stairs_and_shows_its_curve(profiled):
 
 def test_a_job_that_reports_nothing_runs_all_the_same_and_its_owner_is_told(profiled):
     job = profiled.submit(profiled.script("silent.py", SILENT), nodes=(1, 3))
-    profiled.until(lambda: profiled.events("profile-finished", job), "the profile is over", 120)
+    profiled.until(lambda: profiled.events("profile-finished", job), "the profile is over")
     assert profiled.events("profile-finished", job)[0].data["result"] == "unknown"
     shown = profiled.show(job)
     assert shown.profile.state == "unknown"

@@ -8,11 +8,8 @@ import json
 import os
 import signal
 
-import pytest
-
 from malletrain.cli.jobspec import build
-
-pytestmark = pytest.mark.timeout(240)
+from tests.integration.embedded import site
 
 SERVICE = """
 import json, os, time
@@ -148,7 +145,12 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(embedded):
     assert members(embedded, job).items() <= first.items()
 
 
-def test_a_leaver_that_says_nothing_is_released_within_its_notice(embedded):
+def test_a_leaver_that_says_nothing_is_released_within_its_notice(tmp_path):
+    with site(tmp_path, nodes=3, grace_s=3.0) as made:
+        deaf(made)
+
+
+def deaf(embedded):
     (embedded.work / "deaf").touch()
     job = submit(embedded, nodes="3:3")
     first = up(embedded, job, 3)

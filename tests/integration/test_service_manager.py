@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from malletrain.client import Client
+from tests.waiting import PATIENCE_S
 
 UNIT = Path(__file__).parents[2] / "site-configs" / "malletrain.service"
 
@@ -41,7 +42,7 @@ def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
             assert client.status().pid == daemon.pid
         daemon.terminate()
         assert manager.recv(100) == b"STOPPING=1"
-        assert daemon.wait(30) == 0
+        assert daemon.wait(PATIENCE_S) == 0
     finally:
         daemon.kill()
         manager.close()

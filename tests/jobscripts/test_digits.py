@@ -19,6 +19,7 @@ import torch
 from malletrain.protocol.worker_channel import Metric, Progress, SnapshotTaken
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import FakeAgent
+from tests.waiting import PATIENCE_S, until
 
 SCRIPT = Path(__file__).parents[2] / "jobscripts" / "examples" / "digits.py"
 EPOCHS, TRAIN_SAMPLES = 3, 1437
@@ -60,11 +61,8 @@ def torchrun(workers):
     )
 
 
-def wait_for(condition, log, limit=60):
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain; the log so far:\n{log.read_text()}"
-        time.sleep(0.02)
+def wait_for(condition, log):
+    until(condition, "what the log should tell", 0.02, log.read_text)
 
 
 def accuracy_in(text):
@@ -106,7 +104,7 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
         wait_for(lambda: "epoch 1/3" in log.read_text(), log)
         (worker,) = psutil.Process(run.pid).children()
         worker.send_signal(signal.SIGKILL)
-        assert run.wait(60) != 0
+        assert run.wait(PATIENCE_S) != 0
     state = snapshot_file.read(str(snapshot))["objects"]["sampler"]
     assert state["epoch"] >= 1
 
@@ -151,9 +149,9 @@ def test_the_live_example_trains_the_same_under_torchrun(tmp_path):
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(live))
     options = ("--epochs", "3", "--snapshot", str(tmp_path / "live.pt"))
     with started(*command, *options, log=tmp_path / "live.log") as process:
-        assert process.wait(100) == 0, (tmp_path / "live.log").read_text()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "live.log").read_text()
     with started(str(SCRIPT), "--epochs", "3", log=tmp_path / "plain.log") as process:
-        assert process.wait(100) == 0, (tmp_path / "plain.log").read_text()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "plain.log").read_text()
     text = (tmp_path / "live.log").read_text()
     assert "training as rank 0 of 2" in text
     assert accuracy_in(text) == pytest.approx(

@@ -1,7 +1,7 @@
 """Whose nodes a profile gets: a table, and the rules that hold for any cluster."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpa.donors import Donor, choose_nodes
@@ -52,6 +52,7 @@ DONORS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 30),
     st.integers(0, 30),

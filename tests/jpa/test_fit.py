@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpa.fit import fit, terms
@@ -35,6 +35,7 @@ def test_the_terms_follow_the_two_ways_of_scaling():
     assert terms(8) == (1.0, 7 / 8, 3.0, 7.0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 128), st.floats(1e-3, 1e7), st.floats(0.001, 0.3)),

@@ -4,10 +4,10 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jpa.measure import MeasureConfig, Monitor, Outcome, ThroughputMeter
+from jpa.measure import MeasureConfig, MeasurementState, Monitor, ThroughputMeter
 
 TRUE_RATE = 160.0
 STEP = 32.0
@@ -20,7 +20,7 @@ def watch(meter, durations, until=400.0):
         time += seconds
         samples += STEP
         outcome = meter.feed(time, samples)
-        if outcome is not Outcome.MEASURING:
+        if outcome is not MeasurementState.MEASURING:
             return outcome, time
         if time > until:
             break
@@ -82,7 +82,7 @@ def test_a_stable_measurement_says_what_it_rests_on():
     meter = ThroughputMeter(6, 0.0)
     outcome, time = watch(meter, steps(random.Random(0)))
     m = meter.measurement(time)
-    assert outcome is Outcome.STABLE
+    assert outcome is MeasurementState.STABLE
     assert m.stable
     assert m.nodes == 6
     assert m.half_width <= 0.05 * m.rate
@@ -98,34 +98,34 @@ def test_minima_and_maxima_hold():
     assert watch(patient, steps(random.Random(0), scatter=0.001))[1] >= 20
     few = ThroughputMeter(1, 0.0, MeasureConfig(max_samples=100))
     outcome, time = watch(few, steps(random.Random(0), scatter=0.5))
-    assert outcome is Outcome.UNSTABLE
+    assert outcome is MeasurementState.UNSTABLE
     assert time < 3
     wild = ThroughputMeter(1, 0.0, MeasureConfig(max_seconds=15))
     outcome, time = watch(wild, steps(random.Random(0), scatter=1.0))
-    assert outcome is Outcome.UNSTABLE
+    assert outcome is MeasurementState.UNSTABLE
     assert 15 <= time < 20
     assert wild.measurement(time).half_width > 0.05 * wild.measurement(time).rate
 
 
 def test_a_silent_job_is_unknown_after_the_longest_time_and_not_before():
     meter = ThroughputMeter(3, 100.0, MeasureConfig(max_seconds=30))
-    assert meter.outcome(129.9) is Outcome.MEASURING
-    assert meter.outcome(130.0) is Outcome.UNKNOWN
+    assert meter.outcome(129.9) is MeasurementState.MEASURING
+    assert meter.outcome(130.0) is MeasurementState.UNKNOWN
     assert meter.measurement(130.0).rate == 0
 
 
 def test_a_job_that_reports_without_progress_is_unknown_too():
     meter = ThroughputMeter(3, 0.0, MeasureConfig(max_seconds=30))
     outcomes = [meter.feed(float(t), 64.0) for t in range(1, 31)]
-    assert outcomes[-1] is Outcome.UNKNOWN
-    assert Outcome.STABLE not in outcomes
+    assert outcomes[-1] is MeasurementState.UNKNOWN
+    assert MeasurementState.STABLE not in outcomes
 
 
 def test_a_job_with_very_long_steps_gives_a_crude_estimate_without_an_interval():
     meter = ThroughputMeter(3, 0.0, MeasureConfig(max_seconds=60))
     for i in range(1, 3):
-        assert meter.feed(25.0 * i, 100.0 * i) is Outcome.MEASURING
-    assert meter.outcome(60.0) is Outcome.UNSTABLE
+        assert meter.feed(25.0 * i, 100.0 * i) is MeasurementState.MEASURING
+    assert meter.outcome(60.0) is MeasurementState.UNSTABLE
     m = meter.measurement(60.0)
     assert m.rate == pytest.approx(4.0)
     assert m.half_width == math.inf
@@ -136,8 +136,8 @@ def test_a_job_that_stops_for_good_is_not_measured_as_if_it_ran():
     meter = ThroughputMeter(2, 0.0, MeasureConfig(min_seconds=10, max_seconds=40))
     for i in range(1, 30):
         meter.feed(i * 0.2, i * STEP)
-    assert meter.outcome(20.0) is Outcome.MEASURING
-    assert meter.outcome(40.0) is Outcome.UNSTABLE
+    assert meter.outcome(20.0) is MeasurementState.MEASURING
+    assert meter.outcome(40.0) is MeasurementState.UNSTABLE
     assert meter.measurement(40.0).rate < 0.5 * TRUE_RATE
 
 
@@ -147,7 +147,7 @@ def test_a_counter_that_goes_back_starts_the_measurement_anew():
         meter.feed(i * 0.2, 1000 + i * 7.0)
     for i in range(1, 100):
         outcome = meter.feed(4.0 + i * 0.2, 500 + i * STEP)
-        if outcome is not Outcome.MEASURING:
+        if outcome is not MeasurementState.MEASURING:
             break
     assert meter.measurement(4.0 + i * 0.2).rate == pytest.approx(TRUE_RATE)
 
@@ -186,6 +186,7 @@ def test_limits_that_contradict_each_other_are_refused(limits):
         MeasureConfig(**limits)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-10, 100), st.floats(0, 1e9)), max_size=60))
 def test_any_series_of_reports_gives_finite_non_negative_numbers(reports):
     meter = ThroughputMeter(1, 0.0, MeasureConfig(min_seconds=1))

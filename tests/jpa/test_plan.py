@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpa.curve import MeasuredCurve
@@ -49,6 +49,7 @@ def test_ladder(args, steps, expected):
     assert ladder(*args, max_steps=steps) == expected
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 200),
     st.integers(0, 5000),
@@ -204,6 +205,7 @@ def test_elasticity():
     assert elasticity(MeasuredCurve().with_measurement(1, 0.0, 0.0, 0.0), 1, 2) is None
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 20),
     st.integers(0, 200),

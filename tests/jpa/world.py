@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from jpa import (
     Advisor,
     AdvisorConfig,
+    AdvisorTick,
     Crashed,
     Donor,
-    Finished,
     JobGone,
     MeasuredCurve,
     NodesChanged,
     PointMeasured,
+    ProfileFinished,
     ProfileWanted,
-    Progress,
+    ProgressSeen,
     Scaled,
     SetSize,
-    Tick,
     Waiting,
 )
 from tests.jpa.models import Job
@@ -83,7 +83,7 @@ class World:
                 what()
             else:
                 self.now, self.next_tick = self.next_tick, self.next_tick + 1.0
-                self.tell(Tick())
+                self.tell(AdvisorTick())
 
     def preempt(self, job: str, count: int) -> None:
         """The main scheduler takes ``count`` nodes of the job; it restarts on what is left, or is
@@ -117,8 +117,8 @@ class World:
 
     # --- what happened ---
 
-    def finished(self, job: str) -> Finished:
-        (result,) = [a for a in self.answers if isinstance(a, Finished) and a.job == job]
+    def finished(self, job: str) -> ProfileFinished:
+        (result,) = [a for a in self.answers if isinstance(a, ProfileFinished) and a.job == job]
         return result
 
     def of(self, kind: type) -> list:
@@ -187,7 +187,7 @@ class World:
         member = self.members.get(job)
         if member is None or member.epoch != epoch:
             return
-        self.tell(Progress(job, self.now, member.model.samples))
+        self.tell(ProgressSeen(job, self.now, member.model.samples))
         self._step(job, epoch)
 
     def _at(self, time: float, what) -> None:

@@ -13,6 +13,7 @@ from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
 from malletrain.protocol import messages
 from tests.malletrain.cli.fake_daemon import SILENCE, FakeDaemon, Refuse, default_answers, job_view
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -99,6 +100,7 @@ def test_deaf(daemon):
         with pytest.raises(Unreachable) as caught:
             client.jobs()
         assert "carried" not in str(caught.value)
+    with Client.of(daemon.state_dir) as client:
         assert client.status().pid == 42
 
 
@@ -158,7 +160,7 @@ def test_an_address_that_cannot_be_used_is_told_and_leaves_nothing_open(endpoint
             client.status()
     closing = threading.Thread(target=client.close, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive(), "a socket left open lets it wait for ever"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from malletrain import membership
 from malletrain.membership import Member, MembershipError, differences
+from tests.waiting import PATIENCE_S
 
 
 def m(node, leaves=None, address=None):
@@ -91,7 +92,7 @@ def test_without_a_daemon_the_process_alone_hears_that_it_leaves(launcher):
     group = membership.join()
     launcher.accept()
     launcher.say(view=1, members=[["n1", "h", "", None], ["n2", "h", "n2:7", None]])
-    assert group.wait(10)
+    assert group.wait(PATIENCE_S)
     launcher.say(leave=5.0)
     changes = group.changes()
     while (change := next(changes)).kind != "leaving":
@@ -115,7 +116,7 @@ def test_asyncio(launcher):
                 launcher.connection.shutdown(socket.SHUT_RDWR)
         return heard
 
-    assert asyncio.run(asyncio.wait_for(work(), 20)) == [("joined", "n1"), ("joined", "n2")]
+    assert asyncio.run(work()) == [("joined", "n1"), ("joined", "n2")]
 
 
 def test_outside_malletrain_a_process_is_alone(monkeypatch):

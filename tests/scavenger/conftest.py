@@ -1,22 +1,10 @@
 """A cluster per test, and a check that no test leaves a process behind."""
 
-import time
-
 import pytest
 
 from scavenger.embedded import processes
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
-
-
-def wait_for(condition, what, timeout_s=15.0):
-    """Poll until ``condition()`` is true and return its value."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.01)
+from tests.waiting import NEVER_S, until
 
 
 def processes_of(directory):
@@ -33,7 +21,7 @@ def cluster(tmp_path):
     started: list[ClusterProcess] = []
 
     def start(nodes=2, **options):
-        options.setdefault("lifetime_s", 60.0)
+        options.setdefault("lifetime_s", NEVER_S)
         options.setdefault("grace_s", 1.0)
         options.setdefault("sweep_s", 0.3)
         started.append(start_cluster(directory, nodes, **options))
@@ -44,4 +32,4 @@ def cluster(tmp_path):
         if one.alive():
             one.stop()
     # The kernel needs a moment after a cluster was killed outright.
-    wait_for(lambda: not processes_of(directory), "all processes of the leases to be gone")
+    until(lambda: not processes_of(directory), "all processes of the leases to be gone")

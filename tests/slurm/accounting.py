@@ -107,7 +107,7 @@ class AccountedCluster(SlurmCluster):
 
     def _answers(self) -> bool:
         try:
-            self.run("sacctmgr", "-n", "show", "cluster", timeout=5)
+            self.run("sacctmgr", "-n", "show", "cluster")
         except subprocess.SubprocessError:
             return False
         return True

@@ -15,14 +15,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from tests import waiting
+from tests.waiting import PATIENCE_S
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
-PATIENCE_S = 40.0
 
 CONF = """
 ClusterName=test{port}
@@ -124,6 +125,7 @@ class SlurmCluster:
             **options,
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: socket.socket | None = None
 
     # --- life ---
 
@@ -131,7 +133,7 @@ class SlurmCluster:
         """Start everything and wait until all nodes are idle."""
         for name in ("state", "spool", "run", "log"):
             (self.root / name).mkdir(parents=True, mode=0o755)
-        base = _free_ports(len(self.nodes) + 2)
+        base, self.ports = _free_ports(len(self.nodes) + 2)
         self.cluster_name, self.spare_port = f"test{base}", base + len(self.nodes) + 1
         self.options["storage"] = str(self.options["storage"]).format(
             root=self.root, port=self.spare_port
@@ -181,7 +183,7 @@ class SlurmCluster:
         """End one daemon: ``slurmctld``, ``munged`` or that of a node, by the node's name."""
         process = self.processes.pop(key)
         process.send_signal(number)
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
     def stop(self) -> list[str]:
         """End everything; returns the commands of what had to be killed after all daemons were
@@ -189,13 +191,12 @@ class SlurmCluster:
         """
         if "slurmctld" in self.processes:
             with contextlib.suppress(subprocess.SubprocessError):
-                ids = self.run("squeue", "-h", "-o", "%A", timeout=10).split()
+                ids = self.run("squeue", "-h", "-o", "%A").split()
                 if ids:
-                    self.run("scancel", *ids, timeout=10)
+                    self.run("scancel", *ids)
                 self.until(
-                    lambda: not self.run("squeue", "-h", timeout=10).strip(),
+                    lambda: not self.run("squeue", "-h").strip(),
                     "all jobs have ended",
-                    20.0,
                 )
         left = [" ".join(p.cmdline())[:200] for p in self.jobs_processes()]
         for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
@@ -207,6 +208,8 @@ class SlurmCluster:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self.root, ignore_errors=True)
+        if self.ports is not None:
+            self.ports.close()
         return left
 
     def __enter__(self) -> SlurmCluster:
@@ -237,12 +240,10 @@ class SlurmCluster:
 
     # --- asking ---
 
-    def run(self, *argv: str, timeout: float = 30.0, env_time: str = "standard") -> str:
+    def run(self, *argv: str, env_time: str = "standard") -> str:
         """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
         environment = {**self.environment, "SLURM_TIME_FORMAT": env_time}
-        made = subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=timeout, cwd=self.root
-        )
+        made = subprocess.run(argv, env=environment, capture_output=True, text=True, cwd=self.root)
         if made.returncode:
             raise subprocess.CalledProcessError(made.returncode, argv, made.stdout, made.stderr)
         return str(made.stdout)
@@ -262,9 +263,7 @@ class SlurmCluster:
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""
         try:
-            lines = self.run(
-                "sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T", timeout=10
-            ).splitlines()
+            lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T").splitlines()
         except subprocess.SubprocessError:
             return []
         known = dict(line.split() for line in lines)
@@ -309,18 +308,15 @@ class SlurmCluster:
                     found.append(process)
         return found
 
-    def until(self, condition, what: str, patience_s: float = PATIENCE_S):
+    def until(self, condition, what: str):
         """Wait until ``condition()`` is true; fails with the controller's log."""
-        deadline = time.monotonic() + patience_s
-        while True:
-            if found := condition():
-                return found
+
+        def alive_and():
             for key, process in self.processes.items():
                 assert process.poll() is None, f"{key} has ended.\n{self.log(key)}"
-            assert time.monotonic() < deadline, (
-                f"Not within {patience_s:g} s: {what}.\n{self.log('slurmctld')}"
-            )
-            time.sleep(0.05)
+            return condition()
+
+        return waiting.until(alive_and, what, 0.05, lambda: self.log("slurmctld"))
 
     def log(self, key: str) -> str:
         """The last lines of a daemon's log."""
@@ -335,12 +331,22 @@ class SlurmCluster:
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
-def _free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row."""
-    # At random, so that two clusters that start at the same time hardly ever look at the same ones;
-    # below those of outgoing connections.
-    for _ in range(100):
-        base = random.randrange(10000, 32700 - count)
+BLOCK = 128
+"""Ports that a cluster has for itself; below those of outgoing connections."""
+
+
+def _free_ports(count: int) -> tuple[int, socket.socket]:
+    """The first of ``count`` free ports in a row, and a name in the kernel that keeps other tests
+    off them until it is closed.
+    """
+    assert count <= BLOCK
+    for base in random.sample(range(10000, 32700 - BLOCK, BLOCK), 100):
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0malletrain-test-ports-{base}")
+        except OSError:
+            name.close()
+            continue
         sockets = []
         try:
             for port in range(base, base + count):
@@ -348,9 +354,9 @@ def _free_ports(count: int) -> int:
                 sockets.append(probe)
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", port))
-            return base
+            return base, name
         except OSError:
-            continue
+            name.close()
         finally:
             for probe in sockets:
                 probe.close()

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -62,7 +64,7 @@ def view() -> Iterator[list[str]]:
         yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--"]
     finally:
         holder.stdin.close()
-        holder.wait(20)
+        holder.wait(PATIENCE_S)
         for stage in Path("/tmp").glob("mt-view-*"):
             with contextlib.suppress(OSError):
                 stage.rmdir()

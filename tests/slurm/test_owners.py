@@ -17,8 +17,6 @@ from tests.integration.test_main_job import STEADY
 from tests.slurm import guests
 from tests.slurm.site import slurm_site
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class User:
     """Somebody on a login node of the site."""
@@ -49,7 +47,7 @@ class User:
             "MALLETRAIN_DAEMON": str(self.site.root / "daemon.json"),
         }
         argv = [*self.inside, *self.become, sys.executable, "-m", "malletrain", *args]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, env=environment, capture_output=True, text=True)
 
     def submit(self, name, nodes, **more):
         done = self.malletrain(

@@ -5,25 +5,13 @@ and what goes wrong meanwhile.
 from __future__ import annotations
 
 import json
-import statistics
-
-import pytest
 
 from tests.integration.test_main_job import STEADY
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import GPUS
-from tests.slurm.workload import MainJob, replay
 
-pytestmark = pytest.mark.timeout(300)
-
-GRACE_S = 6
-KILL_WAIT_S = 2
-SLACK_S = 6.0
-"""What Slurm's own cycles and a machine under load add to the grace and kill times."""
-
-NODES = (1, 2, 4, 1, 3, 6, 1, 2, 5, 1, 1, 3, 2, 6, 1, 4, 1, 2, 3, 5)
-MAIN = tuple(MainJob(1.5 * i, nodes, 0.8) for i, nodes in enumerate(NODES))
-"""Twenty jobs of one to six nodes that would all start at once on eight nodes of their own."""
+MAIN = ((1, 2), (4,), (1, 1, 3), (6,), (8,))
+"""Nodes of main jobs that come together and would all start at once on eight nodes of their own."""
 
 TELLING = (
     """
@@ -36,8 +24,8 @@ with open(f"told-{os.environ['RANK']}-{os.getpid()}", "w") as f:
 
 
 def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
-    slurm = cluster(8, grace=GRACE_S, kill_wait=KILL_WAIT_S)
-    alone = replay(slurm, MAIN[:6], root / "alone")
+    # A lease that did not leave when it is told would keep its node for an hour.
+    slurm = cluster(8, grace=3600)
     with slurm_site(root / "site", slurm) as site:
         script = site.script('it\'s a $(script) "of"\nmine.py', TELLING)
         words = ["a b", "$(id)", "it's", 'a "word"', "new\nline", ""]
@@ -45,10 +33,18 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
             site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
             for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ('it\'s "$(three)" `3`', (1, 8)))
         ]
-        site.until(lambda: len(site.agents()) == 8, "MalleTrain holds all nodes")
-        for job in jobs:
-            site.until_samples(job, 10)
-        waits = replay(slurm, MAIN, root / "shared")
+        for group in MAIN:
+            site.until(lambda: len(site.agents()) == 8, "MalleTrain holds all nodes")
+            for job in jobs:
+                site.until_samples(job, site.job(job).samples + 10)
+            main = [
+                slurm.submit("sleep 0.5", f"--nodes={count}", "--exclusive", "--time=2")
+                for count in group
+            ]
+            slurm.until(
+                lambda main=main: all(slurm.jobs()[i][0] == "COMPLETED" for i in main),
+                "the main jobs run and complete",
+            )
         preempted = site.events("node-leaving")
         (site.work / "stop").touch()
         for job in jobs:
@@ -59,12 +55,9 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
         told = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
         assert all(said == [words, "\n".join(words), str(site.work)] for said in told)
         assert len(told) > 3
-        assert len(preempted) >= 10, "too few preemptions to show anything"
+        assert len(preempted) >= sum(map(max, MAIN)), "they ran on nodes that were leased"
         site.until(lambda: not slurm.leases(), "every lease is given back")
     assert not slurm.jobs_processes()
-    added = [wait - statistics.median(alone) for wait in waits]
-    assert max(added) <= GRACE_S + KILL_WAIT_S + SLACK_S, sorted(added)
-    assert statistics.median(added) < 3.0, sorted(added)
 
 
 def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, root):
@@ -87,7 +80,7 @@ def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, ro
 
 
 def test_troubles_of_the_machine_lose_no_job(cluster, root):
-    slurm = cluster(5, grace=GRACE_S, slurmd_timeout=5, message_timeout=4)
+    slurm = cluster(5, grace=3600)
     with slurm_site(root / "site", slurm) as site:
         script = site.script("steady.py", STEADY)
         job = site.submit(script, nodes=(1, 3))
@@ -136,10 +129,11 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         )
         assert "drain" in slurm.states()[slurm.nodes.index(node)]
         slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        # slurmd of a leased node killed: its lease ends when Slurm gives the node up, and no
-        # process of it stays.
+        # slurmd of a leased node killed and the node given up: its lease ends, and no process of it
+        # stays.
         node = site.job(job).nodes[0]
         slurm.end(node, 9)
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=dead")
         site.until(
             lambda: node not in site.job(job).nodes and len(site.job(job).nodes) == 3,
             "the job does without the node",

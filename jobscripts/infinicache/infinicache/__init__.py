@@ -8,6 +8,7 @@ from infinicache.node import CacheNode
 from infinicache.objects import CacheError, Receipt, Stat, TooLarge, Unavailable
 from infinicache.sync import Cache
 
+__version__ = "0.1.0"
 __all__ = [
     "AsyncCache",
     "Cache",
@@ -18,4 +19,5 @@ __all__ = [
     "Stat",
     "TooLarge",
     "Unavailable",
+    "__version__",
 ]

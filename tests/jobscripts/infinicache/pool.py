@@ -9,6 +9,8 @@ from typing import Any
 
 from infinicache import AsyncCache, CacheNode
 
+from tests.waiting import PATIENCE_S
+
 KEY = b"a secret of the tests"
 MIB = 1 << 20
 
@@ -65,13 +67,11 @@ class Pool:
             await node.close()
 
 
-async def until(
-    condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 20.0
-) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
     """Wait until ``condition`` holds."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := await condition()):
-        assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         await asyncio.sleep(0.01)
     return found
 

@@ -14,7 +14,6 @@ from tests.integration.embedded import site
 from tests.integration.test_main_job import STEADY
 
 JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_it_trains_on_changing_nodes_and_samples_on_several(tmp_path):

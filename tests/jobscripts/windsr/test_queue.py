@@ -18,8 +18,6 @@ from windsr.methods import Draw
 from tests.jobscripts.windsr import scripts
 from tests.malletrain.elastic.conductor import conducted
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def results(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / queue.PATCHES).glob("[0-9]*.npy"))

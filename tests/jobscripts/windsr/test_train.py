@@ -19,9 +19,9 @@ from windsr.train import LOG, MODEL, Training, rate_at, train
 from tests.jobscripts.test_digits import started, wait_for
 from tests.jobscripts.windsr import scripts
 from tests.malletrain.elastic.conductor import conducted
+from tests.waiting import PATIENCE_S
 
 JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,9 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
             train_days(),
             lambda text: None,
         )
-        wait_for(lambda: steps_logged(tmp_path / "killed"), log, 90)
+        wait_for(lambda: steps_logged(tmp_path / "killed"), log)
         run.send_signal(signal.SIGKILL)
-        run.wait(30)
+        run.wait(PATIENCE_S)
     assert not (tmp_path / "killed" / MODEL).exists(), "it was to be killed before its end"
     said: list[str] = []
     train(

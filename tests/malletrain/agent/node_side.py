@@ -9,27 +9,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import new_pair
 from malletrain.launch.supervisor import process_table
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
+from tests import waiting
 
-PATIENCE_S = 30.0
-
-
-def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
-    """Poll until ``condition`` holds; its value."""
-    deadline = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.01)
-    return value
+eventually = waiting.until
 
 
 def alive(pid: int) -> bool:
@@ -69,14 +60,7 @@ class FakeDaemon:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self.socket.bind(f"tcp://127.0.0.1:{port or '*'}")
-                break
-            except zmq.ZMQError:  # the port of a daemon that was just closed
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+        waiting.until(lambda: self._binds(port), "the port of a daemon just closed is free")
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.endpoint.rpartition(":")[2])
         self.nodes: dict[str, bytes] = {}
@@ -86,6 +70,13 @@ class FakeDaemon:
         self.acknowledges = True
         self.asks = True
         self.beats = 0
+
+    def _binds(self, port: int) -> bool:
+        try:
+            self.socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        except zmq.ZMQError:
+            return False
+        return True
 
     def pump(self, wait_s: float = 0.02) -> None:
         """Take in what has arrived."""
@@ -128,19 +119,16 @@ class FakeDaemon:
     def send(self, node: str, message: messages.Message) -> None:
         self._reply(self.nodes[node], message)
 
-    def until(self, condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Pump until ``condition`` holds; its value."""
-        deadline = time.monotonic() + within_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline, (
-                f"not within {within_s} s: {what}; seen: {self.seen[-8:]}"
-            )
-            self.pump()
-        return value
 
-    def expect(
-        self, node: str, kind: type, *, within_s: float = PATIENCE_S, since: int = 0, **fields: Any
-    ) -> Any:
+        def pumped() -> Any:
+            self.pump()
+            return condition()
+
+        return waiting.until(pumped, what, 0.0, lambda: f"Seen: {self.seen[-8:]}")
+
+    def expect(self, node: str, kind: type, *, since: int = 0, **fields: Any) -> Any:
         """The first message of ``kind`` from ``node`` (from index ``since`` on) with these fields;
         ``phase`` looks into the assignment.
         """
@@ -155,7 +143,7 @@ class FakeDaemon:
                     return message
             return None
 
-        return self.until(find, f"{kind.__name__} {fields} from {node}", within_s)
+        return self.until(find, f"{kind.__name__} {fields} from {node}")
 
     def close(self) -> None:
         self.socket.close(0)
@@ -188,7 +176,7 @@ class AgentProcess:
         for name, value in arguments.items():
             command += [f"--{name}", value]
         with open(self.log, "ab") as log:
-            environment = {**os.environ, LEASE_KEY: new_pair().secret}
+            environment = {**os.environ, env.LEASE_KEY: new_pair().secret}
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, env=environment
             )
@@ -213,6 +201,7 @@ sys.path[:0] = {path!r}
 order_file = sys.argv[sys.argv.index("--launch") + 1]
 from malletrain.protocol.launcher_channel import LauncherEnd, read_order
 from malletrain.protocol import messages
+from tests import waiting
 order = read_order(order_file)
 end = LauncherEnd(order.endpoint)
 generation = 0

@@ -7,7 +7,8 @@ import pytest
 
 from malletrain.agent.config import count_gpus, parse_config
 from malletrain.agent.session import private_directory
-from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import new_pair
+from malletrain.protocol import env
 
 SERVER_KEY = "-" + "a" * 39  # a key may begin with a minus sign
 
@@ -27,7 +28,7 @@ def argv(options):
 def test_options(options):
     config = parse_config(
         argv({**options, "grace-s": "120", "host": "10.0.0.7", "gpus": "2", "run-dir": "/scratch"}),
-        {LEASE_KEY: SECRET},
+        {env.LEASE_KEY: SECRET},
     )
     assert (config.endpoint, config.lease, config.node, config.server_key) == (
         "tcp://head:1",
@@ -48,12 +49,12 @@ def test_environment_and_precedence(options):
     environment = {
         f"MALLETRAIN_{name.upper().replace('-', '_')}": value for name, value in options.items()
     }
-    environment |= {"CUDA_VISIBLE_DEVICES": "0,1,2", LEASE_KEY: SECRET}
+    environment |= {"CUDA_VISIBLE_DEVICES": "0,1,2", env.LEASE_KEY: SECRET}
     config = parse_config(["--node", "other"], environment)
     assert (config.node, config.lease, config.grace_s, config.gpus) == ("other", "l1", 30.0, 3)
     assert str(os.geteuid()) in config.run_dir.name
     assert config.secret_key == SECRET
-    assert LEASE_KEY not in environment, "jobs would inherit it"
+    assert env.LEASE_KEY not in environment, "jobs would inherit it"
 
 
 @pytest.mark.parametrize(
@@ -67,15 +68,15 @@ def test_environment_and_precedence(options):
 )
 def test_what_is_wrong_is_said(options, name, value, words):
     with pytest.raises(ValueError, match="The agent cannot start") as caught:
-        parse_config(argv({**options, name: value}), {LEASE_KEY: SECRET})
+        parse_config(argv({**options, name: value}), {env.LEASE_KEY: SECRET})
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"), [({}, "is missing"), ({LEASE_KEY: "short"}, "is no CURVE key")]
+    ("environment", "words"), [({}, "is missing"), ({env.LEASE_KEY: "short"}, "is no CURVE key")]
 )
 def test_the_key_of_the_lease_must_be_there(options, environment, words):
-    with pytest.raises(ValueError, match=f"{LEASE_KEY} in the environment {words}"):
+    with pytest.raises(ValueError, match=f"{env.LEASE_KEY} in the environment {words}"):
         parse_config(argv(options), environment)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import running
 from tests.malletrain.agent.node_side import FakeDaemon, alive, eventually
+from tests.waiting import PATIENCE_S
 
 
 def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
@@ -37,7 +38,7 @@ def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
         second.send("n0", messages.Release("j1", 5.0))
         second.expect("n0", messages.Released)
         second.send("n0", messages.Goodbye())
-        assert agent.process.wait(20) == 0
+        assert agent.process.wait(PATIENCE_S) == 0
     finally:
         second.close()
 

@@ -11,6 +11,7 @@ import pytest
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
+from tests.waiting import PATIENCE_S
 
 # --- a job's life ---
 
@@ -42,7 +43,7 @@ def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
     )
     assert daemon.logs["j1", 1, "rank0"] == b"line of round 1\n"
     daemon.send("n0", messages.Goodbye("thanks"))
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
 
 

@@ -11,24 +11,25 @@ import pytest
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
 from tests.malletrain.agent.node_side import AgentProcess, eventually
+from tests.waiting import PATIENCE_S
 
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
-    assert len(agent.left()) == 3  # keeper, launcher, the helper that forked twice
+    assert len(agent.left()) == 3  # supervisor, launcher, the helper that forked twice
     daemon.send("n0", messages.Release("j1", 0.3))
     daemon.expect("n0", messages.Released)
     assert not agent.left()
 
 
-@pytest.mark.parametrize("victim", ["agent", "keeper", "launcher"])
+@pytest.mark.parametrize("victim", ["agent", "supervisor", "launcher"])
 def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
-    keeper = next(
+    supervisor = next(
         pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     launcher = next(
@@ -37,7 +38,8 @@ def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
         if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0]
     )
     os.kill(
-        {"agent": agent.process.pid, "keeper": keeper, "launcher": launcher}[victim], signal.SIGKILL
+        {"agent": agent.process.pid, "supervisor": supervisor, "launcher": launcher}[victim],
+        signal.SIGKILL,
     )
     if victim != "agent":
         daemon.expect("n0", messages.Phase, phase="exited")
@@ -82,7 +84,7 @@ def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, 
     daemon.nodes.clear()
     second = start()
     daemon.send("n0", messages.Goodbye())
-    assert second.process.wait(20) == 0
+    assert second.process.wait(PATIENCE_S) == 0
     assert is_clean(second)
 
 
@@ -91,14 +93,14 @@ def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     daemon.until(lambda: daemon.beats, "it knows that it is welcome")
     agent.signal(signal.SIGTERM)
     assert daemon.expect("n0", messages.Leaving).in_s == 600
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
 
 
 def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tmp_path):
     agent = AgentProcess(daemon, "n0", tmp_path, **{"grace-s": "600"})
     eventually(lambda: daemon.socket.poll(0), "the agent speaks, and nobody answers")
     agent.signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert daemon.expect("n0", messages.Hello, leaving_in_s=None)
     daemon.until(
         lambda: any(isinstance(m, messages.Hello) and m.leaving_in_s for _, m in daemon.seen),
@@ -118,7 +120,7 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
     assert agent.left()
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
 
 
@@ -130,5 +132,5 @@ def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answ
     if not answers:
         daemon.close()
     agent.signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)

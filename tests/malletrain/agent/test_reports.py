@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from malletrain.agent.reports import DrainServed, Reports, WorkerSocket
+from malletrain.agent.reports import DrainServed, WorkerReports, WorkerSocket
 from malletrain.protocol import messages
 from malletrain.protocol import worker_channel as local
 from malletrain.protocol.launcher_channel import socket_directory
@@ -28,7 +28,7 @@ def daemon():
 
 @pytest.fixture
 def reports(daemon):
-    return Reports("j1", daemon.send)
+    return WorkerReports("j1", daemon.send)
 
 
 def sender(rank=0, generation=1, job="j1", pid=10):

@@ -30,7 +30,8 @@ MOST_TICKS_AT_ONCE = 25
 
 
 class World:
-    """Nodes, leases and jobs as they really are.
+    """Nodes, leases and jobs as they really are. A node that is released is a gap until the main
+    scheduler takes it.
 
     ``do`` feeds one event; ``run_until`` lets time pass and wakes the controller when it asks for
     it.
@@ -184,6 +185,7 @@ class World:
                     f"{node} is in use"
                 )
                 self.forget(node)
+                self.gaps[node] = (None, self.classes[node])
         elif isinstance(command, ReclaimNodes):
             for node in command.nodes:
                 assert node in self.leased

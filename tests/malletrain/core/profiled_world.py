@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import heapq
 
+from allocator import RescaleCost
 from jpa import Advisor
-from malletrain.core.controller import ControllerSettings
 from malletrain.core.events import (
     Announce,
     JobState,
+    JobSubmitted,
     KeepScalingModel,
     NodeJoined,
     NodeLost,
     Progressed,
+    ReleaseLeases,
     Rescale,
     RescaleCosted,
     RescaleFinished,
@@ -22,14 +24,20 @@ from malletrain.core.events import (
     Start,
     Stop,
     Suspend,
+    TakeLeases,
     Tick,
     WorkersFailed,
 )
-from malletrain.core.planning import PlanningSettings
-from malletrain.core.profiling import ProfilingSettings, advisor_config
+from malletrain.core.settings import (
+    ControllerSettings,
+    PlanningSettings,
+    ProfilingSettings,
+    advisor_config,
+)
 from tests.malletrain.core.controller_world import World
 
 UP, DOWN, REPORT = 2.0, 1.5, 0.25
+POLL, LEASE = 5.0, 1.0
 
 
 def amdahl(nodes: int) -> float:
@@ -40,8 +48,10 @@ def amdahl(nodes: int) -> float:
 def settings(**profiling) -> ControllerSettings:
     advisor = profiling.pop("advisor", None) or advisor_config(patience_s=20.0, donor_quiet_s=30.0)
     return ControllerSettings(
-        PlanningSettings(t_fwd_s=120.0),
-        settle_s=0.5,
+        PlanningSettings(t_fwd_s=120.0, cost=RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)),
+        debounce_s=0.5,
+        notice_debounce_s=1.0,
+        min_interval_s=0.0,
         max_tries=3,
         starvation_s=600.0,
         profiling=ProfilingSettings(advisor, **profiling),
@@ -50,7 +60,7 @@ def settings(**profiling) -> ControllerSettings:
 
 class ProfiledWorld(World):
     """As :class:`World`, and the jobs train: ``rates``, ``crashes`` (sizes) and ``silent`` (sizes)
-    by job.
+    by job. The main scheduler is polled while there is a gap; a lease asked for comes up.
     """
 
     def __init__(self, nodes: int, config: ControllerSettings | None = None):
@@ -65,11 +75,13 @@ class ProfiledWorld(World):
         self.kept = {}
         self._due = []
         self._count = 0
+        self._polling = False
 
     # --- what happens ---
 
     def join(self, *nodes: str) -> None:
         for node in nodes or sorted(self.classes):
+            self.gaps.pop(node, None)
             self.leased[node] = self.now
             self.do(NodeJoined(node, self.classes[node]))
 
@@ -79,6 +91,7 @@ class ProfiledWorld(World):
             for job, held in self.running.items():
                 if node in held:
                     self.epoch[job] += 1
+            self.gaps.pop(node, None)
             self.forget(node)
             self.do(NodeLost(node))
 
@@ -114,7 +127,7 @@ class ProfiledWorld(World):
 
     @property
     def advisor(self) -> Advisor:
-        return self.controller._profile_runner.profiler.advisor
+        return self.controller.profiles.profiler.advisor
 
     # --- the jobs ---
 
@@ -123,10 +136,16 @@ class ProfiledWorld(World):
             self.said.append(command)
             return
         if isinstance(command, KeepScalingModel):
-            self.kept[command.job] = command.learned
+            self.kept[command.job] = command.scaling
             return
         before = len(self.running.get(getattr(command, "job", None), ()))
         super().carry_out(command)
+        if isinstance(command, TakeLeases):
+            for node in command.nodes:
+                self._later(LEASE, lambda node=node: self._leased(node))
+        if isinstance(command, ReleaseLeases) and not self._polling:
+            self._polling = True
+            self._later(POLL, self._poll)
         if isinstance(command, Start | Rescale | Suspend | Stop):
             self.epoch[command.job] = self.epoch.get(command.job, 0) + 1
         if isinstance(command, Start | Rescale):
@@ -141,18 +160,32 @@ class ProfiledWorld(World):
                 self.now + (DOWN if kind == "down" else UP),
                 command.job,
                 epoch,
-                lambda: self._up(command.job, epoch, size, kind),
+                lambda: self.up(command.job, epoch, size, kind),
             )
+
+    def _later(self, seconds, what):
+        self._count += 1
+        heapq.heappush(self._due, (self.now + seconds, self._count, what))
+
+    def _poll(self):
+        self._polling = bool(self.gaps)
+        if self._polling:
+            self.poll()
+            self._later(POLL, self._poll)
+
+    def _leased(self, node):
+        if node in self.pending and node in self.gaps:
+            self.come_up(node)
+            del self.gaps[node]
 
     def _at(self, time, job, epoch, what):
         def still():
             if self.epoch.get(job) == epoch:
                 what()
 
-        self._count += 1
-        heapq.heappush(self._due, (time, self._count, still))
+        self._later(time - self.now, still)
 
-    def _up(self, job, epoch, size, kind):
+    def up(self, job, epoch, size, kind):
         if size in self.crashes.get(job, ()):
             self.breaks[job] += 1
             self.do(WorkersFailed(job, f"it cannot use {size} nodes"))
@@ -190,3 +223,17 @@ class ProfiledWorld(World):
         super().check(commands)
         if active is not None:
             self.controller.jobs[active].state = JobState.PROFILING
+
+
+def wanted(job="a", low=1, high=6, **more):
+    """A job to be profiled."""
+    return JobSubmitted(job, low, high, profile=True, **more)
+
+
+def world(nodes=6, *jobs, **more):
+    """These jobs on so many nodes, under :func:`settings`."""
+    made = ProfiledWorld(nodes, settings(**more) if more else None)
+    for job in jobs:
+        made.do(job)
+    made.join()
+    return made

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from allocator import ScalingCurve
-from malletrain.core.controller import ControllerSettings
 from malletrain.core.events import (
     CurveLearned,
     JobCancelled,
@@ -23,7 +22,7 @@ from malletrain.core.events import (
     RoundInterrupted,
     WorkersFailed,
 )
-from malletrain.core.planning import PlanningSettings
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 from tests.malletrain.core.controller_world import World
 
 NODES = {f"n{i}": "gpu" if i >= 6 else "default" for i in range(9)}
@@ -57,13 +56,13 @@ class ControllerMachine(RuleBasedStateMachine):
                 PlanningSettings(max_running=max_running, t_fwd_s=60.0),
                 min_interval_s=interval,
                 starvation_s=STARVATION,
-                give_back_after_s=give_back,
+                release_after_s=give_back,
                 min_horizon_s=horizon,
                 lease_wait_s=20.0,
-                unfit_s=30.0,
+                rejected_s=30.0,
                 retry_window_s=50.0,
-                recall_s=15.0,
-                recall_every_s=20.0,
+                reclaim_s=15.0,
+                reclaim_every_s=20.0,
             ),
             NODES,
         )
@@ -114,7 +113,7 @@ class ControllerMachine(RuleBasedStateMachine):
         node = data.draw(st.sampled_from(sorted(set(w.leased))))
         if node in w.leaving:
             return
-        w.unfit_until[node, w.owner[node]] = w.now + w.settings.unfit_s
+        w.unfit_until[node, w.owner[node]] = w.now + w.settings.rejected_s
         for held in w.running.values():
             held.discard(node)
         w.do(NodeRejected(node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
-from malletrain.core.controller import Controller, ControllerSettings
+from malletrain.core.controller import Controller
 from malletrain.core.events import (
     GapsSeen,
     JobCompleted,
@@ -23,10 +23,10 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
-from malletrain.core.planning import PlanningSettings
 from malletrain.core.pools import by_class, class_of, largest, owner_of, pool
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 
-SETTLE = 1.0
+DEBOUNCE = 1.0
 
 
 class Site:
@@ -38,7 +38,8 @@ class Site:
             t_fwd_s=120.0,
             cost=RescaleCost(up_s=0.1, down_s=0.1, start_s=0.1),
         )
-        self.controller = Controller(ControllerSettings(planning, settle_s=SETTLE, **settings))
+        patience = {"debounce_s": DEBOUNCE, "notice_debounce_s": DEBOUNCE, "min_interval_s": 0.0}
+        self.controller = Controller(ControllerSettings(planning, **{**patience, **settings}))
         self.now = 0.0
         self.said = []
 
@@ -46,7 +47,7 @@ class Site:
         """Feed events, let them settle, and return what the controller wanted."""
         self.now += after
         said = [c for event in events for c in self.controller.handle(event, self.now)]
-        while (due := self.controller.next_wakeup()) is not None and due <= self.now + 2 * SETTLE:
+        while (due := self.controller.next_wakeup()) is not None and due <= self.now + 2 * DEBOUNCE:
             self.now = max(self.now, due)
             said += self.controller.handle(Tick(), self.now)
         for command in said:
@@ -127,7 +128,7 @@ def holding_all(**settings):
 
 
 def test_nodes_are_recalled_from_one_owner_for_another_and_asked_for_again_as_that_one():
-    site = holding_all(recall_s=20.0)
+    site = holding_all(reclaim_s=20.0)
     said = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
     (recall,) = of(ReclaimNodes, said)
     assert len(recall.nodes) == 3
@@ -148,7 +149,7 @@ def test_nodes_are_recalled_from_one_owner_for_another_and_asked_for_again_as_th
 
 
 def test_a_node_that_the_main_scheduler_keeps_is_not_counted_on_for_ever():
-    site = holding_all(recall_s=20.0, lease_wait_s=50.0)
+    site = holding_all(reclaim_s=20.0, lease_wait_s=50.0)
     (recall,) = of(ReclaimNodes, site.do(job("b", 1, 6, owner="bob")) + site.gaps())
     site.do(*(NodeLost(n) for n in recall.nodes), after=2.0)
     assert not of(ReclaimNodes, site.gaps(after=40.0))
@@ -156,7 +157,7 @@ def test_a_node_that_the_main_scheduler_keeps_is_not_counted_on_for_ever():
 
 
 def test_idle_nodes_are_recalled_before_those_at_work():
-    site = Site(give_back_after_s=1000.0)
+    site = Site(release_after_s=1000.0)
     site.do(job("a", 1, 4, owner="alice"))
     site.joins("alice", *NODES)
     assert len(site.nodes("a")) == 4
@@ -205,7 +206,7 @@ def refusing(site, owner, polls=240, every=15.0):
             )
         )
         free = [n for n in NODES if n not in site.controller.nodes]
-        said = site.gaps(*free, after=every - 2 * SETTLE)
+        said = site.gaps(*free, after=every - 2 * DEBOUNCE)
         for name, nodes in asked(said).items():
             site.do(
                 *(

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Allocation, Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid
-from malletrain.core.planning import (
-    Candidate,
-    PlanningSettings,
-    make_plan,
-    neutral_curve,
-    smallest_size,
-    turns,
-)
+from malletrain.core.planning import Candidate, guarantees, make_plan, neutral_curve, smallest_size
+from malletrain.core.settings import PlanningSettings
 
 COST = RescaleCost(up_s=15.0, down_s=10.0, start_s=20.0)
 SETTINGS = PlanningSettings(t_fwd_s=100.0, cost=COST)
@@ -217,14 +211,14 @@ def waiting(name, low, *, on=(), high=99, allowed=None):
         ([], [waiting("a", 1)], {}, set()),
     ],
 )
-def test_turns(holders, queue, free, granted):
-    assert turns(holders, queue, free, {}) == granted
+def test_guarantees(holders, queue, free, granted):
+    assert guarantees(holders, queue, free, {}) == granted
 
 
 def test_a_holder_keeps_its_turn_on_its_own_class():
     nodes = machine("a", "b")
     holders = [waiting("h", 2, on=("a", "b"))]
-    assert turns(holders, [waiting("q", 3)], {"default": 2, "gpu": 3}, nodes) == {"h", "q"}
+    assert guarantees(holders, [waiting("q", 3)], {"default": 2, "gpu": 3}, nodes) == {"h", "q"}
 
 
 # --- every plan can be carried out ---

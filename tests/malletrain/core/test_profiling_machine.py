@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, precondition, rule
 
-from malletrain.core.controller import ControllerSettings
 from malletrain.core.events import (
     Announce,
     JobState,
@@ -20,9 +19,13 @@ from malletrain.core.events import (
     RescaleFinished,
     RoundFormed,
 )
-from malletrain.core.planning import PlanningSettings
-from malletrain.core.profiling import ProfilingSettings, advisor_config
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.settings import (
+    ControllerSettings,
+    PlanningSettings,
+    ProfilingSettings,
+    advisor_config,
+)
 from tests.malletrain.core.controller_world import World
 from tests.malletrain.core.test_controller_machine import NODES, STARVATION, ControllerMachine
 
@@ -37,8 +40,8 @@ class ProfilingWorld(World):
 
     def carry_out(self, command):
         if isinstance(command, KeepScalingModel):
-            again = ScalingModel.from_dict(command.learned.to_dict(), command.learned.costs)
-            assert again.to_dict() == command.learned.to_dict()
+            again = ScalingModel.from_dict(command.scaling.to_dict(), command.scaling.costs)
+            assert again.to_dict() == command.scaling.to_dict()
             self.kept[command.job] = again
         elif isinstance(command, Announce) and command.kind == "job-interrupted":
             before = len(self.running[command.job])
@@ -59,7 +62,7 @@ class ProfilingWorld(World):
     def check(self, commands):
         super().check(commands)
         controller = self.controller
-        active = controller._profile_runner.profiler.profiling
+        active = controller.profiles.profiler.profiling
         profiling = [
             name for name, record in controller.jobs.items() if record.state is JobState.PROFILING
         ]
@@ -72,7 +75,7 @@ class ProfilingWorld(World):
             assert not (
                 record.nodes
                 and not record.rescaling
-                and len(record.nodes) in record.learned.curve.unusable
+                and len(record.nodes) in record.scaling.curve.unusable
                 and record.sizes
             ), "a job stays at a size it cannot use"
 
@@ -102,13 +105,13 @@ class ProfilingMachine(ControllerMachine):
                 PlanningSettings(max_running=max_running, t_fwd_s=60.0),
                 min_interval_s=interval,
                 starvation_s=STARVATION,
-                give_back_after_s=give_back,
+                release_after_s=give_back,
                 min_horizon_s=horizon,
                 lease_wait_s=20.0,
-                unfit_s=30.0,
+                rejected_s=30.0,
                 retry_window_s=50.0,
-                recall_s=15.0,
-                recall_every_s=20.0,
+                reclaim_s=15.0,
+                reclaim_every_s=20.0,
                 profiling=ProfilingSettings(
                     advisor, window_s=5.0, lease_patience_s=1.0, silence_s=4.0, again_s=20.0
                 ),

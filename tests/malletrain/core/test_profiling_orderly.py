@@ -4,8 +4,10 @@ the truth is found.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from malletrain.core.events import JobState, JobSubmitted
 from tests.malletrain.core.profiled_world import ProfiledWorld
@@ -16,32 +18,55 @@ def law(serial: float, latency: float):
     return lambda k: 100.0 / (serial + (1 - serial) / k + latency * (k - 1))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One job of the random day; ``pause``: half a minute goes by after it was submitted."""
+
+    low: int
+    high: int
+    sizes: tuple[int, ...] | None
+    serial: float = 0.05
+    latency: float = 0.0
+    pause: bool = False
+
+
 @st.composite
-def jobs(draw, largest):
+def asked(draw, largest):
     low = draw(st.integers(1, min(3, largest)))
     high = draw(st.integers(low + 1, largest)) if largest > low else largest
     sizes = draw(st.sampled_from([None, None, (1, 2, 4, 8)]))
     if sizes is not None and sum(low <= k <= high for k in sizes) < 2:
         sizes = None
-    return low, high, sizes, law(draw(st.floats(0.0, 0.5)), draw(st.sampled_from([0.0, 0.0, 0.02])))
+    latency = draw(st.sampled_from([0.0, 0.0, 0.02]))
+    return Asked(low, high, sizes, draw(st.floats(0.0, 0.5)), latency, draw(st.booleans()))
 
 
-@given(data=st.data(), nodes=st.integers(3, 10), companion=st.booleans(), count=st.integers(1, 3))
+@st.composite
+def days(draw):
+    """Nodes of the machine, whether a job that may have to give nodes is there, and the jobs."""
+    nodes, companion = draw(st.integers(3, 10)), draw(st.booleans())
+    jobs = st.lists(asked(nodes - 1 if companion else nodes), min_size=1, max_size=3)
+    return nodes, companion, draw(jobs)
+
+
+@given(day=days())
+@example(day=(4, False, [Asked(1, 2, None, pause=True), Asked(3, 4, None)]))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-def test_an_undisturbed_profile_goes_up_once_and_then_down(data, nodes, companion, count):
+def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
+    """The example: in the pause two idle nodes are released; they are gaps for the second job."""
+    nodes, companion, jobs = day
     w = ProfiledWorld(nodes)
-    if companion:  # may have to give nodes
+    if companion:
         w.do(JobSubmitted("donor", 1, nodes))
     w.join()
     w.run(10)
     made = {}
-    for k in range(count):
-        name = f"j{k}"
-        made[name] = data.draw(jobs(nodes if not companion else nodes - 1), name)
-        low, high, sizes, rate = made[name]
+    for k, job in enumerate(jobs):
+        name, rate = f"j{k}", law(job.serial, job.latency)
+        made[name] = (job.low, job.high, job.sizes, rate)
         w.rates[name] = rate
-        w.do(JobSubmitted(name, low, high, sizes=sizes, profile=low < high))
-        if data.draw(st.booleans(), "a pause"):
+        w.do(JobSubmitted(name, job.low, job.high, sizes=job.sizes, profile=job.low < job.high))
+        if job.pause:
             w.run(30)
     for name, (low, high, sizes, rate) in made.items():
         if low == high:
@@ -54,7 +79,7 @@ def test_an_undisturbed_profile_goes_up_once_and_then_down(data, nodes, companio
             "from the largest down, each size once"
         )
         assert all(low <= k <= high and (sizes is None or k in sizes) for k in visited)
-        curve = w.controller.jobs[name].learned.curve
+        curve = w.controller.jobs[name].scaling.curve
         for k in visited:
             assert abs(curve.estimate(k)[0] / rate(k) - 1) < 0.05
     for told in w.of("job-interrupted"):

@@ -17,22 +17,22 @@ from malletrain.client import Client
 from malletrain.config.model import parse_config
 from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
-from malletrain.identity.keys import LEASE_KEY, new_pair
+from malletrain.identity.keys import new_pair
 from malletrain.identity.state_directory import lock_state_dir
-from malletrain.protocol import messages
+from malletrain.protocol import env, messages
 from malletrain.store.store import Store
 from scavenger.interface import Gap, Lease, LeaseState, PollResult
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 20.0
 USERS = {name: new_pair() for name in ("ann", "bob", "olga")}
 CONFIG = """
 [daemon]
 log_level = "error"
 state_dir = "{folder}/state"
 metrics_listen = ""
-adopt_wait = "1 s"
+adopt_wait = "10 min"
 heartbeat = "5 s"
-agent_timeout = "60 s"
+agent_timeout = "10 min"
 {daemon}
 [scheduler]
 kind = "slurm"
@@ -45,15 +45,6 @@ enabled = false
 """
 SEVERAL = 'users = "{folder}/users"\noperators = ["olga"]'
 SUBMIT_AS = 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]'
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until ``condition`` is true and return what it was."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"Not within {PATIENCE_S:g} s: {what}."
-        time.sleep(0.02)
-    return found
 
 
 class Imagined:
@@ -207,7 +198,7 @@ class Agent:
     def __init__(self, running: RunningDaemon, lease: str) -> None:
         request = running.machine.requests[lease]
         self.lease, self.node = lease, request.node
-        secret = request.env[LEASE_KEY].encode()
+        secret = request.env[env.LEASE_KEY].encode()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0

@@ -39,8 +39,8 @@ class World:
             else:
                 agent.hear(messages.Assign)
 
-    def say(self, *messages):
-        for message in messages:
+    def say(self, *said):
+        for message in said:
             self.agent["ann"].say(message)
         self.agent["ann"].say(messages.Heartbeat("b"))
         self.agent["ann"].hear(messages.Alive)  # what was said before has been heard
@@ -205,7 +205,7 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     job, agent = fresh.job["ann"], fresh.agent["ann"]
     rounds = fresh.daemon.daemon.core.runs[job].rounds
     rounds.settings = replace(
-        rounds.settings, verdict_s=0.05
+        rounds.settings, failure_grace_s=0.05
     )  # else the news of a loss are waited for
     failure = messages.Failure(0, 1, time.time(), "Traceback\nValueError: secret" + "!" * 3000)
     agent.say(messages.Phase(messages.Assignment(job, "ready")))

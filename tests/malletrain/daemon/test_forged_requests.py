@@ -12,6 +12,7 @@ from malletrain.client import ClientError
 from malletrain.daemon.admission import MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
 from malletrain.protocol.messages import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
+from tests.waiting import PATIENCE_S
 
 INF, BIG = math.inf, 2**64 - 1
 
@@ -221,5 +222,5 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_en
         with pytest.raises(ClientError) as failed:
             client.cancel([job])
         assert failed.value.code == "internal"
-    running._thread.join(20)
+    running._thread.join(PATIENCE_S)
     assert isinstance(running.error, StoreError)

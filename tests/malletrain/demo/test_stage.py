@@ -4,19 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from malletrain.demo.stage import DemoError, Stage
 from scavenger.embedded.cluster_process import ClusterProcess
-
-
-def wait_for(condition, what, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
+from tests.waiting import PATIENCE_S, until
 
 
 def gone(pid):
@@ -62,10 +55,10 @@ def test_undisturbed_run(tmp_path):
     )
     with Stage(tmp_path / "out") as stage:
         stage.run_undisturbed("a", script, ["5"])
-        assert stage.wait_for_undisturbed(20.0)
+        assert stage.wait_for_undisturbed(PATIENCE_S)
         assert stage.undisturbed_accuracy("a") == 0.95
         stage.run_undisturbed("b", tmp_path / "none.py", [])
-        assert not stage.wait_for_undisturbed(20.0)
+        assert not stage.wait_for_undisturbed(PATIENCE_S)
         assert stage.undisturbed_accuracy("b") is None
 
 
@@ -102,10 +95,10 @@ def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
     try:
         demo.kill()
         demo.wait()
-        wait_for(lambda: gone(run), "the undisturbed run to die")
+        until(lambda: gone(run), "the undisturbed run to die")
         assert not gone(cluster)
         with Stage(tmp_path / "out"):
-            wait_for(lambda: gone(cluster), "the cluster to end")
+            until(lambda: gone(cluster), "the cluster to end")
     finally:
         demo.stdout.close()
         for pid in (cluster, run):

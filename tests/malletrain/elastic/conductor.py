@@ -23,7 +23,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"]
@@ -170,16 +171,14 @@ class Conductor:
             except OSError:
                 pass
 
-    def until(
-        self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
-    ) -> None:
-        deadline = time.monotonic() + patience_s
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
                 for worker in self.workers:
                     worker.kill(signal.SIGUSR1)  # where they hang is the better half of the message
                 time.sleep(0.3)
-                raise AssertionError(f"Not within {patience_s:g} s: {what}.\n{self.outputs()}")
+                raise AssertionError(f"Not within {PATIENCE_S:g} s: {what}.\n{self.outputs()}")
             with self._changed:
                 self._changed.wait(0.01)
 
@@ -200,7 +199,11 @@ class Conductor:
         self.generation += 1
         self.members = list(members)
         store = TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=PATIENCE_S),
         )
         self._stores.append(store)
         for rank, worker in enumerate(members):
@@ -247,7 +250,7 @@ class Conductor:
     def stop(self) -> None:
         for worker in self.workers:
             worker.kill()
-            worker.process.join(10)
+            worker.process.join()
         self._listener.close()
 
 

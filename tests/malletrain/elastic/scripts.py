@@ -35,7 +35,7 @@ def model_of(kind: str) -> torch.nn.Module:
 
 def train(folder: str, options: dict[str, Any]) -> None:
     """Epochs over numbered samples. Every committed step is a line of JSON in the worker's own
-    file.
+    file. ``gates``: before these steps it waits for a file ``go-STEP``.
     """
     set_ = data(options.get("samples", 400))
     model = model_of(options.get("kind", "tanh"))
@@ -85,6 +85,11 @@ def train(folder: str, options: dict[str, Any]) -> None:
             if options.get("digest"):
                 record["digest"] = run.digest()
             os.write(log, json.dumps(record).encode() + b"\n")
+            while (
+                run.steps_done in options.get("gates", ())
+                and not Path(folder, f"go-{run.steps_done}").exists()
+            ):
+                time.sleep(0.005)
             if Path(folder, "stop").exists():
                 run.request_stop()
     run.save()
@@ -186,7 +191,7 @@ def precise(folder: str) -> None:
     head = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    sampler = ElasticSampler(4000, batch_size=4)
+    sampler = ElasticSampler(100000, batch_size=4)
     run = elastic.Run(
         model=compiled,
         head=head,
@@ -199,7 +204,7 @@ def precise(folder: str) -> None:
     rates: list[float] = []
     run.on_change(elastic.lr_linear(optimizer, base_batch=4))
     run.on_change(lambda run: rates.append(optimizer.param_groups[0]["lr"]))
-    loader = DataLoader(data(4000), batch_sampler=sampler)
+    loader = DataLoader(data(100000), batch_sampler=sampler)
     for _ in sampler.epochs(1):
         for x, y, _numbers in run.batches(loader):
             with run.step():

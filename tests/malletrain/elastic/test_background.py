@@ -12,6 +12,7 @@ import torch
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_plain_script
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def slow_disk(monkeypatch):
     def slow(*args, **options):
         writers.append(threading.current_thread())
         began.set()
-        assert release.wait(30)
+        assert release.wait(PATIENCE_S)
         return write(*args, **options)
 
     monkeypatch.setattr(snapshot_file, "write", slow)
@@ -42,7 +43,7 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path, slow_disk):
         snapshot.step()
         with torch.no_grad():
             model.weight.add_(1.0)
-    assert began.wait(10)
+    assert began.wait(PATIENCE_S)
     assert len(writers) == 1, "one at a time"
     assert writers[0] is not threading.main_thread()
     release.set()
@@ -65,7 +66,7 @@ def test_a_snapshot_on_demand_waits_for_the_one_being_written_and_is_newer(tmp_p
     counts = {"steps": 1}
     snapshot = BackgroundSnapshot(tmp_path / "run.pt", 0.0, run=counts)
     snapshot.step()
-    assert began.wait(10)
+    assert began.wait(PATIENCE_S)
     counts["steps"] = 2
     release.set()
     assert snapshot.save()

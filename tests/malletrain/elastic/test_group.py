@@ -15,6 +15,7 @@ from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import Place
+from tests.waiting import PATIENCE_S
 
 
 def test_a_group_that_came_to_nothing_leaves_no_trace():
@@ -48,7 +49,7 @@ def test_a_rehearsal_leaves_no_trace():
 def test_connecting_to_a_peer_that_never_comes_is_given_up(monkeypatch):
     """gloo's own connecting cannot be interrupted; here it lasts until the test lets it end."""
     void, end = threading.Event(), threading.Event()
-    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda *_: void.set() or end.wait(60))
+    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda *_: void.set() or end.wait(PATIENCE_S))
     try:
         with pytest.raises(Interrupted):
             Group(Place(1, 0, 2), RoundStore(dist.HashStore(), void.is_set), cuda=False)

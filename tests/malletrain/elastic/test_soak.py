@@ -11,12 +11,14 @@ import pytest
 from benchmarks import soak
 from benchmarks.soak_account import BATCH, SAMPLES, SEED, examine
 from malletrain import ElasticSampler
+from tests.waiting import PATIENCE_S
 
 
-@pytest.mark.timeout(300)
-def test_changes_at_random_moments_break_no_promise(tmp_path):
+def test_changes_at_random_moments_break_no_promise(tmp_path, any_seed):
     try:
-        found = soak.run(tmp_path, changes=14, nodes=3, seed=3, limit_s=240.0, every_s=0.6)
+        found = soak.run(
+            tmp_path, changes=14, nodes=3, seed=any_seed(3), limit_s=PATIENCE_S, every_s=0.6
+        )
     except soak.SoakError as error:
         raise AssertionError(f"{error}\n{soak.last_words(tmp_path)}") from error
     assert found["broken"] == {}

@@ -19,8 +19,6 @@ from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class Launcher:
     """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's

@@ -1,4 +1,4 @@
-"""A worker forked from the template behaves as if python had been started for its script."""
+"""A worker forked from the fork server behaves as if python had been started for its script."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def test_as_if_python_had_been_started(tmp_path, name):
     script.write_text(SCRIPTS[name])
     (tmp_path / "neighbour.py").write_text("VALUE = 'next door'")
     argv = [str(script), "one", "two words", "-x"]
-    plain = subprocess.run([sys.executable, *argv], capture_output=True, cwd="/", timeout=60)
-    forked = subprocess.run(
-        [sys.executable, "-c", FORKED, *argv], capture_output=True, cwd="/", timeout=60
-    )
+    plain = subprocess.run([sys.executable, *argv], capture_output=True, cwd="/")
+    forked = subprocess.run([sys.executable, "-c", FORKED, *argv], capture_output=True, cwd="/")
     assert forked.returncode == plain.returncode
     assert forked.stdout == plain.stdout
     assert forked.stderr == plain.stderr
@@ -56,7 +54,6 @@ def test_a_script_that_is_not_there_is_told_in_a_sentence(tmp_path):
         [sys.executable, "-c", FORKED, str(tmp_path / "gone.py")],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert forked.returncode == 2
     assert "gone.py: No such file" in forked.stderr
@@ -68,6 +65,6 @@ def test_modules_a_job_asks_for_are_there_and_others_are_told():
         "from malletrain.launch.fork_server import _preload_more; import sys; "
         "_preload_more('colorsys, no_such_module,,'); print('colorsys' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout == "True\n"
     assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in told.stderr

@@ -241,18 +241,20 @@ def test_a_round_that_nobody_else_joins_is_replaced_by_the_next(pair):
 # --- the end, and what must survive it ---
 
 
-@pytest.mark.parametrize("victim", ["agent", "launcher", "template"])
+@pytest.mark.parametrize("victim", ["agent", "launcher", "fork-server"])
 def test_sigkill_takes_the_workers_along(make, victim):
     cluster = make("n0", nproc_per_node=2)
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 2)
     agent = cluster.agents["n0"]
-    assert len(agent.left()) == 7  # keeper, template, launcher, two workers and their stubs
+    assert (
+        len(agent.left()) == 7
+    )  # supervisor, fork server, launcher, two workers and their clients
     if victim == "agent":
         agent.process.kill()
     else:
-        stub = next(p for p in agent.left() if b"fork_client.py" in cmdline(p))
-        launcher = psutil.Process(stub).parent()
+        client = next(p for p in agent.left() if b"fork_client.py" in cmdline(p))
+        launcher = psutil.Process(client).parent()
         (launcher if victim == "launcher" else launcher.parent()).kill()
         cluster.daemon.expect("n0", messages.Phase, phase="exited")
     gone(workers)
@@ -263,8 +265,8 @@ def test_a_killed_stub_takes_its_worker_along_and_counts_as_a_failed_worker(make
     cluster = make("n0")
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 1)
-    stub = next(p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p))
-    os.kill(stub, signal.SIGKILL)
+    client = next(p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p))
+    os.kill(client, signal.SIGKILL)
     failed = cluster.daemon.expect("n0", messages.Phase, phase="failed")
     assert [f.exitcode for f in failed.assignment.failures] == [-signal.SIGKILL]
     gone(workers)
@@ -349,7 +351,7 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
     [launcher] = [
         p
         for p in cluster.agents["n0"].left()
-        if b"torch.distributed.run" in (c := cmdline(p)) and b"--keep" not in c
+        if b"malletrain.launch.torchrun" in (c := cmdline(p)) and b"--keep" not in c
     ]
     os.kill(launcher, signal.SIGKILL)  # torchrun's own trap: its workers would train on
     cluster.daemon.expect("n0", messages.Phase, phase="exited")

@@ -10,12 +10,14 @@ import pytest
 
 from malletrain.launch import supervisor
 from tests.malletrain.agent.node_side import alive, eventually, processes_with
+from tests.waiting import PATIENCE_S
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 SLEEP = "import time; time.sleep(600)"
 # A script that starts a helper by double fork: no parent, no session of ours, deaf to SIGTERM.
 FAMILY = """
 import os, signal, sys, time
+from tests.waiting import PATIENCE_S
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -33,7 +35,7 @@ def mark(tmp_path):
     """A mark in the environment of everything a test starts; what is left at its end is a failure
     of the test.
     """
-    mark = f"TETHER_TEST={tmp_path}"
+    mark = f"SUPERVISOR_TEST={tmp_path}"
     yield mark
     for pid in processes_with(mark):
         os.kill(pid, signal.SIGKILL)
@@ -45,7 +47,7 @@ def start(mark, *command, **options):
 
 
 def middle_man(mark, tmp_path, *options_and_command):
-    """A process that starts a tethered one, as an agent does; returns it and the tethered pid."""
+    """A process that starts a tied one, as an agent does; returns it and the tied pid."""
     note = tmp_path / "child"
     code = (
         "import os, subprocess, sys, time\n"
@@ -65,19 +67,19 @@ def middle_man(mark, tmp_path, *options_and_command):
         "PARENT",
         *options_and_command,
     )
-    eventually(lambda: note.exists() and note.read_text(), "the tethered process starts")
+    eventually(lambda: note.exists() and note.read_text(), "the tied process starts")
     return parent, int(note.read_text())
 
 
-def test_a_tethered_process_dies_with_its_parent(mark, tmp_path):
+def test_a_tied_process_dies_with_its_parent(mark, tmp_path):
     parent, child = middle_man(mark, tmp_path, "--", sys.executable, "-c", SLEEP)
     eventually(
         lambda: SLEEP in Path(f"/proc/{child}/cmdline").read_text(),
-        "the command runs in place of the tether",
+        "the command runs in place of the supervisor",
     )
     parent.kill()
     parent.wait()
-    eventually(lambda: not alive(child), "the tethered process is gone")
+    eventually(lambda: not alive(child), "the tied process is gone")
 
 
 def test_nothing_starts_when_the_parent_is_gone_already(tmp_path):
@@ -136,26 +138,26 @@ def test_a_keeper_ends_as_its_command_did(code, expected):
 
 
 def test_a_keeper_passes_sigterm_on(mark):
-    keeper = start(mark, *SUPERVISOR, "--keep", "--", sys.executable, "-c", SLEEP)
-    eventually(lambda: len(processes_with(mark)) == 2, "keeper and command run")
-    keeper.terminate()
-    assert keeper.wait(20) == 128 + signal.SIGTERM
+    watcher = start(mark, *SUPERVISOR, "--keep", "--", sys.executable, "-c", SLEEP)
+    eventually(lambda: len(processes_with(mark)) == 2, "supervisor and command run")
+    watcher.terminate()
+    assert watcher.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("victim", ["command", "parent"])
 def test_a_keeper_leaves_no_double_forked_process_behind(mark, tmp_path, victim):
     note = tmp_path / "helper"
-    parent, keeper = middle_man(
+    parent, watcher = middle_man(
         mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(note)
     )
     eventually(lambda: note.exists() and note.read_text(), "the helper runs")
     helper = int(note.read_text())
-    assert helper in supervisor.descendants(keeper)
+    assert helper in supervisor.descendants(watcher)
     if victim == "command":
         [command] = [
             pid
             for pid, (above, _) in supervisor.process_table().items()
-            if above == keeper and pid != helper
+            if above == watcher and pid != helper
         ]
         os.kill(command, signal.SIGKILL)
         eventually(lambda: processes_with(mark) == [parent.pid], "only the parent is left")
@@ -170,7 +172,7 @@ def test_descendants_pass_through_zombies():
     assert sorted(supervisor.descendants(1, table)) == [5, 7, 8]
 
 
-def test_a_tether_is_quick_to_start():
+def test_the_supervisor_is_quick_to_start():
     """Not a limit in time: it must not import what is not needed (each worker of each round pays
     for it).
     """
@@ -196,7 +198,7 @@ def test_a_tether_is_quick_to_start():
 
 def test_a_keeper_whose_parent_is_suspended_leaves_the_node(mark, tmp_path):
     helper = tmp_path / "helper"
-    parent, keeper = middle_man(
+    parent, watcher = middle_man(
         mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper)
     )
     eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
@@ -211,7 +213,7 @@ def test_a_keeper_whose_parent_is_suspended_leaves_the_node(mark, tmp_path):
         os.kill(parent.pid, signal.SIGCONT)
     parent.kill()
     parent.wait()
-    eventually(lambda: not alive(keeper), "the keeper has ended")
+    eventually(lambda: not alive(watcher), "the supervisor has ended")
 
 
 def test_a_short_stop_is_no_suspension(mark, tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.rounds.restart import JobRounds, RoundSettings, Stage
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.settings import RoundSettings
 
 SETTINGS = RoundSettings(
-    warmup_s=60.0, warmup_broken_s=15.0, drain_s=10.0, join_s=60.0, verdict_s=2.0
+    warmup_s=60.0, warmup_broken_s=15.0, drain_s=10.0, join_s=60.0, failure_grace_s=2.0
 )
 STORE = ("a", 29500)
 CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
@@ -22,7 +25,9 @@ def says(r, now, phase, *nodes, generation=None, failures=()):
     return [
         action
         for node in nodes
-        for action in r.phase(node, Assignment("j", phase, generation, failures), now)
+        for action in r.phase(
+            node, Assignment("j", AssignmentPhase(phase), generation, failures), now
+        )
     ]
 
 
@@ -38,7 +43,7 @@ def running(*nodes, low=1, now=100.0):
     says(r, now + 1, "ready", *nodes)
     r.store_up(nodes[0], 1, *STORE)
     says(r, now + 2, "running", *nodes)
-    assert (r.stage, r.generation, r.members) == (Stage.RUNNING, 1, nodes)
+    assert (r.stage, r.generation, r.members) == (RoundStage.RUNNING, 1, nodes)
     return r
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections import deque
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.rounds.restart import (
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import (
     Broke,
-    Finished,
     Formed,
-    JobRounds,
-    LeftOut,
+    NodesRejected,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
+    WorkersDone,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 
 NEWS_OF_A_LOSS_S = 1.5
 
@@ -39,7 +40,7 @@ class FakeAgent:
         self.rounds = {}
         self.store_of = None
         self.drain = None
-        self.standing_still = False
+        self.drain_wait = False
         self.down = deque()
         self.up = deque()
 
@@ -47,7 +48,7 @@ class FakeAgent:
         return (
             None
             if self.phase is None
-            else Assignment("job", self.phase, self.generation, self.failures)
+            else Assignment("job", AssignmentPhase(self.phase), self.generation, self.failures)
         )
 
     def report(self):
@@ -74,7 +75,7 @@ class FakeAgent:
                 self.rounds[action.generation] = action
                 self.join()
         elif isinstance(action, SendDrain) and not action.number:
-            self.drain, self.standing_still = None, False
+            self.drain, self.drain_wait = None, False
         elif isinstance(action, SendDrain):
             if self.phase == "running" and self.generation == action.generation:
                 self.drain = action.generation
@@ -98,7 +99,7 @@ class FakeAgent:
                 self.store_of = newest
                 self.up.append(("store_up", newest))
             self.phase, self.generation, self.failures, self.drain = "running", newest, (), None
-            self.standing_still = False
+            self.drain_wait = False
             self.report()
 
     # --- what happens on the node ---
@@ -138,7 +139,7 @@ class FakeAgent:
         self.join()
 
     def drains(self):
-        self.standing_still = True
+        self.drain_wait = True
         self.up.append(("drained", self.drain))
         self.drain = None
 
@@ -169,7 +170,7 @@ class RoundsWorld:
         self.stores = {}
         self.drained = set()
         self.broke = []
-        self.unfit = []
+        self.rejected = []
         self.formed = []
         self.finished = False
         self.ended = False
@@ -218,14 +219,14 @@ class RoundsWorld:
             elif isinstance(action, Formed):
                 assert action.members == self.saved[-1][1]
                 self.formed.append(action)
-            elif isinstance(action, Finished):
+            elif isinstance(action, WorkersDone):
                 assert not self.finished
                 self.finished = True
-            elif isinstance(action, LeftOut):
+            elif isinstance(action, NodesRejected):
                 assert self.mishaps or self.now >= 100.0 + min(
                     self.settings.warmup_s, self.settings.warmup_broken_s
                 )
-                self.unfit += action.nodes
+                self.rejected += action.nodes
                 self.wanted = tuple(n for n in self.wanted if n not in action.nodes)
                 self.plan_at = self.plan_at or self.now + 1.0
             elif isinstance(action, Broke):
@@ -259,21 +260,21 @@ class RoundsWorld:
 
     def check(self):
         r = self.rounds
-        assert r._assigned <= {*r.target, *r.members}, "somebody was forgotten"
-        assert not r._assigned & r._releasing
-        assert set(r.phases) <= r._assigned
+        assert r.held.assigned <= {*r.target, *r.members}, "somebody was forgotten"
+        assert not r.held.assigned & r.held.releasing
+        assert set(r.held.phases) <= r.held.assigned
         due = r.next_wakeup()
-        assert due is None or r.stage is not Stage.COMPLETED
+        assert due is None or r.stage is not RoundStage.COMPLETED
 
     def say(self, node):
         """The daemon hears the next message of ``node``."""
         agent, r = self.agents[node], self.rounds
         kind, what = agent.up.popleft()
-        releasing = node in r._releasing
+        releasing = node in r.held.releasing
         if kind == "hello":
-            r.suspects.discard(node)
+            r.reachable(node)
             if what is None:
-                self.act(r.released(node, self.now) if releasing or node in r._assigned else [])
+                self.act(r.released(node, self.now) if releasing or node in r.held.assigned else [])
             elif releasing:
                 agent.down.append(SendRelease(node))
             else:
@@ -296,7 +297,7 @@ class RoundsWorld:
         agent = self.agents[node]
         agent.up.clear()
         agent.down.clear()
-        self.rounds.suspects.add(node)
+        self.rounds.unreachable(node)
         agent.up.append(("hello", agent.assignment()))
 
     def restart(self):
@@ -316,7 +317,8 @@ class RoundsWorld:
         if (
             held
             and not (
-                self.rounds.stage is Stage.RUNNING and set(planned) == set(members) == set(held)
+                self.rounds.stage is RoundStage.RUNNING
+                and set(planned) == set(members) == set(held)
             )
             and not self.finished
         ):

@@ -7,17 +7,18 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.rounds.restart import (
-    Finished,
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import (
     Formed,
-    JobRounds,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
+    WorkersDone,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, running, says, settle
 
 # --- the picture: start, grow, shrink ---
@@ -26,7 +27,7 @@ from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, runni
 def test_first_start_step_by_step():
     r = JobRounds(SETTINGS, min_nodes=2)
     assert r.move(("a", "b", "c"), 0.0) == [SendAssign("a"), SendAssign("b"), SendAssign("c")]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 1.0, "starting", "a", "b", "c") == []
     assert says(r, 2.0, "ready", "b", "a") == []
     assert says(r, 3.0, "ready", "c") == [
@@ -39,7 +40,7 @@ def test_first_start_step_by_step():
     ]
     assert says(r, 4.0, "running", "a", "c") == []
     assert says(r, 5.0, "running", "b") == [Formed(1, ("a", "b", "c"))]
-    assert r.stage is Stage.RUNNING
+    assert r.stage is RoundStage.RUNNING
     assert r.next_wakeup() is None
 
 
@@ -48,7 +49,7 @@ def test_joiners_warm_up_while_the_others_train_and_nothing_is_disturbed_before_
     assert r.move(("a", "b", "c"), 110.0) == [SendAssign("c")]
     assert says(r, 112.0, "starting", "c") == []
     assert says(r, 115.0, "ready", "c") == [SendDrain("a", 1, 1)]
-    assert r.stage is Stage.DRAINING
+    assert r.stage is RoundStage.DRAINING
     assert r.drained("b", 1, 115.5) == []
     assert r.drained("a", 1, 116.0) == [
         SaveRound(2, ("a", "b", "c")),
@@ -89,7 +90,7 @@ def test_a_suspended_job_saves_what_it_has_and_lets_go():
     assert r.move((), 110.0, within_s=20.0) == [SendDrain("a", 1, 1)]
     assert r.drain_s == 10.0
     assert r.drained("a", 1, 111.0) == [SendRelease("a"), SendRelease("b")]
-    assert (r.stage, r.members, r.next_wakeup()) == (Stage.IDLE, (), None)
+    assert (r.stage, r.members, r.next_wakeup()) == (RoundStage.IDLE, (), None)
 
 
 def test_a_suspended_job_starts_again_with_a_new_generation():
@@ -121,22 +122,22 @@ def test_while_nobody_can_take_a_snapshot_there_is_no_drain():
 def test_the_job_is_done_when_every_member_is():
     r = running("a", "b")
     assert says(r, 110.0, "succeeded", "a") == []
-    assert says(r, 110.1, "succeeded", "b") == [Finished()]
-    assert r.stage is Stage.COMPLETED
+    assert says(r, 110.1, "succeeded", "b") == [WorkersDone()]
+    assert r.stage is RoundStage.COMPLETED
     assert r.move(("a", "b", "c"), 110.2) == []
     assert r.stop() == [SendRelease("a"), SendRelease("b")]
 
 
-@pytest.mark.parametrize("stage", [Stage.WARMING, Stage.DRAINING])
+@pytest.mark.parametrize("stage", [RoundStage.WARMING, RoundStage.DRAINING])
 def test_a_job_that_ends_well_in_the_middle_of_a_rescale_is_done(stage):
     r = running("a", "b")
     r.move(("a", "b", "c"), 110.0)
-    if stage is Stage.DRAINING:
+    if stage is RoundStage.DRAINING:
         says(r, 111.0, "ready", "c")
     assert r.stage is stage
     assert says(r, 112.0, "succeeded", "a") == []
     assert r.drained("b", 1, 112.0) == []
-    assert says(r, 112.5, "succeeded", "b") == [Finished()]
+    assert says(r, 112.5, "succeeded", "b") == [WorkersDone()]
     assert set(r.stop()) == {SendRelease("a"), SendRelease("b"), SendRelease("c")}
 
 
@@ -145,8 +146,8 @@ def test_when_rank_0_is_done_the_others_get_a_moment_before_a_new_round():
     r.move(("a", "b", "c"), 110.0)
     says(r, 111.0, "succeeded", "a")
     assert says(r, 112.0, "ready", "c") == []
-    assert r.stage is Stage.DRAINING
-    assert says(r, 113.0, "succeeded", "b") == [Finished()]
+    assert r.stage is RoundStage.DRAINING
+    assert says(r, 113.0, "succeeded", "b") == [WorkersDone()]
 
 
 def test_a_node_lost_before_its_worker_was_done_means_another_round():
@@ -155,7 +156,7 @@ def test_a_node_lost_before_its_worker_was_done_means_another_round():
     assert r.gone("b", 111.0) == []
     assert r.move(("a",), 112.0) == [SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
     says(r, 113.0, "running", "a")
-    assert says(r, 120.0, "succeeded", "a") == [Finished()]
+    assert says(r, 120.0, "succeeded", "a") == [WorkersDone()]
 
 
 def test_a_success_of_an_old_round_is_not_the_end():
@@ -165,7 +166,7 @@ def test_a_success_of_an_old_round_is_not_the_end():
     r.drained("a", 1, 112.0)
     says(r, 113.0, "running", "b")
     assert says(r, 113.0, "succeeded", "a", generation=1) == [SendRound("a", 2, 0, 2, None)]
-    assert r.stage is Stage.FORMING
+    assert r.stage is RoundStage.FORMING
 
 
 # --- released and wanted again ---
@@ -186,7 +187,7 @@ def test_a_joiner_no_longer_wanted_is_released_at_once():
     r = running("a")
     r.move(("a", "b"), 110.0)
     assert r.move(("a",), 111.0) == [SendRelease("b"), Formed(1, ("a",))]
-    assert r.stage is Stage.RUNNING
+    assert r.stage is RoundStage.RUNNING
 
 
 def test_a_node_that_was_given_back_can_run_the_job_again_later():
@@ -210,9 +211,9 @@ def test_an_agent_that_began_anew_is_assigned_again_and_nobody_is_to_blame():
         SaveRound(2, ("a",)),
         SendRound("a", 2, 0, 1, None),
     ]
-    assert r.phase("a", Assignment("j1", "failed", 1, (Failure(0, 1, 0.0, CLOSED),)), 110.1) == [
-        SendRound("a", 2, 0, 1, None)
-    ]
+    assert r.phase(
+        "a", Assignment("j1", AssignmentPhase.FAILED, 1, (Failure(0, 1, 0.0, CLOSED),)), 110.1
+    ) == [SendRound("a", 2, 0, 1, None)]
     assert r.tick(113.0) == [], "it failed because of the one that began anew"
     assert says(r, 114.0, "running", "a") == [Formed(2, ("a",))]
     assert says(r, 115.0, "ready", "b") == [SendDrain("a", 2, 1)]
@@ -242,7 +243,7 @@ def test_more_nodes_while_a_round_is_formed_join_it_when_it_runs():
     r.move(("a",), 0.0)
     says(r, 1.0, "ready", "a")
     assert r.move(("a", "b"), 2.0) == [SendAssign("b")]
-    assert r.stage is Stage.FORMING
+    assert r.stage is RoundStage.FORMING
     assert says(r, 3.0, "ready", "b") == []
     assert says(r, 4.0, "running", "a") == [Formed(1, ("a",)), SendDrain("a", 1, 1)]
 
@@ -262,7 +263,7 @@ def test_another_target_in_the_middle_of_a_drain_counts_when_it_is_over():
     r = running("a", "b")
     r.move(("a",), 110.0)
     assert r.move(("b", "c"), 111.0) == [SendAssign("c")]
-    assert r.stage is Stage.DRAINING
+    assert r.stage is RoundStage.DRAINING
     assert r.drained("a", 1, 112.0) == [
         SendRelease("a"),
         SaveRound(2, ("b",)),
@@ -277,9 +278,9 @@ def test_back_to_the_old_target_in_the_middle_of_a_drain_does_not_leave_the_work
     r = running("a", "b", low=2)
     r.move(("a", "c"), 110.0, within_s=5.0)
     r.tick(111.5)
-    assert r.stage is Stage.DRAINING
+    assert r.stage is RoundStage.DRAINING
     r.drained("a", 1, 112.0)
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert r.move(("a", "b"), 113.0) == [SendRelease("c")]
     assert r.released("b", 114.0) == [SendAssign("b")]
     assert says(r, 115.0, "ready", "b") == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
@@ -288,7 +289,7 @@ def test_back_to_the_old_target_in_the_middle_of_a_drain_does_not_leave_the_work
 def test_a_rescale_to_where_the_job_is_already_changes_nothing():
     r = running("a", "b")
     assert r.move(("b", "a"), 110.0) == [Formed(1, ("a", "b"))]
-    assert r.stage is Stage.RUNNING
+    assert r.stage is RoundStage.RUNNING
 
 
 # --- late and lost messages ---
@@ -307,7 +308,7 @@ def test_messages_of_old_generations_are_ignored():
     r = running("a", "b")
     assert r.drained("a", 1, 110.0) == []
     assert r.store_up("a", 1, *STORE) == []
-    assert r.stage is Stage.RUNNING
+    assert r.stage is RoundStage.RUNNING
 
 
 def test_a_round_lost_on_the_way_is_told_again_when_the_agent_says_where_it_stands():

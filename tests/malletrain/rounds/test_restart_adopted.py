@@ -7,16 +7,17 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import Assignment
-from malletrain.rounds.restart import (
-    Finished,
-    JobRounds,
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import (
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
+    WorkersDone,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS, says
 
 # --- after a restart of the daemon ---
@@ -24,7 +25,8 @@ from tests.malletrain.rounds.rounds_tables import SETTINGS, says
 
 def holds(**phases):
     return {
-        node: Assignment("j", phase, generation) for node, (phase, generation) in phases.items()
+        node: Assignment("j", AssignmentPhase(phase), generation)
+        for node, (phase, generation) in phases.items()
     }
 
 
@@ -38,7 +40,7 @@ def test_a_whole_round_is_adopted_and_goes_on():
     assert actions == [SendDrain("a", 7, 0)], (
         "a drain of before must not leave the workers standing"
     )
-    assert (r.stage, r.members, r.generation) == (Stage.RUNNING, ("a", "b"), 7)
+    assert (r.stage, r.members, r.generation) == (RoundStage.RUNNING, ("a", "b"), 7)
     assert r.move(("a",), 1010.0) == [SendDrain("a", 7, 1001)], (
         "a number that no drain of before had"
     )
@@ -47,12 +49,12 @@ def test_a_whole_round_is_adopted_and_goes_on():
 
 def test_a_job_that_ended_while_nobody_watched_is_done():
     r, actions = adopt(("a", "b"), holds(a=("succeeded", 7), b=("succeeded", 7)))
-    assert (actions, r.stage) == ([Finished()], Stage.COMPLETED)
+    assert (actions, r.stage) == ([WorkersDone()], RoundStage.COMPLETED)
 
 
 def test_a_job_that_crashed_while_nobody_watched_broke():
     r, actions = adopt(("a", "b"), holds(a=("running", 7), b=("failed", 7)))
-    assert (actions, r.stage) == ([SendDrain("a", 7, 0)], Stage.RUNNING)
+    assert (actions, r.stage) == ([SendDrain("a", 7, 0)], RoundStage.RUNNING)
     (broke,) = r.tick(1002.0)
     assert "workers failed on b" in broke.sentence
 
@@ -70,11 +72,11 @@ def test_a_job_that_crashed_while_nobody_watched_broke():
 )
 def test_what_is_not_whole_waits_for_a_plan_and_then_forms_a_new_round(phases):
     r, actions = adopt(("a", "b"), phases)
-    assert (actions, r.stage) == ([], Stage.IDLE)
+    assert (actions, r.stage) == ([], RoundStage.IDLE)
     assert r.tick(1100.0) == []
     r.move(tuple(phases), 1101.0)
     says(r, 1102.0, "ready", *phases)
-    assert r.stage is Stage.FORMING
+    assert r.stage is RoundStage.FORMING
     assert r.generation == 8
     assert r.members == tuple(phases)
 
@@ -87,7 +89,7 @@ def test_a_launcher_beyond_the_round_joins_it():
 
 def test_workers_of_a_newer_round_than_the_store_knows_are_stopped_and_started_anew():
     r, actions = adopt(("a",), holds(a=("running", 9)))
-    assert (actions, r.stage) == ([SendRelease("a")], Stage.IDLE)
+    assert (actions, r.stage) == ([SendRelease("a")], RoundStage.IDLE)
     assert r.move(("a",), 1.0) == []
     assert r.released("a", 2.0) == [SendAssign("a")]
     assert says(r, 3.0, "ready", "a") == [SaveRound(8, ("a",)), SendRound("a", 8, 0, 1, None)]
@@ -102,4 +104,4 @@ def test_a_round_that_nobody_formed_does_not_count():
 
 def test_a_job_without_a_round_is_not_running():
     r, actions = adopt((), {}, generation=0)
-    assert (actions, r.stage) == ([], Stage.IDLE)
+    assert (actions, r.stage) == ([], RoundStage.IDLE)

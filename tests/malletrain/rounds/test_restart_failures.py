@@ -8,14 +8,8 @@ import pytest
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.restart import (
-    Broke,
-    JobRounds,
-    SaveRound,
-    SendAssign,
-    SendRelease,
-    SendRound,
-)
+from malletrain.rounds.actions import Broke, SaveRound, SendAssign, SendRelease, SendRound
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -29,7 +23,7 @@ from tests.malletrain.rounds.rounds_tables import (
 # --- workers that fail ---
 
 
-def test_a_crash_is_reported_after_the_verdict_with_the_first_cause():
+def test_a_crash_is_reported_after_the_failure_grace_with_the_first_cause():
     r = running("a", "b", "c")
     assert fails(r, 110.0, "c", rank=2, tail=f"first\n{CLOSED}", time=109.8) == []
     assert (
@@ -124,24 +118,24 @@ def test_when_every_last_word_speaks_of_a_peer_the_news_of_a_loss_gets_more_time
     assert broke.sentence.startswith("Rank 0 exited with code 1")
 
 
-def test_while_an_agent_cannot_be_reached_there_is_no_verdict():
+def test_while_an_agent_cannot_be_reached_no_failure_is_told():
     r = running("a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     fails(r, 110.0, "a")
     assert r.tick(112.0) == []
     assert r.next_wakeup() == 114.0
-    r.suspects.discard("b")
+    r.reachable("b")
     assert len(r.tick(114.0)) == 1
 
     r = running("a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     fails(r, 110.0, "a")
     r.tick(112.0)
     r.gone("b", 113.0)
     assert r.next_wakeup() is None
 
 
-def test_a_plan_that_comes_before_the_verdict_restarts_the_workers_anyway():
+def test_a_plan_that_comes_before_the_failure_is_told_restarts_the_workers_anyway():
     r = running("a", "b")
     fails(r, 110.0, "a")
     assert r.move(("a",), 111.0)[:2] == [SendRelease("b"), SaveRound(2, ("a",))]
@@ -162,7 +156,7 @@ def test_a_member_that_cannot_be_reached_gets_more_time_to_join():
     r = JobRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
-    r.suspects.add("b")
+    r.unreachable("b")
     assert r.tick(61.0) == []
     assert r.next_wakeup() == 63.0
 

@@ -1,21 +1,21 @@
-"""The rounds of one job when nodes are lost, must be left in a hurry, or never come up."""
+"""The rounds of one job when nodes are lost, must be left before a deadline, or never come up."""
 
 from __future__ import annotations
 
 import pytest
 
-from malletrain.rounds.restart import (
+from malletrain.rounds.actions import (
     Broke,
     Formed,
-    JobRounds,
-    LeftOut,
+    NodesRejected,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
-    Stage,
 )
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -51,7 +51,7 @@ def test_those_that_are_left_after_a_loss_wait_for_no_joiner():
     ]
     assert r.tick(130.0) == []
     assert says(r, 131.0, "running", "a") == [Formed(2, ("a",))]
-    assert r.stage is Stage.WARMING, "the joiner comes up while the others train"
+    assert r.stage is RoundStage.WARMING, "the joiner comes up while the others train"
     assert says(r, 132.0, "ready", "c") == [SendDrain("a", 2, 1)]
     assert SaveRound(3, ("a", "c")) in r.drained("a", 2, 133.0)
 
@@ -69,7 +69,7 @@ def test_a_loss_in_the_middle_of_a_drain_goes_straight_to_the_next_round():
     says(r, 111.0, "ready", "d")
     assert r.gone("b", 112.0) == [SaveRound(2, ("a", "c", "d")), SendRound("a", 2, 0, 3, None)]
     assert r.move(("a", "c", "d"), 113.0) == [], "the plan that follows changes nothing"
-    assert settle(r, 114.0, "a", "c", "d").stage is Stage.RUNNING
+    assert settle(r, 114.0, "a", "c", "d").stage is RoundStage.RUNNING
 
 
 def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
@@ -78,7 +78,7 @@ def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
     assert r.gone("b", 111.0) == [SaveRound(2, ("a",)), SendRound("a", 2, 0, 1, None)]
 
 
-def test_under_the_minimum_nothing_is_formed_and_nobody_is_blamed():
+def test_under_the_minimum_nothing_is_formed_and_no_failure_is_told():
     r = JobRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")
@@ -92,7 +92,7 @@ def test_under_the_minimum_nothing_is_formed_and_nobody_is_blamed():
     says(r, 111.0, "ready", "c")
     r.gone("c", 112.0)
     assert r.gone("b", 112.0) == []
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert r.move((), 113.0) == [SendRelease("a")]
 
 
@@ -125,10 +125,10 @@ def test_the_node_of_the_store_is_lost_before_the_others_heard_of_it():
     assert r.store_up("b", 3, "b", 1) == [SendRound("c", 3, 1, 2, ("b", 1))]
 
 
-# --- in a hurry ---
+# --- before a deadline ---
 
 
-def test_in_a_hurry_survivors_go_on_and_grow_when_the_joiner_is_ready():
+def test_before_a_deadline_survivors_go_on_and_grow_when_the_joiner_is_ready():
     r = running("a", "b")
     assert r.move(("a", "c"), 110.0, within_s=5.0) == [SendAssign("c"), SendDrain("a", 1, 1)]
     assert r.drain_s == 3.0
@@ -140,7 +140,7 @@ def test_in_a_hurry_survivors_go_on_and_grow_when_the_joiner_is_ready():
     r.store_up("a", 2, *STORE)
     says(r, 112.0, "starting", "c")
     assert says(r, 113.0, "running", "a") == [Formed(2, ("a",))]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 115.0, "ready", "c") == [SendDrain("a", 2, 2)]
     assert r.drained("a", 2, 116.0) == [SaveRound(3, ("a", "c")), SendRound("a", 3, 0, 2, None)]
 
@@ -159,11 +159,11 @@ def test_without_enough_survivors_the_job_gives_the_joiners_a_moment_and_saves_i
     assert r.next_wakeup() == 111.0
     assert r.tick(111.0) == [SendDrain("a", 1, 1)]
     assert r.drained("a", 1, 112.0) == [SendRelease("b")]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 125.0, "ready", "c") == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
 
-def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
+def test_a_deadline_at_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
     r = running("a")
     assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
     assert r.next_wakeup() == 111.0
@@ -172,11 +172,11 @@ def test_a_hurry_in_which_nothing_of_the_new_nodes_is_up_yet_is_nobodys_fault():
     assert says(r, 120.0, "ready", "b") == [SaveRound(2, ("b",)), SendRound("b", 2, 0, 1, None)]
 
 
-def test_a_leaving_joiner_is_no_reason_to_hurry():
+def test_a_leaving_joiner_is_no_reason_to_cut_the_wait_short():
     r = running("a")
     r.move(("a", "b", "c"), 110.0)
     assert r.move(("a", "b"), 111.0, within_s=5.0) == [SendRelease("c")]
-    assert r.stage is Stage.WARMING
+    assert r.stage is RoundStage.WARMING
     assert says(r, 115.0, "ready", "b") == [SendDrain("a", 1, 1)]
 
 
@@ -191,16 +191,16 @@ def test_a_second_shorter_notice_shortens_the_drain():
 # --- launchers that do not come up ---
 
 
-def test_a_joiner_that_does_not_come_up_is_left_out_and_nothing_was_disturbed():
+def test_a_joiner_that_does_not_come_up_is_rejected_and_nothing_was_disturbed():
     r = running("a")
     r.move(("a", "b"), 110.0)
     assert r.next_wakeup() == 170.0
     assert r.tick(170.0) == [
         SendRelease("b"),
-        LeftOut(("b",), "the launcher did not come up there in time"),
+        NodesRejected(("b",), "the launcher did not come up there in time"),
         Formed(1, ("a",)),
     ]
-    assert (r.stage, r.target) == (Stage.RUNNING, ("a",))
+    assert (r.stage, r.target) == (RoundStage.RUNNING, ("a",))
 
 
 def test_partial_growth():
@@ -209,17 +209,20 @@ def test_partial_growth():
     says(r, 111.0, "ready", "b")
     assert r.tick(170.0) == [
         SendRelease("c"),
-        LeftOut(("c",), "the launcher did not come up there in time"),
+        NodesRejected(("c",), "the launcher did not come up there in time"),
         SendDrain("a", 1, 1),
     ]
 
 
-def test_a_launcher_that_ends_on_one_node_makes_that_node_unfit():
+def test_a_launcher_that_ends_on_one_node_has_that_node_rejected():
     r = JobRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     assert says(r, 1.0, "exited", "b") == [], "it may be the job's fault"
     actions = says(r, 2.0, "ready", "a")
-    assert actions[:2] == [SendRelease("b"), LeftOut(("b",), "the launcher ended there at once")]
+    assert actions[:2] == [
+        SendRelease("b"),
+        NodesRejected(("b",), "the launcher ended there at once"),
+    ]
     assert actions[2:] == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]
 
 
@@ -230,7 +233,7 @@ def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
     (broke,) = says(r, 2.0, "exited", "c")
     assert isinstance(broke, Broke)
     assert "ended at once on a, b, c" in broke.sentence
-    assert r.stage is Stage.IDLE
+    assert r.stage is RoundStage.IDLE
     assert r.move(("a", "b", "c"), 3.0) == [SendAssign("a"), SendAssign("b"), SendAssign("c")]
 
 
@@ -240,13 +243,13 @@ def test_no_launcher_anywhere_in_time_is_a_try():
     assert r.tick(60.0) == [Broke((), "No launcher came up in time on a, b.")]
 
 
-def test_a_node_left_out_that_the_minimum_needs_leaves_the_rest_to_the_controller():
+def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controller():
     r = JobRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")
     assert r.tick(60.0) == [
         SendRelease("b"),
-        LeftOut(("b",), "the launcher did not come up there in time"),
+        NodesRejected(("b",), "the launcher did not come up there in time"),
     ]
     assert r.next_wakeup() is None
     assert r.move(("a", "c"), 61.0) == [SendAssign("c")]

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from malletrain.rounds.restart import RoundSettings, Stage
+from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.settings import RoundSettings
 from tests.malletrain.rounds.rounds_world import RoundsWorld
 
 NODES = ["a", "b", "c", "d"]
@@ -96,18 +97,18 @@ class RoundsMachine(RuleBasedStateMachine):
             w.settle()
             w.run(20.0)
         if w.finished:
-            assert w.rounds.stage is Stage.COMPLETED
+            assert w.rounds.stage is RoundStage.COMPLETED
             w.ended = True
             w.act(w.rounds.stop())
             w.settle()
             w.wanted = ()
         elif w.wanted:
-            assert w.rounds.stage is Stage.RUNNING, w.rounds
+            assert w.rounds.stage is RoundStage.RUNNING, w.rounds
             assert set(w.rounds.members) == set(w.wanted)
             assert all(w.agents[n].phase in ("running", "succeeded") for n in w.wanted)
             assert all(w.agents[n].generation == w.rounds.generation for n in w.wanted)
             assert not any(
-                w.agents[n].standing_still and w.agents[n].phase == "running" for n in w.wanted
+                w.agents[n].drain_wait and w.agents[n].phase == "running" for n in w.wanted
             )
             assert w.formed[-1].generation == w.rounds.generation
         assert {n for n, a in w.agents.items() if a.phase is not None} == set(w.wanted), (

@@ -7,29 +7,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from malletrain.protocol.messages import Assignment, Failure
+from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import (
+    AllUp,
     Broke,
-    Finished,
-    Formed,
-    LeftOut,
+    NodesRejected,
     SaveRound,
     SendAssign,
     SendRelease,
     SendView,
+    WorkersDone,
 )
-from malletrain.rounds.restart import RoundSettings, Stage
+from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.service import ServiceRounds
+from malletrain.rounds.settings import RoundSettings
 
-SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, verdict_s=2.0)
+SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, failure_grace_s=2.0)
 
 
 def up(rounds, node, now=0.0, phase="ready"):
-    return rounds.phase(node, Assignment("job", phase, 0, (), f"{node}:1"), now)
+    return rounds.phase(node, Assignment("job", AssignmentPhase(phase), 0, (), f"{node}:1"), now)
 
 
 def ended(rounds, node, now=0.0):
     return rounds.phase(
-        node, Assignment("job", "exited", 0, (Failure(0, -9, now, "last words"),)), now
+        node,
+        Assignment("job", AssignmentPhase.EXITED, 0, (Failure(0, -9, now, "last words"),)),
+        now,
     )
 
 
@@ -62,8 +66,8 @@ def test_members_are_told_as_they_come_up():
     assert kinds(first)[0] is SaveRound, "saved before anybody hears of it"
     second = up(rounds, "b")
     assert views(second) == dict.fromkeys("ab", (("a", False), ("b", False)))
-    assert Formed(2, ("a", "b")) in second
-    assert rounds.stage is Stage.RUNNING
+    assert AllUp(2, ("a", "b")) in second
+    assert rounds.stage is RoundStage.RUNNING
 
 
 def test_nobody_is_stopped_because_another_joins():
@@ -95,7 +99,7 @@ def test_the_notice_can_be_taken_back():
     rounds.move(("a",), 5.0)
     back = rounds.move(("a", "b"), 6.0)
     assert views(back) == dict.fromkeys("ab", (("a", False), ("b", False)))
-    assert SendAssign("b") not in back
+    assert SendAssign("b", with_key=True) not in back
     assert rounds.tick(100.0) == []
 
 
@@ -111,31 +115,31 @@ def test_a_process_that_ends_is_the_jobs_fault_when_its_node_is_not_lost():
     broke = rounds.tick(3.0)
     assert kinds(broke) == [Broke]
     assert "killed by signal 9. Its last line: last words" in broke[0].sentence
-    assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b")
+    assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b", with_key=True)
     lost = serving("a", "b")
     ended(lost, "b", 1.0)
     lost.gone("b", 2.0)
     assert lost.tick(3.0) == []
 
 
-def test_the_verdict_waits_while_the_agent_cannot_be_reached():
+def test_the_failure_waits_while_the_agent_cannot_be_reached():
     rounds = serving("a", "b")
     ended(rounds, "b", 1.0)
-    rounds.suspects.add("b")
+    rounds.unreachable("b")
     assert rounds.tick(3.0) == []
-    rounds.suspects.clear()
+    rounds.reachable("b")
     assert kinds(rounds.tick(5.0)) == [Broke]
 
 
-def test_a_node_on_which_it_does_not_come_up_is_left_out():
+def test_a_node_on_which_it_does_not_come_up_is_rejected():
     rounds = ServiceRounds(SETTINGS)
     rounds.move(("a", "b", "c"), 0.0)
     up(rounds, "a")
     ended(rounds, "b", 1.0)
-    assert [a.nodes for a in rounds.tick(3.0) if isinstance(a, LeftOut)] == [("b",)]
+    assert [a.nodes for a in rounds.tick(3.0) if isinstance(a, NodesRejected)] == [("b",)]
     late = rounds.tick(60.0)
-    assert [a.nodes for a in late if isinstance(a, LeftOut)] == [("c",)]
-    assert any(isinstance(a, Formed) for a in late)
+    assert [a.nodes for a in late if isinstance(a, NodesRejected)] == [("c",)]
+    assert any(isinstance(a, AllUp) for a in late)
     nowhere = ServiceRounds(SETTINGS)
     nowhere.move(("a",), 0.0)
     assert kinds(nowhere.tick(60.0)) == [Broke]
@@ -143,25 +147,30 @@ def test_a_node_on_which_it_does_not_come_up_is_left_out():
 
 def test_done_when_all_are_done():
     rounds = serving("a", "b")
-    assert Finished() not in up(rounds, "a", phase="succeeded")
-    assert up(rounds, "b", phase="succeeded") == [Finished()]
+    assert WorkersDone() not in up(rounds, "a", phase="succeeded")
+    assert up(rounds, "b", phase="succeeded") == [WorkersDone()]
 
 
 def test_what_was_missed_is_told_again():
     rounds = serving("a", "b")
-    again = rounds.phase("a", Assignment("job", "running", 1, (), "a:1"), 9.0)
+    again = rounds.phase("a", Assignment("job", AssignmentPhase.RUNNING, 1, (), "a:1"), 9.0)
     assert views(again) == {"a": (("a", False), ("b", False))}
-    assert rounds.phase("a", Assignment("job", "running", rounds.generation, (), "a:1"), 9.0) == []
+    assert (
+        rounds.phase(
+            "a", Assignment("job", AssignmentPhase.RUNNING, rounds.generation, (), "a:1"), 9.0
+        )
+        == []
+    )
 
 
 def test_adoption_takes_over_who_is_there():
     rounds = ServiceRounds(SETTINGS)
-    held = {n: Assignment("job", "running", 7, (), f"{n}:1") for n in ("b", "a", "c")}
+    held = {n: Assignment("job", AssignmentPhase.RUNNING, 7, (), f"{n}:1") for n in ("b", "a", "c")}
     actions = rounds.adopt(7, ("b", "a", "lost"), held, 0.0)
     assert rounds.members == ("b", "a", "c")
     assert set(views(actions)) == {"a", "b", "c"}
     assert rounds.generation == 8
-    assert rounds.stage is Stage.RUNNING
+    assert rounds.stage is RoundStage.RUNNING
 
 
 class Histories(RuleBasedStateMachine):
@@ -218,7 +227,9 @@ class Histories(RuleBasedStateMachine):
             generation = self.newest.get(node, 0) if what == "running" else 0
             self.follow(
                 self.rounds.phase(
-                    node, Assignment("job", what, generation, (), f"{node}:1"), self.now
+                    node,
+                    Assignment("job", AssignmentPhase(what), generation, (), f"{node}:1"),
+                    self.now,
                 )
             )
 

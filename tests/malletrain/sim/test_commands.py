@@ -191,9 +191,37 @@ class TestAssess:
         assert data["gaps"]["nodes"] == 6
         assert any("2 nodes that no job of the log used" in line for line in data["assumptions"])
 
+    def test_a_machine_that_was_never_idle_yields_nothing(self, tmp_path):
+        log, report = tmp_path / "log.txt", tmp_path / "report.html"
+        rows = ["JobID,Submit,Start,End,State,NNodes,NodeList"]
+        for k in range(48):
+            start, end = (f"2024-01-{1 + h // 24:02d}T{h % 24:02d}:00:00" for h in (k, k + 1))
+            rows.append(f"{k},{start},{start},{end},COMPLETED,3,n[1-2],m7")
+        log.write_text("\n".join(rows) + "\n")
+        days = ["--from", "2024-01-01", "--to", "2024-01-03"]
+        for more, lasts in (([], 46), (days, 48)):
+            done = run("assess", "--sacct", log, "--output", report, *more)
+            assert done.exit_code == 0, done.output
+            assert "None of 3 nodes was idle at any time" in done.stdout
+            assert "nothing to harvest" in report.read_text()
+            done = run("assess", "--sacct", log, "--output", report, "--json", *more)
+            gaps = json.loads(done.stdout)["gaps"]
+            assert (gaps["idle_node_hours"], round(gaps["hours"])) == (0.0, lasts)
+
+    def test_jobs_last_unless_their_number_is_given_and_else_it_is_said(self, tmp_path):
+        log, report = tmp_path / "log.swf", tmp_path / "report.html"
+        log.write_text(SWF)
+        done = run("assess", "--swf", log, "--output", report)
+        assert done.exit_code == 0, done.output
+        assert "ran out" not in done.stdout
+        done = run("assess", "--swf", log, "--output", report, "--samples", 100, "--jobs", 1)
+        assert "The 1 jobs ran out after" in done.stdout.splitlines()[2]
+
     @pytest.mark.parametrize(
         ("args", "code", "says"),
         [
+            (["--swf", "log", "--from", "soon"], 1, "'soon' is no time"),
+            (["--trace", "log", "--to", "3 d"], 2, "a trace names its nodes and is whole"),
             ([], 2, "Give one of --sacct, --pbs-logs, --swf, --trace"),
             (["--swf", "a", "--trace", "b"], 2, "Give one of"),
             (["--swf", "none"], 1, "There is no such file"),

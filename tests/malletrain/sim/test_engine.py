@@ -8,12 +8,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from allocator import ScalingCurve
+from allocator import RescaleCost, ScalingCurve
+from malletrain.core import defaults
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.workloads import SimJob, WorkloadError, hpo, read_curves
+from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workloads import SimJob, WorkloadError, hpo
 from scavenger.trace import lengths, synthesis
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
@@ -64,10 +67,11 @@ class TestScenes:
     def test_a_node_lost_with_notice(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, notice_s=30.0, down_s=12.0)
-        assert r.samples == pytest.approx((501 - 21) * 40 + (500 - 13) * 30)
+        wait = defaults.NOTICE_DEBOUNCE_S
+        assert r.samples == pytest.approx((500 + wait - 21) * 40 + (500 - wait - 12) * 30)
         assert r.preemption_loss == pytest.approx(12 * 40)
         assert r.harvested_fraction * r.equivalent_nodes * 1000 == pytest.approx(
-            (500 - 21) * 4 + 1 * 3 + (500 - 13) * 3
+            (500 - 21) * 4 + wait * 3 + (500 - wait - 12) * 3
         )
 
     def test_live_mode_loses_a_step(self):
@@ -83,7 +87,8 @@ class TestScenes:
         r = play(gaps, [job()], start_s=0.0, notice_s=30.0)
         assert r.preemptions == 1
         assert r.starts == 2
-        assert r.samples == pytest.approx((501 - 1) * 10 + (1000 - 531) * 10)
+        wait = defaults.NOTICE_DEBOUNCE_S
+        assert r.samples == pytest.approx((500 + wait - 1) * 10 + (1000 - 531) * 10)
 
     def test_a_lease_takes_its_time(self):
         r = play(FOUR, [job()], start_s=0.0, lease_delay_s=100.0)
@@ -300,3 +305,16 @@ def test_agreement_with_an_independent_replay(policy, published):
     settings = SimSettings(POLICIES[policy], costs, max_running=10, hours=72)
     r = simulate(trace, hpo({"shufflenet": curves["shufflenet"]}, 1200), settings)
     assert r.fraction_of_ideal == pytest.approx(published, abs=0.01)
+
+
+def test_a_site_is_simulated_with_its_own_settings():
+    """One job on four nodes: it starts after the debounce of 2 s and the 9 s that a start costs."""
+    planning = PlanningSettings(t_fwd_s=60.0, cost=RescaleCost(7.0, 5.0, 9.0), max_running=2)
+    site = ControllerSettings(planning, debounce_s=2.0, min_interval_s=50.0)
+    made = SimSettings.of_site(site, hours=0.2)
+    assert made.costs == CostModel("real", 7.0, 5.0, 9.0)
+    assert made.controller() == site
+    world = Simulation(trace_of(FOUR, 1000.0), [job()], made)
+    assert world.controller.settings == site
+    r = world.run()
+    assert r.samples == pytest.approx((720 - 2 - 9) * 40)

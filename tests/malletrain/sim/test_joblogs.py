@@ -79,7 +79,7 @@ def test_sacct(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("|NodeList", "", "no column NodeList; run: sacct"),
+        ("|End", "|Ende", "no column End; run: sacct"),
         ("2024-01-01T00:01:00", "yesterday", "line 2: 'yesterday' is no time"),
         ("n[01-02],m1", "n[02-01]", "line 2: The node list"),
         ("n[01-02],m1", "n[01-02", "line 2: The node list"),

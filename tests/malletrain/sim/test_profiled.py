@@ -48,7 +48,7 @@ def simulated(policy, jobs=1, samples=500_000.0):
 def test_a_job_is_profiled_once_and_its_curve_is_the_true_one():
     world, _ = simulated("profiled")
     assert [a.data["nodes"] for a in world.said if a.kind == "profile-point"] == [6, 5, 4, 3, 2, 1]
-    learned = world.controller.jobs["j0"].learned
+    learned = world.controller.jobs["j0"].scaling
     for k in (1, 2, 4, 6):
         assert learned.curve.estimate(k)[0] == pytest.approx(CURVE.at(k), rel=0.06)
     assert world.runs["j0"].ended_at is not None
@@ -123,10 +123,10 @@ def test_a_job_believes_models_of_similar_size():
     for k in (1, 2, 4, 6):
         curve = curve.with_measurement(k, jobs[0].curve.at(k), 1.0, 0.0)
     reports.keep(jobs[0], KeepScalingModel(jobs[0].name, ScalingModel(curve=curve, profiled=True)))
-    believed = reports.described(jobs[1])
-    assert believed.learned.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
+    suggested = reports.described(jobs[1])
+    assert suggested.scaling.curve.estimate(6)[0] == pytest.approx(jobs[1].curve.at(6), rel=0.3)
     assert reports.described(jobs[1]) is None, "said once"
-    assert reports.of_its_kind(jobs[1]) is None
-    assert reports.of_its_kind(jobs[0]).curve.estimate(4)[0] == pytest.approx(
+    assert reports.starts_with(jobs[1]) is None
+    assert reports.starts_with(jobs[0]).curve.estimate(4)[0] == pytest.approx(
         jobs[0].curve.at(4), rel=0.01
     )

@@ -10,14 +10,13 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.sim.throughput import NODE, Cluster, amdahl, built_in
+from malletrain.sim.workload_files import read_curves, read_workload
 from malletrain.sim.workloads import (
     SimJob,
     WorkloadError,
     arriving,
     given,
     hpo,
-    read_curves,
-    read_workload,
 )
 from tests.malletrain.sim.conftest import job, linear
 

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import threading
-import time
 
 import numpy
 import pytest
@@ -28,6 +27,7 @@ from malletrain.protocol.worker_channel import (
 from malletrain.training import snapshot_file
 from tests.malletrain.training.test_snapshot_file import small_disk
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -372,13 +372,6 @@ def test_a_process_left_over_from_an_earlier_round_does_not_overwrite(tmp_path, 
 # --- on demand ---
 
 
-def wait_for(condition, limit=20.0):
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
 def drained(agent, seen):
     seen.extend(agent.received(Drained))
     return seen
@@ -395,16 +388,18 @@ def test_a_drain_saves_reports_and_stands_still_until_it_is_taken_back(agent, tm
     trainer = threading.Thread(target=snapshot.step)
     trainer.start()
     seen = []
-    wait_for(lambda: len(drained(agent, seen)) >= 2)  # repeated, because one may be lost
+    until(
+        lambda: len(drained(agent, seen)) >= 2, "it says so twice"
+    )  # repeated, because one may be lost
     assert {(message.number, message.saved) for message in seen} == {(7, True)}
     assert snapshot_file.read(str(tmp_path / "x.pt"))["objects"]["facts"] == {"step": 2}
     written = os.stat(tmp_path / "x.pt").st_mtime_ns
     agent.flags.request_drain(8)
-    wait_for(lambda: drained(agent, seen)[-1].number == 8)
+    until(lambda: drained(agent, seen)[-1].number == 8, "the second drain is answered")
     assert trainer.is_alive()
     assert os.stat(tmp_path / "x.pt").st_mtime_ns == written  # nothing had happened since
     agent.flags.request_drain(0)
-    trainer.join(20)
+    trainer.join(PATIENCE_S)
     assert not trainer.is_alive()
     snapshot.step()
     agent.flags.request_drain(8)
@@ -482,7 +477,7 @@ def test_a_rank_waits_for_a_folder_that_is_late(tmp_path):
     assert waiter.is_alive()
     (tmp_path / "late").write_bytes(fresh)
     os.replace(tmp_path / "late", path)
-    waiter.join(20)
+    waiter.join(PATIENCE_S)
     assert found[0]["objects"]["facts"] == {"number": 2}
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 
 from scavenger.interface import LeaseRequest
-from tests.scavenger.conftest import wait_for
+from tests.waiting import until
 
 PY = sys.executable
 SLEEP = ("sleep", "600")
@@ -47,13 +47,11 @@ def take(scavenger, lease_id, node, argv=SLEEP, **options):
 
 
 def wait_clean(scavenger, lease_id):
-    wait_for(
-        lambda: record_of(scavenger, lease_id)["clean"], f"lease {lease_id} to be cleared away"
-    )
+    until(lambda: record_of(scavenger, lease_id)["clean"], f"lease {lease_id} to be cleared away")
     return record_of(scavenger, lease_id)
 
 
 def wait_ready(scavenger, lease_id):
     path = scavenger.layout.lease(lease_id) / "ready"
-    wait_for(path.exists, f"the command of {lease_id} to be ready")
+    until(path.exists, f"the command of {lease_id} to be ready")
     return path.read_text()

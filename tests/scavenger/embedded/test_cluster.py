@@ -10,7 +10,6 @@ from scavenger.embedded import processes
 from scavenger.embedded.lease import notice_given
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
-from tests.scavenger.conftest import wait_for
 from tests.scavenger.embedded.leases import (
     PARENT,
     PY,
@@ -21,6 +20,7 @@ from tests.scavenger.embedded.leases import (
     wait_clean,
     wait_ready,
 )
+from tests.waiting import until
 
 
 def test_all_nodes_are_gaps_without_a_trace(cluster):
@@ -108,7 +108,7 @@ def test_giving_back_frees_the_node_and_twice_is_no_error(cluster):
     assert wait_clean(scavenger, "a")["exit_status"] == -signal.SIGTERM
     scavenger.give_back([lease])
     assert lease_of(scavenger, "a").reason == "given back"
-    wait_for(lambda: len(scavenger.poll().gaps) == 2, "the node to be a gap again")
+    until(lambda: len(scavenger.poll().gaps) == 2, "the node to be a gap again")
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_time(cluster):
@@ -163,7 +163,7 @@ def test_malformed_requests_are_answered_and_hurt_nobody(cluster):
         scavenger.layout.spool.joinpath(f".bad{k}").rename(scavenger.layout.spool / f"bad{k}.json")
     for k in range(len(MALFORMED)):
         answer = scavenger.layout.answers / f"bad{k}.json"
-        wait_for(answer.exists, f"the answer to {MALFORMED[k]}")
+        until(answer.exists, f"the answer to {MALFORMED[k]}")
         reply = json.loads(answer.read_text())
         assert reply["ok"] is False or all(
             x["state"] == "ended" and x["reason"] for x in reply["leases"]
@@ -197,10 +197,3 @@ def test_the_fraction_with_notice_is_exact_and_repeatable(fraction, expected):
         given = [notice_given(k, fraction, seed) for k in range(40)]
         assert sum(given) == expected
         assert given == [notice_given(k, fraction, seed) for k in range(40)]
-
-
-def test_a_cluster_ends_after_its_lifetime(cluster):
-    running = cluster(lifetime_s=0.5)
-    take(running.scavenger(), "a", "n1")
-    wait_for(lambda: not running.alive(), "the cluster to end by itself")
-    assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

@@ -12,8 +12,9 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.embedded.layout import Layout
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
-from tests.scavenger.conftest import processes_of, wait_for
+from tests.scavenger.conftest import processes_of
 from tests.scavenger.embedded.leases import PARENT, PY, SLEEP, STUBBORN, lease_of, take, wait_ready
+from tests.waiting import until
 
 
 def test_stopping_preempts_everything_and_leaves_no_process(cluster):
@@ -42,11 +43,11 @@ def test_a_killed_cluster_takes_its_leases_along_and_is_noticed(cluster):
     take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     with pytest.raises(SchedulerError, match=f"process {running.pid}"):
         scavenger.take([LeaseRequest("b", "n2", SLEEP)])
     assert scavenger.check()[0][0] is False
-    wait_for(lambda: not processes_of(scavenger.layout.root), "the lease's process to be gone")
+    until(lambda: not processes_of(scavenger.layout.root), "the lease's process to be gone")
 
 
 def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
@@ -55,10 +56,10 @@ def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
     take(scavenger, "a", "n1", PARENT)
     children = [int(pid) for pid in wait_ready(scavenger, "a").split()]
     os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     assert [processes.alive(pid) for pid in children] == [True, True]
     second = cluster()
-    wait_for(lambda: not any(processes.alive(pid) for pid in children), "the leftovers to be gone")
+    until(lambda: not any(processes.alive(pid) for pid in children), "the leftovers to be gone")
     assert second.scavenger().poll().leases == ()
 
 
@@ -69,7 +70,7 @@ def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
         f"c = start_cluster({str(tmp_path / 'cluster')!r}, 1, lifetime_s=60)\n"
         "c.scavenger().take([LeaseRequest('a', 'n1', ('sleep', '600'))])\n"
     )
-    subprocess.run([PY, "-c", code], check=True, timeout=30)
+    subprocess.run([PY, "-c", code], check=True)
     running = ClusterProcess.attach(tmp_path / "cluster")
     try:
         assert lease_of(running.scavenger(), "a").state is LeaseState.RUNNING
@@ -108,9 +109,16 @@ def test_a_second_request_to_stop_skips_the_grace_time(cluster):
     take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     os.kill(running.pid, signal.SIGTERM)
-    wait_for(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
+    until(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
     refused = take(scavenger, "b", "n2")
     assert refused.reason == "The cluster is stopping."
     os.kill(running.pid, signal.SIGTERM)
-    wait_for(lambda: not running.alive(), "the cluster to be gone")
+    until(lambda: not running.alive(), "the cluster to be gone")
     assert processes_of(scavenger.layout.root) == []
+
+
+def test_a_cluster_ends_after_its_lifetime(cluster):
+    running = cluster(lifetime_s=0.5)
+    take(running.scavenger(), "a", "n1")
+    until(lambda: not running.alive(), "the cluster to end by itself")
+    assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

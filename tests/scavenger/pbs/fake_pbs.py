@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import waiting
 from tests.scavenger.batch.fake_tools import FakeTools
 from tests.scavenger.pbs import pbs_state
+from tests.waiting import PATIENCE_S
 
 MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
 NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel", "qsig")
@@ -118,16 +119,10 @@ class FakePbs:
             argv, input=script, capture_output=True, text=True, check=True, env=self.environment
         ).stdout.strip()
 
-    def until(self, condition: Callable[[], object], what: str, patience_s: float = 30.0) -> Any:
-        deadline = time.monotonic() + patience_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, (
-                f"Not within {patience_s:g} s: {what}. Jobs: {self.jobs()}"
-            )
-            time.sleep(0.03)
-        return found
+    def until(self, condition: Callable[[], object], what: str) -> Any:
+        return waiting.until(condition, what, 0.03, lambda: f"Jobs: {self.jobs()}")
 
     def stop(self) -> None:
         """End it and every job of it."""
         (self.state_dir / "stop").touch()
-        self.server.wait(20)
+        self.server.wait(PATIENCE_S)

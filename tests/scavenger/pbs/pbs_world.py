@@ -14,6 +14,7 @@ from scavenger.pbs.job import PbsLeaseOptions
 from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.pbs.source import asking_environment
 from tests.scavenger.pbs.fake_pbs import FakePbs
+from tests.waiting import PATIENCE_S
 
 PREFIX = "malletrain-t-"
 SHELL = str(Path(__file__).parents[3] / "jobscripts" / "pbs" / "shell.sh")
@@ -28,7 +29,7 @@ class World:
         self.tools = self.pbs.tools
         self.later = 0.0
 
-    def scavenger(self, timeout_s=20.0, **settings):
+    def scavenger(self, timeout_s=PATIENCE_S, **settings):
         settings.setdefault("lease", PbsLeaseOptions(queue="preemptable", shell=SHELL))
         settings.setdefault("idle_for_s", 0.0)
         settings.setdefault("hold_s", 0.3)

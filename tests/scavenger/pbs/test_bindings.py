@@ -10,6 +10,7 @@ from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.bindings import NODE_ATTRIBUTES, BindingsSource, load_module
 from scavenger.pbs.source import PbsCommandSource, source_for
+from tests.waiting import PATIENCE_S
 
 
 class Attrl:
@@ -147,7 +148,7 @@ def test_errors_are_sentences():
 
 def test_no_answer():
     module, gate = FakeIfl(NODES, JOBS), threading.Event()
-    module.pbs_connect = lambda server: gate.wait(30) and 3
+    module.pbs_connect = lambda server: gate.wait(PATIENCE_S) and 3
     source = BindingsSource(module, timeout_s=0.1)
     try:
         with pytest.raises(SchedulerError, match="gave its Python bindings no answer"):

@@ -14,6 +14,7 @@ from scavenger.interface import LeaseRequest
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.scavenger import SlurmScavenger
 from tests.scavenger.batch.fake_tools import FakeTools
+from tests.waiting import PATIENCE_S
 
 PREFIX = "malletrain-t-"
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
@@ -121,7 +122,7 @@ class World:
     def nodes(self, **states):
         self.tools.answers("sinfo", nodes(states))
 
-    def scavenger(self, timeout_s=10.0, tries=1, **settings):
+    def scavenger(self, timeout_s=PATIENCE_S, tries=1, **settings):
         settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
         made = BatchSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
         commands = Commands(CommandPolicy(timeout_s, tries, 0.0), self.tools.environment)

@@ -12,6 +12,7 @@ from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group
 from scavenger.slurm.source import SlurmCommandSource, source_for
+from tests.waiting import PATIENCE_S
 
 
 def collection(*objects):
@@ -122,7 +123,7 @@ def test_an_error_of_pyslurm_is_a_sentence(module):
 
 def test_a_call_that_hangs_is_given_up_and_not_piled_up(module):
     release = threading.Event()
-    module.Jobs.load = lambda: release.wait(30) and {}
+    module.Jobs.load = lambda: release.wait(PATIENCE_S) and {}
     source = PyslurmSource(module, timeout_s=0.05)
     with pytest.raises(SchedulerError, match=r"no answer within 0\.05 s"):
         source.read("x")

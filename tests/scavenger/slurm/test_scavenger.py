@@ -4,12 +4,14 @@ they hang, fail or print garbage.
 
 import pytest
 
+from scavenger.batch.commands import Policy
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.source import asking_environment, submitting_environment
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import PREFIX, World, names, request, why
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
 @pytest.mark.parametrize("tool", ["squeue", "sinfo", "scontrol"])
 @pytest.mark.parametrize("trouble", ["fails", "hangs", "prints garbage"])
 def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
-    scavenger = slurm.ready(timeout_s=0.5 if trouble == "hangs" else 10.0)
+    scavenger = slurm.ready(timeout_s=0.5 if trouble == "hangs" else PATIENCE_S)
     if tool == "scontrol":
         slurm.tools.runs(
             "scontrol",
@@ -189,6 +191,7 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
         scavenger.take([request(1)])
     assert slurm.tools.calls("sbatch") == []
     slurm.tools.works(tool)
+    scavenger.commands.policy = Policy(PATIENCE_S, 1, 0.0)
     slurm.queue("")
     slurm.nodes(idle="n[1-8]")
     slurm.tools.runs("scontrol", 'cat "$here/reservations"; exit 0')

@@ -316,7 +316,6 @@ def test_the_commands_print_statistics_and_refuse_in_sentences(tmp_path, capsys)
         [sys.executable, "-m", "scavenger.trace", "stats", str(out)],
         capture_output=True,
         text=True,
-        timeout=30,
     )
     assert (result.returncode, result.stderr) == (0, "")
 

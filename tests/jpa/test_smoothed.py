@@ -9,10 +9,10 @@ import statistics
 import pytest
 
 from allocator import Goal, RescaleCost, make_bid
-from allocator.dp import solve
 from jpa.curve import MeasuredCurve
 from jpa.phase import PhaseCurve, Prior
 from jpa.points import Point
+from tests.allocator.oracles.dp import solve
 from tests.jpa.models import fixed_global_batch, linear
 
 SIZES = range(1, 7)
@@ -56,7 +56,7 @@ def test_the_law_is_nearer_to_the_truth_than_the_points(law):
     rng, believed, points = random.Random(5), [], []
     for _ in range(30):
         curve = profile(law, rng)
-        believed += [abs(curve.believed(k)[0] / law(k) - 1) for k in SIZES]
+        believed += [abs(curve.smoothed(k)[0] / law(k) - 1) for k in SIZES]
         points += [abs(curve.estimate(k)[0] / law(k) - 1) for k in SIZES]
     assert statistics.fmean(believed) < 0.9 * statistics.fmean(points)
 
@@ -80,7 +80,7 @@ def test_points_stay_where_no_law_holds(points):
     for k, rate in points.items():
         curve = curve.with_measurement(k, rate, 0.01 * rate, 0.0)
     for k in range(1, 9):
-        assert curve.believed(k) == curve.estimate(k)
+        assert curve.smoothed(k) == curve.estimate(k)
 
 
 def test_many_observations_bring_a_small_kink_to_light():
@@ -92,14 +92,14 @@ def test_many_observations_bring_a_small_kink_to_light():
         fine = fine.with_measurement(k, rate, 0.02 * rate, 0.0)
         for window in range(20):
             fine, _ = fine.observe(k, rate, 0.02 * rate, float(window))
-    assert coarse.believed(4)[0] > coarse.estimate(4)[0]
-    assert fine.believed(4) == fine.estimate(4)
+    assert coarse.smoothed(4)[0] > coarse.estimate(4)[0]
+    assert fine.smoothed(4) == fine.estimate(4)
 
 
 def test_a_prior_shape_and_unusable_sizes_are_kept():
     points = tuple(Point(k, 100.0 * k, (2.0 * k) ** 2) for k in (1, 2, 4))
     sibling = PhaseCurve(points, Prior(((1, 1.0), (4, 3.0)), 0.3, 0.05, "a sibling"))
-    assert sibling.believed(3) == sibling.estimate(3)
+    assert sibling.smoothed(3) == sibling.estimate(3)
     curve = profile(linear, random.Random(0)).with_unusable(3)
-    assert curve.believed(3) == (0.0, 0.0)
-    assert curve.believed(2)[0] > 0
+    assert curve.smoothed(3) == (0.0, 0.0)
+    assert curve.smoothed(2)[0] > 0

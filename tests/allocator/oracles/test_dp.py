@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from allocator import Bid, BidError, Options, dp
-from tests.allocator.oracle import best, check_feasible
+from allocator import Bid, BidError, SizeValues
+from tests.allocator.oracles import dp
+from tests.allocator.oracles.everything import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 
@@ -25,13 +26,13 @@ def test_equals_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> 
 
 def test_several_classes_are_refused() -> None:
     with pytest.raises(BidError, match="one class of nodes, not 2"):
-        dp.solve([Bid("a", {"x": Options([1], [1.0])})], {"x": 1, "y": 1})
+        dp.solve([Bid("a", {"x": SizeValues([1], [1.0])})], {"x": 1, "y": 1})
 
 
 def test_a_size_that_is_worth_skipping_is_skipped() -> None:
     # Not concave: 4 nodes are worth more than four times one node, so one job of 4 beats greedy's
     # two of 2.
-    job = Options([1, 2, 4], [1.0, 2.2, 9.0])
+    job = SizeValues([1, 2, 4], [1.0, 2.2, 9.0])
     found = dp.solve([Bid("a", {"default": job}), Bid("b", {"default": job})], {"default": 5})
     assert sorted(size for _, size in found.sizes.values()) == [1, 4]
     assert found.objective == 10.0

@@ -23,7 +23,6 @@ The corrected form takes M = 2 · nodes + 1, charges starts as the bids of
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,7 +32,7 @@ import numpy as np
 from allocator.allocation import Allocation, relative_gap
 from allocator.bids import BidError
 from allocator.curves import ScalingCurve
-from allocator.highs import InfeasibleError, Model, maximise
+from allocator.highs import InfeasibleError, LinearProgram, maximise
 from allocator.objectives import SUMMIT, RescaleCost
 
 
@@ -97,10 +96,10 @@ class _Builder:
         self.entries += [(variable, len(self.limits), x) for variable, x in terms]
         self.limits.append((low, high))
 
-    def model(self) -> Model:
+    def model(self) -> LinearProgram:
         column, row, x = (np.array(part) for part in zip(*sorted(self.entries), strict=True))
         limits = np.array(self.limits)
-        return Model(
+        return LinearProgram(
             cost=np.array(self.cost),
             lower=np.zeros(len(self.cost)),
             upper=np.array(self.upper),
@@ -130,7 +129,6 @@ def solve(
     Raises:
         BidError: when a job runs on a node that is not among ``nodes``, or two jobs on one.
     """
-    began = time.perf_counter()
     rules = FORMS[form]
     index = {name: n for n, name in enumerate(nodes)}
     holder: dict[str, str] = {}
@@ -146,9 +144,7 @@ def solve(
                     "one job."
                 )
     if not jobs or not nodes:
-        return NodewisePlan(
-            Allocation({}, 0.0, 0.0, 0.0, "optimal", time.perf_counter() - began), {}
-        )
+        return NodewisePlan(Allocation({}, 0.0, 0.0, 0.0, "optimal"), {})
     scale = max(
         1.0, t_fwd_s * max(job.weight * max(rate for _, rate in job.curve.points) for job in jobs)
     )
@@ -159,10 +155,7 @@ def solve(
     try:
         answer = maximise(build.model(), time_limit_s=time_limit_s)
     except InfeasibleError:
-        nothing = Allocation(
-            {}, -np.inf, -np.inf, np.inf, "infeasible", time.perf_counter() - began
-        )
-        return NodewisePlan(nothing, {})
+        return NodewisePlan(Allocation({}, -np.inf, -np.inf, np.inf, "infeasible"), {})
     chosen: dict[str, tuple[str, ...]] = {}
     if answer.x is not None and (answer.optimal or rules.keep_unproven):
         for job, mine in zip(jobs, x, strict=True):
@@ -176,9 +169,7 @@ def solve(
     bound = objective if answer.optimal else answer.bound * scale
     status = "optimal" if answer.optimal else "time_limit"
     gap = relative_gap(objective, bound) if chosen else np.inf
-    return NodewisePlan(
-        Allocation(sizes, objective, bound, gap, status, time.perf_counter() - began), chosen
-    )
+    return NodewisePlan(Allocation(sizes, objective, bound, gap, status), chosen)
 
 
 def _add_job(

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allocator import BidError, RescaleCost, ScalingCurve, make_bid, solve
-from allocator.nodewise import Form, NodewiseJob
-from allocator.nodewise import solve as nodewise
+from tests.allocator.oracles.nodewise import Form, NodewiseJob
+from tests.allocator.oracles.nodewise import solve as nodewise
 from tests.allocator.strategies import curves
 
 COST = RescaleCost(up_s=18.0, down_s=12.0, start_s=15.0)

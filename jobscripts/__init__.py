@@ -1,1 +1,0 @@
-"""Batch scripts of the leases, and the example malleable jobs."""

@@ -1,0 +1,69 @@
+"""How far a long computation is, and how long it will yet take: on stderr, for whoever waits.
+
+Decides how it is said: on a terminal a bar, elsewhere a line at the begin and then each half
+minute.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from malletrain.cli.common import say
+
+EVERY_S = 30.0
+"""Time between two lines where there is no terminal."""
+
+
+class Progress:
+    """Use it as a context; call :meth:`told` as often as you like."""
+
+    def __init__(self) -> None:
+        from rich import progress as bars
+        from rich.console import Console
+
+        terminal = Console(stderr=True)
+        self._bar = bars.Progress(
+            bars.TextColumn("Simulating: {task.description}"),
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.TimeRemainingColumn(),
+            console=terminal,
+            transient=True,
+            disable=not terminal.is_terminal,
+        )
+        self._tasks: dict[str, bars.TaskID] = {}
+        self._lines = not terminal.is_terminal
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        sys.stderr.flush()
+
+    def told(self, what: str, part: float) -> None:
+        """``part`` of ``what`` is done, 0 to 1."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=1.0)
+            self._began = self._said = time.monotonic()
+            if self._lines:
+                say(f"Simulating: {what} …")
+        self._bar.update(self._tasks[what], completed=part)
+        now = time.monotonic()
+        if self._lines and now - self._said >= EVERY_S and 0 < part < 1:
+            self._said = now
+            left = (now - self._began) * (1 - part) / part
+            say(f"Simulating: {what}, {100 * part:.0f} % done, about {_time(left)} to go")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

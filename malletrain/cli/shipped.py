@@ -1,0 +1,32 @@
+"""``malletrain shipped``: where the files are that came with the product."""
+
+from __future__ import annotations
+
+import click
+
+from malletrain.cli.common import Refused
+
+
+@click.command()
+@click.argument("name", required=False)
+def shipped(name: str | None) -> None:
+    """Print the path of a file that came with MalleTrain, or the names of all of them.
+
+    These are configurations of sites, the systemd unit, batch scripts of the leases and examples.
+
+    \b
+    Examples:
+      malletrain shipped
+      cp "$(malletrain shipped site-configs/slurm.toml)" site.toml
+    """
+    from malletrain.shipped import names
+    from malletrain.shipped import shipped as path_of
+
+    if name is None:
+        for known in names():
+            click.echo(known)
+        return
+    try:
+        click.echo(path_of(name))
+    except FileNotFoundError as error:
+        raise Refused(str(error)) from None

@@ -1,0 +1,118 @@
+"""From the state to the candidates of a plan: what each admitted job may bid for.
+
+Decides which jobs keep their size whatever a plan would like, and who is left out of an imagined
+plan. Who is admitted is the queue's decision; how many nodes each gets, the planner's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allocator import NodeInfo
+from malletrain.core.gaps import Gaps
+from malletrain.core.planning import Candidate, guarantees
+from malletrain.core.profile_runner import ProfileRunner
+from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.state import ControllerState, JobRecord
+
+
+class Bidders:
+    """The candidates of one controller's plans. ``min_interval_s``: a job that nothing forces is
+    rescaled no more often than this.
+    """
+
+    def __init__(
+        self,
+        state: ControllerState,
+        gaps: Gaps,
+        queue: AdmissionQueue,
+        profiles: ProfileRunner,
+        min_interval_s: float,
+    ) -> None:
+        self._state = state
+        self._gaps = gaps
+        self._queue = queue
+        self._profiles = profiles
+        self._min_interval_s = min_interval_s
+
+    def now(self, now: float) -> list[Candidate]:
+        """The bidders for the nodes there are: each for those of its owner."""
+        state = self._state
+        free = +state.usable_by_pool
+        candidates: dict[str, Candidate] = {}
+        for job in self._queue.admitted(free, shared=False):
+            fixed = self.stays(job, now)
+            candidates[job.submitted.job] = _candidate(job, fixed=fixed)
+            if fixed:
+                free -= Counter(state.usable[n].node_class for n in job.nodes)
+        holders = [
+            c for name, c in candidates.items() if state.jobs[name].guaranteed_until and not c.fixed
+        ]
+        return self._guaranteed(candidates, holders, free, state.usable, now)
+
+    def imagined(self, nodes: Mapping[str, NodeInfo], now: float) -> list[Candidate]:
+        """The bidders for a plan that is only asked how many nodes would be of use to whom: each
+        node may become any owner's, and nobody is left alone.
+
+        Guarantees do not count: else the nodes for the next one in the queue would never be asked
+        for. A job of an owner whose leases come to nothing, or who may ask for none of
+        the nodes, bids for what it has.
+        """
+        free = Counter(info.node_class for info in nodes.values())
+        candidates: dict[str, Candidate] = {}
+        for job in self._queue.admitted(free, shared=True):
+            spec, c = job.submitted, replace(_candidate(job), owner=None)
+            barred = not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
+            if not (barred or self._gaps.backing_off(spec.owner, now)):
+                candidates[spec.job] = c
+            elif job.nodes:
+                candidates[spec.job] = replace(c, max_nodes=max(spec.min_nodes, len(job.nodes)))
+        return self._guaranteed(candidates, [], free, nodes, now)
+
+    def _guaranteed(
+        self,
+        candidates: dict[str, Candidate],
+        holders: list[Candidate],
+        free: Mapping[str, int],
+        nodes: Mapping[str, NodeInfo],
+        now: float,
+    ) -> list[Candidate]:
+        chosen = guarantees(holders, self._queue.starving(candidates, now), free, nodes)
+        return [
+            replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
+        ]
+
+    def stays(self, job: JobRecord, now: float) -> bool:
+        """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is
+        profiled, is rescaling or was a moment ago. In the last case a plan is due when it has
+        rested.
+        """
+        state = self._state
+        if job.broken or not job.accepts(len(job.nodes)) or not state.all_usable(job.nodes):
+            return False
+        if self._profiles.holds(job):
+            return True
+        rested = job.rescaled_at + self._min_interval_s
+        if not job.rescaling and now < rested:
+            state.plan_soon(rested)
+        return job.rescaling or now < rested
+
+
+def _candidate(job: JobRecord, *, fixed: bool = False) -> Candidate:
+    spec = job.submitted
+    return Candidate(
+        spec.job,
+        spec.min_nodes,
+        spec.max_nodes,
+        job.nodes,
+        weight=spec.weight,
+        goal=spec.goal,
+        curve=job.curve,
+        sizes=job.sizes,
+        cost=job.cost,
+        fixed=fixed,
+        broken=job.broken,
+        owner=spec.owner,
+    )

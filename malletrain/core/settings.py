@@ -1,0 +1,133 @@
+"""What the controller, its planner and its profiler are told once. Decides nothing; the defaults
+are in :mod:`malletrain.core.defaults`. Times in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from allocator import RescaleCost
+from jpa import AdvisorConfig, PlanConfig
+from malletrain.core import defaults
+
+
+@dataclass(frozen=True)
+class PlanningSettings:
+    """How plans are made."""
+
+    t_fwd_s: float = defaults.T_FWD_S
+    """Forward-looking time: a change of scale must pay within it."""
+    cost: RescaleCost = field(
+        default_factory=lambda: RescaleCost(
+            defaults.RESCALE_UP_S, defaults.RESCALE_DOWN_S, defaults.START_S
+        )
+    )
+    """What a change of scale is taken to cost until it was measured."""
+    max_running: int = defaults.MAX_RUNNING
+    time_limit_s: float = defaults.TIME_LIMIT_S
+    prior_exponent: float = defaults.PRIOR_EXPONENT
+    """An unmeasured job is taken to speed up as nodes**exponent."""
+
+    def caution(self, starvation_s: float) -> str | None:
+        """A sentence when a start is taken to cost more than it can bring within the
+        forward-looking time; else None.
+        """
+        if self.t_fwd_s > self.cost.start_s:
+            return None
+        return (
+            f"A start is taken to cost {self.cost.start_s:g} s and plans look {self.t_fwd_s:g} "
+            "s ahead, so no start pays for itself: "
+            f"a job gets nodes only once it has waited for {starvation_s:g} s. Look further "
+            f"ahead than {self.cost.start_s:g} s."
+        )
+
+
+def advisor_config(
+    *,
+    precision: float = defaults.PRECISION,
+    min_time_s: float = defaults.MIN_MEASURE_S,
+    max_time_s: float = defaults.MAX_MEASURE_S,
+    max_profile_s: float = defaults.MAX_PROFILE_S,
+    rescale_timeout_s: float = defaults.RESCALE_TIMEOUT_S,
+    donor_quiet_s: float = defaults.DONOR_QUIET_S,
+    patience_s: float = defaults.PATIENCE_S,
+    max_steps: int = defaults.MAX_SIZES,
+) -> AdvisorConfig:
+    """The advisor's limits in the words of the site's configuration."""
+    base = AdvisorConfig()
+    measure = replace(
+        base.measure,
+        tolerance=precision,
+        min_seconds=min_time_s,
+        max_seconds=max_time_s,
+        warmup_s=min(base.measure.warmup_s, min_time_s / 4),
+    )
+    return replace(
+        base,
+        plan=PlanConfig(
+            max_steps=max_steps, refine_steps=min(base.plan.refine_steps, max_steps - 1)
+        ),
+        measure=measure,
+        max_profile_s=max_profile_s,
+        rescale_timeout_s=rescale_timeout_s,
+        donor_quiet_s=donor_quiet_s,
+        patience_s=patience_s,
+    )
+
+
+@dataclass(frozen=True)
+class ProfilingSettings:
+    """How jobs are profiled."""
+
+    advisor: AdvisorConfig = field(default_factory=advisor_config)
+    kappa: float = defaults.KAPPA
+    """The bids of a profiled job are lowered by this many standard deviations."""
+    every_size_up_to: int = defaults.EVERY_SIZE_UP_TO
+    """A job with so few sizes is measured at each of them."""
+    window_s: float = defaults.OBSERVE_EVERY_S
+    """Length of the windows in which a running job is observed."""
+    lease_patience_s: float = defaults.LEASE_PATIENCE_S
+    """How long a profile waits for nodes before it begins on fewer than the job can use."""
+    silence_s: float = defaults.SILENCE_S
+    """Workers that have been started and report nothing for so long are measured all the same."""
+    again_s: float = defaults.MAX_PROFILE_S
+    """A profile that could not have all sizes is repeated after so long at the earliest, once they
+    are there.
+    """
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """How patient the controller is."""
+
+    planning: PlanningSettings = field(default_factory=PlanningSettings)
+    debounce_s: float = defaults.DEBOUNCE_S
+    """Node events this close together are one plan."""
+    notice_debounce_s: float = defaults.NOTICE_DEBOUNCE_S
+    """The same for notices of preemptions, for whose nodes the main scheduler's jobs wait."""
+    min_interval_s: float = defaults.MIN_INTERVAL_S
+    """A job that nothing forces is rescaled no more often than this."""
+    starvation_s: float = defaults.STARVATION_S
+    """An admitted job without nodes for so long gets its minimum, and keeps it for as long."""
+    max_tries: int = defaults.MAX_TRIES
+    """The job has failed when its workers failed so many times."""
+    retry_window_s: float = defaults.RETRY_WINDOW_S
+    """Failures further apart than this do not add up."""
+    release_after_s: float = defaults.RELEASE_AFTER_S
+    """A lease nobody uses is released."""
+    min_horizon_s: float = defaults.MIN_HORIZON_S
+    """Shorter gaps are not worth a lease."""
+    lease_wait_s: float = defaults.LEASE_WAIT_S
+    """A lease asked for that has not come up by then is forgotten."""
+    rejected_s: float = defaults.REJECTED_S
+    """A node on which no launcher comes up is left alone for so long."""
+    reclaim_s: float = defaults.RECLAIM_S
+    """A job may take so long to move off a node that another owner's job has more use for."""
+    reclaim_every_s: float = defaults.RECLAIM_EVERY_S
+    """Nodes are taken from one owner for another no more often than this."""
+    profiling: ProfilingSettings | None = None
+    """How jobs are profiled; None: they are not."""
+
+    def notice_wait(self, in_s: float) -> float:
+        """Seconds to wait for further notices when a node leaves in ``in_s`` seconds."""
+        return min(self.debounce_s, self.notice_debounce_s, in_s / 4)

@@ -1,0 +1,112 @@
+"""What the scaling curve of one job tells of others: what is kept of each, and what the next one
+starts with. Pure; where curves are kept is behind :class:`SiblingStorage`.
+
+Decides whose curve a job inherits and when a curve is worth keeping. How curves are scaled from
+model to model and how sure one may be of them is :mod:`jpa.reuse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jpa import MeasuredCurve, ModelSize, RescaleCosts, Stored, inherited, prior_from
+from jpa.curve import DEFAULT_PHASE
+from malletrain.core.scaling_model import ScalingModel
+
+KINDS_KEPT = 1000
+"""Kinds of jobs whose curve is remembered for jobs that are submitted already."""
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """What is kept of a job for others."""
+
+    key: str
+    """Jobs of one key scale alike (:func:`jpa.profile_key`)."""
+    job: str
+    scaling: ScalingModel
+    size: ModelSize = field(default_factory=ModelSize)
+
+
+class SiblingStorage(Protocol):
+    """Where curves are kept; the newest of a key takes the place of the one before."""
+
+    def put(self, sibling: Sibling) -> None:
+        """Keep it."""
+
+    def of_key(self, key: str) -> Sibling | None:
+        """The newest of this key, None where there is none."""
+
+    def others(self, key: str) -> Iterable[Sibling]:
+        """Those of other keys that run on the same class of nodes."""
+
+
+def keep(storage: SiblingStorage, sibling: Sibling) -> None:
+    """Keep what was learnt of a job, once it was profiled and something was measured."""
+    scaling = sibling.scaling
+    measured = any(p.rate > 0 for p in scaling.curve.current.points)
+    if sibling.key and measured and (scaling.profiled or scaling.result):
+        storage.put(sibling)
+
+
+def starts_with(storage: SiblingStorage, key: str, *, named: bool = False) -> ScalingModel | None:
+    """What a new job of this key starts with; None for nothing.
+
+    ``named``: only its owner says which jobs are alike; those may differ in level.
+    """
+    sibling = storage.of_key(key)
+    if sibling is None:
+        return None
+    stored = _stored(sibling)
+    if not named:
+        return ScalingModel(inherited(stored.curve), sibling.scaling.costs)
+    prior = prior_from([stored], key)
+    curve = MeasuredCurve.from_prior(prior) if prior else MeasuredCurve()
+    return ScalingModel(curve, sibling.scaling.costs)
+
+
+def suggested(
+    storage: SiblingStorage, key: str, size: ModelSize, costs: RescaleCosts
+) -> ScalingModel | None:
+    """What jobs of similar models suggest, once it is known how large the job's model is; None
+    where none is near.
+    """
+    prior = prior_from(map(_stored, storage.others(key)), key, size)
+    return ScalingModel(MeasuredCurve.from_prior(prior), costs) if prior else None
+
+
+def _stored(sibling: Sibling) -> Stored:
+    curve, _ = sibling.scaling.curve.with_phase(DEFAULT_PHASE)
+    return Stored(sibling.key, curve, sibling.size, sibling.job)
+
+
+class SharedCurves:
+    """What the profiles of jobs tell other jobs of their kind that are submitted already: kind →
+    curve, and which curve each job has been told of.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, MeasuredCurve] = {}
+        self._told: dict[str, MeasuredCurve] = {}
+
+    def remember(self, kind: str, curve: MeasuredCurve) -> None:
+        """A profile is over: what others of its kind need not measure."""
+        if kind and curve.known:
+            before = self._kinds.pop(kind, MeasuredCurve())
+            self._kinds[kind] = inherited(curve).with_points_of(before)
+            if len(self._kinds) > KINDS_KEPT:
+                del self._kinds[next(iter(self._kinds))]
+
+    def tell(self, job: str, kind: str, own: MeasuredCurve) -> MeasuredCurve:
+        """The job's own curve with what others of its kind have measured since it was last told."""
+        curve = self._kinds.get(kind)
+        if curve is None or self._told.get(job) is curve:
+            return own
+        self._told[job] = curve
+        return own.with_points_of(curve)
+
+    def forget(self, job: str) -> None:
+        """The job has ended."""
+        self._told.pop(job, None)

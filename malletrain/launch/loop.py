@@ -1,0 +1,150 @@
+"""The loop of a launcher that starts its processes itself: it wakes on the agent, on what the
+processes say, on their ends and on signals. What each of these means is the launcher's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from malletrain.launch.lines import LineConnection, LineEndpoint, Said
+from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
+from malletrain.protocol.messages import Error, Message, Release
+
+_TICK_S = 0.5
+_LAST_BYTES = 4096
+
+
+class Launcher(Protocol):
+    """What the loop asks of a launcher."""
+
+    def agent_said(self, message: Message) -> None:
+        """A message of the agent that is not the end."""
+
+    def process_said(self, connection: LineConnection, said: Said) -> None:
+        """A line of one of the processes."""
+
+    def look_after(self) -> int:
+        """Notice which processes have ended. Returns the launcher's exit code, which counts once
+        :meth:`LaunchLoop.end` was called.
+        """
+
+    def stop(self) -> None:
+        """Stop the processes; nothing is left of them afterwards."""
+
+
+class Child:
+    """A process that wakes the loop when it ends."""
+
+    def __init__(self, loop: LaunchLoop, command: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        self._loop = loop
+        self._pidfd = os.pidfd_open(self.process.pid)
+        loop.agent.also_wake_on(self._pidfd)
+
+    def ended(self) -> int | None:
+        """Its exit code once it has ended (negative: the signal), None while it lives."""
+        code = self.process.poll()
+        if code is not None and self._pidfd >= 0:
+            self._loop.agent.also_wake_on(self._pidfd, False)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return code
+
+
+class LaunchLoop:
+    """The agent's channel and the processes' socket of one job on this node."""
+
+    def __init__(self, order: LaunchOrder) -> None:
+        """Connect and listen.
+
+        Args:
+            order: What the agent wants launched; the socket lies beside the agent's own.
+        """
+        self.agent = LauncherEnd(order.endpoint)
+        directory = os.path.dirname(order.endpoint.removeprefix("ipc://"))
+        self.lines = LineEndpoint(f"{directory}/l{os.getpid()}", self.agent.also_wake_on)
+        self._over = ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(woken)
+        self.agent.also_wake_on(self._wake)
+
+    def end(self, sentence: str) -> None:
+        """Leave the loop; the first reason counts."""
+        self._over = self._over or sentence
+
+    def run(self, launcher: Launcher) -> int:
+        """Until the job leaves the node or the launcher ends it. Returns the exit code."""
+        code = 0
+        try:
+            while not self._over:
+                for message in self.agent.receive(_TICK_S):
+                    self._agent_said(launcher, message)
+                if self.agent.agent_gone:
+                    self.end("The agent on this node is gone.")
+                for connection, said in self.lines.receive():
+                    launcher.process_said(connection, said)
+                code = launcher.look_after()
+        finally:
+            launcher.stop()
+            self.lines.close()
+            self.agent.close()
+        print(f"malletrain launcher: {self._over}", flush=True)
+        return code
+
+    def _agent_said(self, launcher: Launcher, message: Any) -> None:
+        if isinstance(message, Release):
+            self.end("The job was released from this node.")
+        elif isinstance(message, Error):
+            self.end(message.sentence)
+        else:
+            launcher.agent_said(message)
+
+    def _signalled(self, number: int, _: object) -> None:
+        self.end(f"{signal.Signals(number).name}: the job leaves this node.")
+
+
+def stop_all(children: Iterable[Child], grace_s: float) -> None:
+    """SIGTERM, and SIGKILL to those that are left ``grace_s`` seconds later."""
+    alive = [c.process for c in children if c.ended() is None]
+    for process in alive:
+        process.terminate()
+    deadline = time.monotonic() + grace_s
+    for process in alive:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in children:
+        child.ended()
+
+
+def last_words(path: str) -> str:
+    """The end of a log, empty if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - _LAST_BYTES))
+            return file.read().decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+
+
+def order_given(program: str, purpose: str) -> LaunchOrder | None:
+    """The order that the command line names; None after it was said why it cannot be read."""
+    parser = argparse.ArgumentParser(prog=program, description=purpose)
+    wanted = "the order, a JSON file written by the agent"
+    parser.add_argument("--launch", required=True, metavar="FILE", help=wanted)
+    try:
+        return read_order(parser.parse_args().launch)
+    except (OSError, ValueError) as error:
+        print(f"malletrain launcher: the order cannot be read: {error}", file=sys.stderr)
+        return None

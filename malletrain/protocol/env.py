@@ -1,0 +1,82 @@
+"""Every environment variable of MalleTrain: its name, once, and what it means. Decides nothing.
+
+Imports nothing, for the helpers that are run by their path without site-packages read it too. The
+scavenger package, which does not know malletrain, writes the names of the lease's variables itself.
+"""
+
+from __future__ import annotations
+
+AGENT = "MALLETRAIN_AGENT"
+CLUSTER = "MALLETRAIN_CLUSTER"
+CONFIG = "MALLETRAIN_CONFIG"
+DAEMON = "MALLETRAIN_DAEMON"
+DEBUG = "MALLETRAIN_DEBUG"
+ENDPOINT = "MALLETRAIN_ENDPOINT"
+FLAGS = "MALLETRAIN_FLAGS"
+FORK_SERVER = "MALLETRAIN_FORK_SERVER"
+GENERATION = "MALLETRAIN_GENERATION"
+GPUS = "MALLETRAIN_GPUS"
+GRACE_S = "MALLETRAIN_GRACE_S"
+HOST = "MALLETRAIN_HOST"
+JOB = "MALLETRAIN_JOB"
+JOB_KEY = "MALLETRAIN_JOB_KEY"
+LAUNCHER_PID = "MALLETRAIN_LAUNCHER_PID"
+LEASE = "MALLETRAIN_LEASE"
+LEASE_KEY = "MALLETRAIN_LEASE_KEY"
+LIVE = "MALLETRAIN_LIVE"
+LOG_DIR = "MALLETRAIN_LOG_DIR"
+LOG_LEVEL = "MALLETRAIN_LOG_LEVEL"
+MAX_WORLD_SIZE = "MALLETRAIN_MAX_WORLD_SIZE"
+MUNGE_SOCKET = "MALLETRAIN_MUNGE_SOCKET"
+NODE = "MALLETRAIN_NODE"
+NODE_CLASS = "MALLETRAIN_NODE_CLASS"
+PRELOAD = "MALLETRAIN_PRELOAD"
+RUN_DIR = "MALLETRAIN_RUN_DIR"
+SERVER_KEY = "MALLETRAIN_SERVER_KEY"
+SERVICE = "MALLETRAIN_SERVICE"
+SOCKET = "MALLETRAIN_SOCKET"
+STATE_DIR = "MALLETRAIN_STATE_DIR"
+
+TABLE = (
+    (STATE_DIR, "Directory of a user's daemon: its keys, database and logs.", "user", "cli"),
+    (DAEMON, "File that says where a daemon listens.", "user", "cli, client"),
+    (CONFIG, "Configuration file of the daemon.", "user", "cli"),
+    (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
+    (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
+    (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
+     "launch"),
+    (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),
+    (ENDPOINT, "Address of the daemon.", "daemon", "agent"),
+    (SERVER_KEY, "Public key of the daemon.", "daemon", "agent"),
+    (LEASE_KEY, "Secret key of the lease; the agent takes it out of its environment.", "daemon",
+     "agent"),
+    (RUN_DIR, "Directory on the node for sockets and logs.", "daemon", "agent"),
+    (LEASE, "Id of the lease.", "scavenger, agent", "agent"),
+    (NODE, "Name of the node for the main scheduler.", "scavenger, agent",
+     "agent, launch, membership"),
+    (NODE_CLASS, "Class of the node.", "scavenger", "agent"),
+    (GPUS, "GPUs of the node; counted if not set.", "lease script", "agent"),
+    (GRACE_S, "Seconds between SIGTERM and SIGKILL of a preempted lease.", "daemon, scavenger",
+     "agent"),
+    (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
+     "scavenger"),
+    (HOST, "Address under which other nodes reach this one.", "user, agent",
+     "agent, launch, membership"),
+    (JOB, "Id of the job.", "agent", "training"),
+    (JOB_KEY, "Secret that all processes of a service share, as hexadecimal text.", "agent",
+     "membership"),
+    (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
+    (FLAGS, "File that holds the number of the drain that is asked for.", "agent", "training"),
+    (MAX_WORLD_SIZE, "Processes of the job at its largest.", "agent", "training"),
+    (AGENT, "Socket on which the agent talks with the launcher.", "agent", "launch"),
+    (GENERATION, "Number of the round that a worker was started for.", "launch",
+     "training, elastic"),
+    (LAUNCHER_PID, "Process whose end is the end of the workers.", "launch", "launch"),
+    (FORK_SERVER, "Socket of the fork server.", "launch", "launch"),
+    (LIVE, "Socket on which the launcher of a live job talks with its workers.", "launch",
+     "elastic"),
+    (LOG_DIR, "Directory of the logs of a live job's workers.", "launch", "elastic"),
+    (SERVICE, "Socket on which the launcher of a service talks with its process.", "launch",
+     "membership"),
+)  # fmt: skip
+"""(name, what it means, who sets it, who reads it), in the order of the docs."""

@@ -1,0 +1,48 @@
+"""What a node may say of a job that it holds, in one table. Decides nothing."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class AssignmentPhase(str, Enum):
+    """How far a job is on one node; :data:`PHASES` says what each phase means."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    LOST = "lost"
+    FAILED = "failed"
+    EXITED = "exited"
+    SUCCEEDED = "succeeded"
+
+    __str__ = str.__str__  # its value, in sentences too
+
+
+PHASES: dict[AssignmentPhase, str] = {
+    AssignmentPhase.STARTING: "The launcher was started and has not been heard of.",
+    AssignmentPhase.READY: "The launcher is up and waits for a round.",
+    AssignmentPhase.RUNNING: "The workers are in the round of this generation.",
+    AssignmentPhase.LOST: "The workers live, but their group broke: they wait for the next round "
+    "(live mode).",
+    AssignmentPhase.FAILED: "A worker ended badly; the launcher waits for the next round.",
+    AssignmentPhase.EXITED: "The launcher is gone; the job has to be assigned again.",
+    AssignmentPhase.SUCCEEDED: "Every worker on the node ended with code 0.",
+}
+HOLDING = (AssignmentPhase.RUNNING, AssignmentPhase.LOST)
+"""Phases in which the workers of a live job hold its state."""
+UP = (AssignmentPhase.READY, AssignmentPhase.RUNNING)
+"""Phases in which the process of a service is there."""
+TAKES_ROUND = (
+    AssignmentPhase.READY,
+    AssignmentPhase.RUNNING,
+    AssignmentPhase.FAILED,
+    AssignmentPhase.SUCCEEDED,
+)
+"""Phases in which the launcher can take a round: it waits for one, or its workers run and will be
+stopped.
+"""
+BROKEN = (AssignmentPhase.FAILED, AssignmentPhase.EXITED)
+"""Phases of which somebody may be to blame."""
+OF_NO_ROUND = (AssignmentPhase.STARTING, AssignmentPhase.READY, AssignmentPhase.EXITED)
+"""Phases that count whatever generation they name."""

@@ -1,0 +1,62 @@
+"""Why workers failed: by themselves, or because a node was lost whose news has yet to come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from malletrain.protocol.failures import by_cause, describe, secondary
+from malletrain.protocol.messages import Assignment
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import Broke
+
+PATIENCE_WITH_PEERS = 3.0
+"""Times the grace that a failure waits when every last word speaks of a lost peer and nobody has
+said yet which.
+"""
+
+
+@dataclass
+class FailureGrace:
+    """The wait between a failure and its being told."""
+
+    due: float | None = None
+    """When to look again."""
+    first_at: float | None = None
+    """When the failure was heard of."""
+    told_of: int = 0
+    """The generation whose failure was told: once is enough."""
+
+    def clear(self) -> None:
+        """There is no failure, or it does not count."""
+        self.due = self.first_at = None
+
+    def look(
+        self, broken: dict[str, Assignment], news_to_come: bool, now: float, grace_s: float
+    ) -> Broke | None:
+        """Whether the failure is the job's own.
+
+        Args:
+            broken: The members that failed, and what they said.
+            news_to_come: A member cannot be reached: it may be lost.
+            now: Seconds.
+            grace_s: Seconds for the news of a loss to come.
+
+        Returns:
+            What to tell, or None while it is too early; ``due`` says when to ask again.
+        """
+        if self.first_at is None:
+            self.first_at, self.due = now, now + grace_s
+        if self.due is None or now < self.due:
+            return None
+        if news_to_come:
+            self.due = now + grace_s
+            return None
+        failures = by_cause(f for said in broken.values() for f in said.failures)
+        patience = self.first_at + PATIENCE_WITH_PEERS * grace_s
+        if failures and secondary(failures[0]) and now < patience:
+            self.due = patience
+            return None
+        exited = all(said.phase is AssignmentPhase.EXITED for said in broken.values())
+        what = "launcher ended" if exited else "workers failed"
+        sentence = f"The {what} on {', '.join(broken)}; see `malletrain logs --launcher`."
+        return Broke(failures, describe(failures) if failures else sentence)

@@ -1,0 +1,70 @@
+"""Which nodes hold a job and what they say of it. Decides only what need not be asked
+twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from malletrain.protocol.messages import Assignment
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.actions import Action, SendAssign, SendRelease
+
+
+@dataclass
+class Holdings:
+    """The nodes of one job, by what was asked of them."""
+
+    assigned: set[str] = field(default_factory=set)
+    """Have been told to hold the job, or said that they do."""
+    releasing: set[str] = field(default_factory=set)
+    """Have been told to let go; what they still say of the job does not count."""
+    phases: dict[str, Assignment] = field(default_factory=dict)
+    """What each said last."""
+    unreachable: set[str] = field(default_factory=set)
+    """Their agents cannot be reached at present."""
+    with_key: bool = False
+    """Whether their processes get the job's secret."""
+
+    def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
+        """Whether ``node`` said one of ``phases`` last, of whatever round."""
+        said = self.phases.get(node)
+        return said is not None and said.phase in phases
+
+    def note(self, node: str, said: Assignment) -> None:
+        """``node`` holds the job and says so."""
+        self.assigned.add(node)
+        self.phases[node] = said
+
+    def adopt(self, phases: dict[str, Assignment], generation: int) -> list[Action]:
+        """Take over what nodes hold after a restart of the daemon; those in a newer round than
+        ``generation``, the newest that the store knows, are released.
+        """
+        self.phases = {n: a for n, a in phases.items() if a.generation <= generation}
+        self.assigned = set(phases)
+        return self.release(n for n in sorted(phases) if n not in self.phases)
+
+    def assign(self, node: str) -> list[Action]:
+        """Have ``node`` hold the job, unless it does."""
+        again = self.is_in(node, AssignmentPhase.EXITED)
+        if node in self.releasing or (node in self.assigned and not again):
+            return []
+        self.assigned.add(node)
+        self.phases.pop(node, None)
+        return [SendAssign(node, self.with_key)]
+
+    def release(self, nodes: Iterable[str]) -> list[Action]:
+        """Have ``nodes`` let go, unless they are about to."""
+        actions: list[Action] = []
+        for node in nodes:
+            if node not in self.releasing:
+                self.forget(node)
+                self.releasing.add(node)
+                actions.append(SendRelease(node))
+        return actions
+
+    def forget(self, node: str) -> None:
+        """Nothing of the job is on ``node``."""
+        self.assigned.discard(node)
+        self.releasing.discard(node)
+        self.phases.pop(node, None)

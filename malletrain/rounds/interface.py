@@ -1,0 +1,111 @@
+"""What the daemon asks of a job's rounds, whatever the job's mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Protocol
+
+from malletrain.protocol.messages import Assignment
+from malletrain.rounds.actions import Action
+
+View = tuple[tuple[str, str, float | None], ...]
+"""The members of a service: (node, address, when it leaves) of each, in rank order."""
+
+
+class RoundStage(str, Enum):
+    """Where the job's rescale stands; :data:`STAGES` says what each stage means."""
+
+    IDLE = "idle"
+    WARMING = "warming"
+    DRAINING = "draining"
+    FORMING = "forming"
+    RUNNING = "running"
+    COMPLETED = "completed"
+
+    __str__ = str.__str__  # its value, in sentences too
+
+
+STAGES: dict[RoundStage, str] = {
+    RoundStage.IDLE: "No round runs or is being made; the next plan begins one.",
+    RoundStage.WARMING: "The launchers of joiners come up while the others train on.",
+    RoundStage.DRAINING: "Rank 0 saves what is done so far; restart mode only, unless a live job "
+    "lets go of all its nodes.",
+    RoundStage.FORMING: "The members are told of the new round and join it.",
+    RoundStage.RUNNING: "Every member of the newest round runs; of a service: somebody is there.",
+    RoundStage.COMPLETED: "Every worker ended well.",
+}
+
+
+class Rounds(Protocol):
+    """The rescales of one job. Every method returns the actions to carry out, in order."""
+
+    @property
+    def generation(self) -> int:
+        """Of the newest round."""
+
+    @property
+    def stage(self) -> RoundStage:
+        """Where the rescale stands."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of the newest round, in rank order."""
+
+    @property
+    def view(self) -> View:
+        """The members of a service; of other jobs empty."""
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a drain may take now."""
+
+    @property
+    def lost_member(self) -> bool:
+        """Whether a member was lost since the newest round was formed."""
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the job stands still while it changes its nodes."""
+
+    def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
+        """Go to exactly ``nodes`` (none: let go of all). ``within_s``: a node of the old set is
+        gone by then.
+        """
+
+    def stop(self) -> list[Action]:
+        """The job has ended: release every node."""
+
+    def adopt(
+        self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
+    ) -> list[Action]:
+        """After a restart of the daemon: take over what the agents report, all nodes that hold the
+        job included.
+        """
+
+    def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
+        """The agent on ``node`` reports its assignment."""
+
+    def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
+        """The node of rank 0 serves the round's store."""
+
+    def drained(self, node: str, generation: int, now: float) -> list[Action]:
+        """The drain asked for is served, or there is nothing to save."""
+
+    def released(self, node: str, now: float) -> list[Action]:
+        """No process of the job is left on ``node``."""
+
+    def gone(self, node: str, now: float) -> list[Action]:
+        """The node is lost."""
+
+    def unreachable(self, node: str) -> None:
+        """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
+
+    def reachable(self, node: str) -> None:
+        """It is back."""
+
+    def tick(self, now: float) -> list[Action]:
+        """Carry on where a time limit has passed."""
+
+    def next_wakeup(self) -> float | None:
+        """When :meth:`tick` is due."""

@@ -1,0 +1,188 @@
+"""From when to when a log of batch jobs tells of every job that ran. Pure.
+
+Decides where the observation of a machine begins and ends. A log knows only some jobs at its edges,
+and a job that it does not know would make its nodes look idle:
+
+* Slurm's accounting lists the jobs that ran at some time between ``--starttime`` and ``--endtime``.
+  A job that ended before is not listed, however late another one that is listed began. So nothing
+  is known before the first end in the log.
+* PBS writes a record when a job ends, with its start. So everything is known from the first record.
+* A log in the Standard Workload Format lists jobs by their submission. One that was submitted
+  before the first entry and still ran is not listed.
+* At its end a log tells of jobs that ended, and only some logs of those that still ran. What is not
+  listed there would have ended after the last end in the log. As far back from that end as the
+  longest job lasts, no job can be missing.
+
+Where the longest job would cost more than a quarter of the log, the edge lies where the jobs that
+are longer can be missing with :data:`MISSING` of the node-seconds at most, and the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from malletrain.sim.joblogs import JobLog, LogJob
+from malletrain.sim.workloads import WorkloadError
+
+MISSING = 0.01
+"""Largest share of the node-seconds that may be those of jobs missing at an edge."""
+MOST_CUT = 0.25
+"""Largest share of the log that is cut off for its longest job."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The part of a log in which every job is known."""
+
+    begin_s: float
+    """Seconds of the log."""
+    end_s: float
+    """Seconds of the log."""
+    sentences: tuple[str, ...] = ()
+    """How the edges were found, for the reader of a report."""
+
+
+def observe(log: JobLog, begin: float | None = None, end: float | None = None) -> Observation:
+    """Where the observation lies.
+
+    Args:
+        log: the jobs; those without a start are passed over.
+        begin: where the reader knows it to begin, seconds of the log (:func:`moment`).
+        end: the same for its end.
+
+    Raises:
+        WorkloadError: nothing is left between the edges.
+    """
+    jobs = [job for job in log.jobs if job.start_s is not None]
+    if not jobs:
+        raise WorkloadError(
+            f"The log ({log.source}) does not say when jobs started, so that nothing is known "
+            "of idle nodes."
+        )
+    starts = [_start(job) for job in jobs]
+    first, last = min(starts), max(starts)
+    ends = [_start(job) + job.run_s for job in jobs if job.run_s is not None]
+    said: list[str] = []
+    edge, inexact = _longest(jobs, last - first)
+    if begin is None:
+        begin = _begin(log, first, ends, edge, said)
+    if end is None:
+        end = last
+        if (
+            log.lists in ("running", "submitted")
+            and ends
+            and all(job.run_s is not None for job in jobs)
+        ):
+            end = min(last, max(ends) - edge)
+        if end < last:
+            said.append(
+                f"The last {_time(last - end)} in which jobs started are left out: jobs that still "
+                "ran when the log ended are not in it, and their nodes would look idle. If they "
+                "are, say where it ends (--to)."
+            )
+    if inexact and said:
+        said.append(
+            f"The longest job lasts longer than a quarter of the log; at its edges up to "
+            f"{100 * MISSING:.0f} % of the node-hours may be those of jobs that are missing."
+        )
+    if last <= first:
+        raise WorkloadError(
+            "All jobs of the log start at one time; there is no time in which nodes could be "
+            "seen idle."
+        )
+    if not end > begin:
+        raise WorkloadError(
+            "Nothing is known of idle nodes: the log has no time in which all jobs are known. Give "
+            "a longer log, or say where it begins and ends (--from, --to)."
+        )
+    return Observation(begin, end, tuple(said))
+
+
+def moment(text: str, log: JobLog) -> float:
+    """A time on the command line as seconds of the log.
+
+    Args:
+        text: a date and time such as ``2024-01-31`` or ``2024-01-31T12:00``, or the time since the
+            log's first submission such as ``30 d`` or ``36 h``.
+        log: the log.
+
+    Raises:
+        WorkloadError: it is neither, or a date of a log that knows no dates.
+    """
+    number, unit = text.strip()[:-1].strip(), text.strip()[-1:]
+    if unit in _UNITS:
+        try:
+            return float(number) * _UNITS[unit]
+        except ValueError:
+            pass
+    try:
+        when = datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        raise WorkloadError(
+            f"'{text}' is no time; give a date such as 2024-01-31T12:00, or the time since the "
+            "log's first submission such as '30 d' or '36 h'."
+        ) from None
+    if log.zero is None:
+        raise WorkloadError(
+            f"The log ({log.source}) knows no dates; give the time since its first submission, "
+            "such as '30 d'."
+        )
+    return when - log.zero
+
+
+_UNITS = {"h": 3600.0, "d": 86400.0}
+
+
+def _begin(log: JobLog, first: float, ends: Sequence[float], edge: float, said: list[str]) -> float:
+    if log.lists == "all":
+        return first
+    if log.lists == "since":
+        return max(0.0, log.since_s)
+    if log.lists == "submitted":
+        said.append(
+            f"The first {_time(edge)} are left out: jobs that ran before the log began are not in "
+            "it, and their nodes would look idle. If the machine was empty, say so (--from)."
+        )
+        return first + edge
+    begin = max(first, min(ends, default=first))
+    if begin > first:
+        said.append(
+            f"The observation begins with the first end of a job, {_time(begin - first)} after "
+            "the first start: jobs that ended earlier are not in the log. If it is known to begin "
+            "earlier, say when (--from)."
+        )
+    return begin
+
+
+def _longest(jobs: Sequence[LogJob], duration: float) -> tuple[float, bool]:
+    """How far from an edge no job can be missing, seconds; and whether some can all the same."""
+    lengths = sorted((job.run_s, job.nodes) for job in jobs if job.run_s is not None)
+    if not lengths:
+        return 0.0, False
+    longest = lengths[-1][0]
+    if longest <= MOST_CUT * duration:
+        return longest, False
+    total = sum(run * nodes for run, nodes in lengths)
+    # Missing beyond a length: the part of the longer jobs that lies beyond it.
+    beyond, nodes_above = 0.0, 0
+    for k in range(len(lengths) - 1, 0, -1):
+        nodes_above += lengths[k][1]
+        more = nodes_above * (lengths[k][0] - lengths[k - 1][0])
+        if beyond + more > MISSING * total:
+            cut = lengths[k][0] - (MISSING * total - beyond) / nodes_above
+            return min(cut, MOST_CUT * duration), True
+        beyond += more
+    return min(lengths[0][0], MOST_CUT * duration), True
+
+
+def _start(job: LogJob) -> float:
+    return job.start_s or 0.0
+
+
+def _time(seconds: float) -> str:
+    if not math.isfinite(seconds) or seconds >= 2 * 86400:
+        return f"{seconds / 86400:.1f} days"
+    return f"{seconds / 3600:.1f} hours" if seconds >= 7200 else f"{seconds / 60:.0f} minutes"

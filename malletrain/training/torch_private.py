@@ -1,0 +1,197 @@
+"""Every private part of torch that MalleTrain uses, in one place. Decides nothing.
+
+:data:`PARTS` lists them; :func:`require` says in a sentence which one an installed torch lacks.
+Tested with the oldest and the newest torch that setup.cfg admits (``make torch-matrix``). It lies
+in this room because the launcher and the live training loop both need it; TorchElastic is imported
+by the launcher only, when it asks for its agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from functools import reduce
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    from malletrain.protocol.messages import Failure
+
+_C10D = "torch.distributed.distributed_c10d"
+_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
+PARTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
+    "restart mode": tuple(
+        (_AGENT, f"LocalElasticAgent.{name}")
+        for name in (
+            *("_construct_event", "_initialize_workers", "_invoke_run"),
+            *("_monitor_workers", "_restart_workers", "_start_workers"),
+        )
+    ),
+}
+"""What needs which private names: (module, path in it). Those that only instances have are looked
+for where they are used.
+"""
+
+
+def missing(purpose: str) -> list[str]:
+    """The private names of ``purpose`` that the installed torch lacks."""
+    lacks = []
+    for module, path in PARTS[purpose]:
+        try:
+            reduce(getattr, path.split("."), import_module(module))
+        except (ImportError, AttributeError):
+            lacks.append(f"{module}.{path}")
+    return lacks
+
+
+def require(purpose: str) -> None:
+    """Check that the installed torch has what ``purpose`` needs.
+
+    Raises:
+        RuntimeError: It has not; the sentence says what is missing and what to do.
+    """
+    if lacks := missing(purpose):
+        raise RuntimeError(
+            f"torch {torch.__version__} has no {', '.join(lacks)}, which {purpose} needs. "
+            "Install a version of torch that MalleTrain was tested with (see its setup.cfg)."
+        )
+
+
+# --- process groups (malletrain.elastic.group) ---
+
+
+def forget_failed_group() -> None:
+    """torch numbers groups and counts one that came to nothing; under another number nobody would
+    find the next one's keys.
+    """
+    dist.distributed_c10d._world.group_count = 0
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """Give every collective of ``group`` this long from now on."""
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+# --- gradient scalers (malletrain.elastic.undo) ---
+
+
+def forget_unscaling(scaler: Any) -> None:
+    """Have ``scaler`` forget that gradients were unscaled in this step: the step is repeated.
+
+    Raises:
+        RuntimeError: The scaler does not keep that where torch did so far.
+    """
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is None:
+        raise RuntimeError(
+            f"A step with a {type(scaler).__name__} cannot be repeated: torch {torch.__version__} "
+            "keeps its state elsewhere. Train without a gradient scaler, or in restart mode."
+        )
+    states.clear()
+
+
+# --- TorchElastic's agent (malletrain.launch.restart) ---
+
+
+class News(Protocol):
+    """What the agent is told while its workers run."""
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Wait that long, or until there is news."""
+
+    def num_nodes_waiting(self) -> int:
+        """Not 0: a new round is to be taken."""
+
+    def succeeded(self) -> bool:
+        """The workers ended well. Returns whether they are needed again."""
+
+    def note_failures(self, failures: tuple[Failure, ...]) -> None:
+        """The workers failed."""
+
+
+def node_agent(spec: WorkerSpec, news: News, stop_grace_s: float) -> LocalElasticAgent:
+    """TorchElastic's agent for one node, whose workers are restarted for every round until the job
+    leaves the node.
+
+    Args:
+        spec: The workers.
+        news: Tells of rounds.
+        stop_grace_s: Seconds between SIGTERM and SIGKILL of a worker.
+
+    Raises:
+        RuntimeError: The installed torch lacks what is needed.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.events import Event, EventSource
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+    from malletrain.protocol.messages import Failure
+
+    require("restart mode")
+
+    class NodeAgent(LocalElasticAgent):
+        _failed_first: frozenset[int] = frozenset()
+
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            ids: dict[int, Any] = super()._start_workers(worker_group)
+            context = self._pcontext
+            assert context is not None
+            close = context.close
+            self._failed_first = frozenset()
+
+            def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:
+                # Without the private name all that failed count, siblings included.
+                first = frozenset(getattr(context, "_failures", ()))
+                self._failed_first = self._failed_first or first
+                close(death_sig, stop_grace_s)  # type: ignore[arg-type]
+
+            # Everything that stops workers comes through this. TorchElastic leaves up to 30 s
+            # between SIGTERM and SIGKILL; and when one worker fails it stops its siblings and
+            # counts them as failed too.
+            context.close = close_in_time  # type: ignore[method-assign]
+            return ids
+
+        def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+            # Nobody reads these events, and TorchElastic's own asks the name service for this
+            # host's full name for each of them.
+            return Event(f"torchelastic.worker.status.{state}", source)
+
+        def _invoke_run(self, role: str = "") -> RunResult:
+            group = self._worker_group
+            self._initialize_workers(group)
+            while True:
+                news.wait_for_news(group.spec.monitor_interval)
+                result = self._monitor_workers(group)
+                group.state = result.state
+                if result.state is WorkerState.SUCCEEDED:
+                    if not news.succeeded():
+                        return result
+                    self._restart_workers(group)
+                elif result.state is WorkerState.HEALTHY:
+                    if news.num_nodes_waiting():
+                        self._restart_workers(group)
+                else:
+                    news.note_failures(self._own_failures(result))
+                    self._remaining_restarts -= 1
+                    self._restart_workers(group)
+
+        def _own_failures(self, result: RunResult) -> tuple[Failure, ...]:
+            """What failed here by itself, without the siblings that were stopped because of it."""
+            now, failed = time.time(), self._failed_first
+            workers = self._worker_group.workers
+            first = [w.global_rank for w in workers if w.local_rank in failed]
+            ranks = [rank for rank in sorted(result.failures) if not first or rank in first]
+            return tuple(Failure(rank, result.failures[rank].exitcode, now) for rank in ranks)
+
+    logs = DefaultLogsSpecs(log_dir=os.devnull)
+    return NodeAgent(spec, logs_specs=logs, exit_barrier_timeout=0)

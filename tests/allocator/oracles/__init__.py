@@ -1,0 +1,1 @@
+"""What the solver is checked against: slow ways to the same optimum, for tests and benchmarks."""

@@ -1,0 +1,104 @@
+"""Equal bids: who runs goes on, then who was first is served."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from allocator import Allocation, Bid, SizeValues, solve, ties
+from allocator.allocation import worth
+from allocator.bids import NO_SEAT, Seat
+from tests.allocator.oracles.everything import check_feasible
+from tests.allocator.strategies import bid_lists
+
+ONE = {"x": SizeValues([1], [5.0])}
+ONE_OR_TWO = {"x": SizeValues([1, 2], [5.0, 6.0])}
+
+
+def bids(*offers: dict[str, SizeValues], held: dict[int, Seat] | None = None) -> list[Bid]:
+    return [
+        Bid(f"j{i}", offer, held=(held or {}).get(i, NO_SEAT)) for i, offer in enumerate(offers)
+    ]
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+@pytest.mark.parametrize("offers", [[ONE] * 9, [ONE, ONE_OR_TWO] * 5, [ONE_OR_TWO, ONE] * 5])
+@pytest.mark.parametrize("counting", [True, False])
+def test_equal_bids_are_served_in_order(
+    classes: int, offers: list[dict[str, SizeValues]], counting: bool
+) -> None:
+    names = ("x", "y")[:classes]
+    both = [dict.fromkeys(names, offer["x"]) for offer in offers]
+    found = solve(bids(*both), dict.fromkeys(names, 4 // classes), counting=counting)
+    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
+
+
+def test_equal_must_run_jobs_are_dropped_from_the_end() -> None:
+    offers = [Bid(f"j{i}", (ONE, ONE_OR_TWO)[i % 2], -math.inf) for i in range(6)]
+    found = solve(offers, {"x": 4})
+    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
+    assert found.dropped == ("j4", "j5")
+
+
+def test_with_no_time_equal_bids_are_served_in_order_too() -> None:
+    found = solve(bids(*[ONE, ONE_OR_TWO] * 5), {"x": 4}, time_limit_s=0.0)
+    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
+
+
+def test_a_better_bid_goes_first_wherever_it_stands() -> None:
+    better = {"x": SizeValues([1], [5.1])}
+    assert list(solve(bids(ONE, ONE, better), {"x": 2}).sizes) == ["j0", "j2"]
+
+
+@pytest.mark.parametrize("offers", [[ONE] * 6, [ONE, ONE_OR_TWO] * 3])
+def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
+    offers: list[dict[str, SizeValues]],
+) -> None:
+    at_work = bids(*offers, held={3: ("x", 1), 4: ("x", 1)})
+    assert list(solve(at_work, {"x": 2}).sizes) == ["j3", "j4"]
+    assert list(solve(at_work, {"x": 3}).sizes) == ["j0", "j3", "j4"]
+    assert list(solve(at_work, {"x": 1}).sizes) in (["j3"], ["j4"])
+
+
+def test_seats_are_handed_on_from_the_last_comer() -> None:
+    offers = bids(ONE, ONE_OR_TWO, ONE, ONE_OR_TWO)
+    sizes = {"j1": ("x", 1), "j3": ("x", 1)}
+    assert ties.in_order(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
+    # j0 cannot use the seat of j1, and j2 comes after it.
+    wide = bids(ONE, {"x": SizeValues([2], [5.0])}, {"x": SizeValues([2], [5.0])})
+    assert ties.in_order(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
+    assert ties.in_order(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
+
+
+@given(bid_lists(classes=("x", "y")))
+@settings(max_examples=300, deadline=None)
+def test_order_costs_nothing_and_nobody_could_have_been_served_before(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
+    offers, capacity = problem
+    found: Allocation = solve(offers, capacity, time_limit_s=30.0)
+    check_feasible(found.sizes, offers, capacity)
+    for i, first in enumerate(offers):
+        for later in offers[i + 1 :]:
+            if first.job not in found.sizes and later.job in found.sizes:
+                swapped = {**found.sizes, first.job: found.sizes[later.job]}
+                del swapped[later.job]
+                if first.value(*swapped[first.job]) is None:
+                    continue
+                value, dropped = worth(swapped, offers)
+                assert len(dropped) > len(found.dropped) or value < found.objective
+
+
+@given(bid_lists(classes=("x", "y"), forced=False))
+@settings(max_examples=150, deadline=None)
+def test_what_runs_stays_where_nothing_is_better(
+    problem: tuple[list[Bid], dict[str, int]],
+) -> None:
+    offers, capacity = problem
+    sizes = solve(offers, capacity, time_limit_s=30.0).sizes
+    at_work = [replace(bid, held=sizes.get(bid.job, NO_SEAT)) for bid in offers]
+    assert ties.keep(at_work, capacity, {}) == sizes
+    assert solve(at_work[::-1], capacity, time_limit_s=30.0).sizes == sizes

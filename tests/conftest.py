@@ -1,0 +1,43 @@
+"""How hypothesis draws: always the same cases in the check, fresh ones in the random search.
+
+``make test`` uses the profile "check": a run that passed passes again. ``make fuzz`` uses "fuzz"
+with a seed that it prints. What the search finds becomes an explicit example of its test.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
+settings.load_profile("check")
+
+
+SLOW = ("slurm", "integration", "jobscripts", "malletrain/elastic", "malletrain/launch")
+"""Rooms whose tests take seconds and more. They come first, so that none of them is left to the end
+when the other workers have nothing to do.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    slow = [Path(__file__).parent / room for room in SLOW]
+    items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in slow))
+    for item in items:
+        if "any_seed" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.any_seed)
+
+
+@pytest.fixture
+def any_seed(request):
+    """``any_seed(3)`` is 3 in the check and follows from the search's seed in ``make fuzz``: for
+    tests that draw by themselves, and hold for every seed.
+    """
+    given = request.config.getoption("--hypothesis-seed")
+    if given is None:
+        return lambda fixed: fixed
+    return lambda fixed: random.Random(f"{given} {fixed}").randrange(2**31)

@@ -1,0 +1,259 @@
+"""The commands of a page of the docs, and a shell that runs them as a reader would type them.
+
+Commands are the lines of ``console`` blocks that begin with ``$ ``; the other lines are what must
+be printed. An HTML comment above a block says what a reader takes from the text:
+
+``<!-- file: NAME -->``
+    the block is written to this file
+``<!-- until interrupted -->``
+    each command is interrupted as soon as it has printed something
+``<!-- own terminal, ready at: TEXT -->``
+    the last command goes on in a terminal of its own; it is ready when it has printed TEXT
+``<!-- with NAME=VALUE -->``
+    an environment variable, to keep the test short (``tests/packaging`` has the demo run in full)
+``<!-- not run: REASON -->``
+    cannot be run by a test, or is no command
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+MARK = "MALLETRAIN_DOCS_SESSION"
+"""Environment variable by which the processes of a session are found at its end."""
+PATIENCE_S = 900.0
+"""Far beyond what the busiest machine needs for any command of the pages."""
+BLOCK = re.compile(
+    r"^(?P<indent> *)(?:<!-- (?P<note>[^\n]*?) -->\n+ *)?```(?P<kind>\w+)\n(?P<text>.*?)^ *```",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    """The language that the page gives, such as ``console``."""
+    text: str
+    """Its lines."""
+    note: str
+    """The comment above it, or nothing."""
+
+    def note_after(self, begin: str) -> str | None:
+        """What the note says after the words ``begin``; None when it does not begin so."""
+        return self.note[len(begin) :].strip() if self.note.startswith(begin) else None
+
+
+@dataclass
+class Command:
+    """A command of a page."""
+
+    text: str
+    """What is typed."""
+    says: list[str] = field(default_factory=list)
+    """Lines that it must print."""
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    for found in BLOCK.finditer(page):
+        yield Block(found["kind"], found["text"], found["note"] or "")
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a ``console`` block with what they must print. Raises ValueError where its
+    first line is none.
+    """
+    found: list[Command] = []
+    for line in block.text.splitlines():
+        line = line.strip()
+        if line.startswith("$ "):
+            found.append(Command(line[2:]))
+        elif not found:
+            raise ValueError(f"A console block begins without a command: {line}")
+        elif found[-1].text.endswith("\\"):
+            found[-1].text += f"\n{line.removeprefix('> ')}"
+        elif line:
+            found[-1].says.append(line)
+    return found
+
+
+class Session:
+    """A login shell of a reader: directory and variables last from command to command."""
+
+    def __init__(self, variables: dict[str, str], inside: Sequence[str], folder: Path) -> None:
+        self.variables = variables
+        self.inside = list(inside)
+        self.place = folder
+        self.notes = folder / ".notes"
+        self.notes.mkdir()
+        self.log: list[str] = []
+        self.terminals: list[subprocess.Popen[bytes]] = []
+
+    def page(self, text: str) -> int:
+        """Do what a page says; the number of commands that were run."""
+        done = 0
+        for block in blocks(text):
+            if (name := block.note_after("file:")) is not None:
+                (self.place / name).write_text(block.text)
+            elif block.kind == "console" and block.note_after("not run:") is None:
+                done += self._block(block)
+        return done
+
+    def _block(self, block: Block) -> int:
+        todo = commands(block)
+        given = block.note_after("with ") or ""
+        ready = block.note_after("own terminal, ready at:")
+        for number, command in enumerate(todo, 1):
+            began = time.monotonic()
+            self.log.append(f"$ {command.text}")
+            if block.note == "until interrupted":
+                self._watch(command.text)
+            elif ready is not None and number == len(todo):
+                self._terminal(command.text, ready)
+            else:
+                said = self._run(command.text, given)
+                for line in command.says:
+                    assert line in said, f"{command.text} did not say {line!r} but:\n{said}"
+            self.log.append(f"({time.monotonic() - began:.1f} s)")
+        return len(todo)
+
+    def _run(self, command: str, given: str) -> str:
+        """Run a command to its end; what it printed."""
+        after, typed = self.notes / "after", self.notes / "typed"
+        typed.write_text(command + "\n")
+        name, _, value = given.partition("=")
+        script = f'source "{typed}"; status=$?; {{ pwd; env -0; }} >"{after}"; exit $status'
+        output = self.notes / "output"
+        with open(output, "w") as file:
+            done = subprocess.run(
+                [*self.inside, "bash", "-c", f'cd "{self.place}"; {script}'],
+                env={**self.variables, **({name: value} if name else {})},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=PATIENCE_S,
+            )
+        said = output.read_text(errors="replace")
+        self.log.append(said)
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{self.tell()}"
+        place, _, variables = after.read_text().partition("\n")
+        self.place = Path(place)
+        self.variables = dict(v.split("=", 1) for v in variables.split("\0") if "=" in v)
+        if name:
+            self.variables.pop(name, None)
+        return said
+
+    def _open(self, command: str, terminal: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*self.inside, "bash", "-c", f'cd "{self.place}"; {command}'],
+            env={**self.variables, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+
+    def _watch(self, command: str) -> None:
+        """Interrupt a command that goes on for ever, once it has printed something."""
+        ours, theirs = pty.openpty()
+        process = self._open(command, theirs)
+        os.close(theirs)
+        try:
+            said = _read_until(ours, process, "")
+            os.killpg(process.pid, signal.SIGINT)
+            self.log.append(said + _drained(ours))
+            assert process.wait(PATIENCE_S) in (0, 130, -signal.SIGINT), self.tell()
+        finally:
+            os.close(ours)
+        assert "Traceback" not in self.log[-1], self.log[-1]
+
+    def _terminal(self, command: str, ready: str) -> None:
+        """Leave a command running; its terminal is a file that is read until it is ready."""
+        output = self.notes / f"terminal{len(self.terminals)}"
+        with open(output, "wb") as file:
+            process = self._open(command, file.fileno())
+        self.terminals.append(process)
+        end = time.monotonic() + PATIENCE_S
+        while ready not in output.read_text(errors="replace"):
+            said = output.read_text(errors="replace")
+            assert process.poll() is None, f"{command} ended before it was ready:\n{said}"
+            assert time.monotonic() < end, f"{command} is not ready:\n{said}"
+            time.sleep(0.05)
+        self.log.append(output.read_text(errors="replace"))
+
+    def tell(self) -> str:
+        """Everything that was typed and printed."""
+        terminals = (self.notes / f"terminal{k}" for k in range(len(self.terminals)))
+        return "\n".join([*self.log, *(t.read_text(errors="replace") for t in terminals)])[-8000:]
+
+
+@contextmanager
+def session(
+    variables: dict[str, str], folder: Path, inside: Sequence[str] = ()
+) -> Iterator[Session]:
+    """A session whose processes are gone at its end. ``inside``: a command put before all."""
+    token = str(folder)
+    made = Session({**variables, MARK: token}, inside, folder)
+    try:
+        yield made
+    finally:
+        for process in _marked(token):
+            process.terminate()
+        _, alive = psutil.wait_procs(_marked(token), timeout=20)
+        for process in alive:
+            process.kill()
+        for terminal in made.terminals:
+            terminal.wait()
+
+
+def _marked(token: str) -> list[psutil.Process]:
+    """The running processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _read_until(terminal: int, process: subprocess.Popen[bytes], text: str) -> str:
+    """What a terminal shows until ``text`` (or anything) is there."""
+    said = b""
+    end = time.monotonic() + PATIENCE_S
+    while not said or text.encode() not in said:
+        assert time.monotonic() < end, f"{process.args} printed nothing"
+        if select.select([terminal], [], [], 1.0)[0]:
+            try:
+                said += os.read(terminal, 65536)
+            except OSError:
+                break
+    return said.decode(errors="replace")
+
+
+def _drained(terminal: int) -> str:
+    """The rest of what a terminal shows, until its program has closed it."""
+    said = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # EIO: nobody has the other side open any more
+            return said.decode(errors="replace")
+        if not piece:
+            return said.decode(errors="replace")
+        said += piece

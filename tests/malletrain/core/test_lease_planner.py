@@ -1,0 +1,291 @@
+"""Which leases are taken, released and reclaimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.core.bidders import Bidders
+from malletrain.core.events import (
+    GapsSeen,
+    LeaseNotTaken,
+    NodeJoined,
+    NodeRejected,
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    RescaleFinished,
+    Start,
+    Suspend,
+    TakeLeases,
+    Tick,
+)
+from malletrain.core.gaps import Gaps
+from malletrain.core.lease_planner import LeasePlanner
+from malletrain.core.planning import Plan
+from malletrain.core.profile_runner import ProfileRunner
+from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.settings import ControllerSettings
+from malletrain.core.state import ControllerState
+from tests.malletrain.core.controller_script import (
+    controller,
+    gaps,
+    job,
+    nodes,
+    play,
+    running,
+)
+
+
+def test_as_many_leases_as_are_of_use():
+    c = controller()
+    play(c, [(0.0, job(high=2)), (2.0, gaps(*"abcde"), [TakeLeases(("a", "b"))])])
+    play(
+        c, [(4.0, gaps("c", "d", "e"), [])]
+    )  # the two are on their way, although the poll does not show them any more
+    play(
+        c,
+        [
+            *nodes("a", "b", at=5.0),
+            (6.0, Tick(), [Start("j", ("a", "b"))]),
+            (7.0, gaps("c", "d", "e"), []),
+        ],
+    )
+
+
+def test_no_leases_without_jobs_and_none_for_a_job_that_the_gaps_cannot_hold():
+    c = controller()
+    play(c, [(0.0, gaps("a", "b"), [])])
+    play(
+        c,
+        [
+            (1.0, job(low=3)),
+            (3.0, gaps("a", "b"), []),
+            (4.0, gaps("a", "b", "c"), [TakeLeases(("a", "b", "c"))]),
+        ],
+    )
+
+
+def test_the_longest_gaps_are_taken_first_and_short_ones_are_left_alone():
+    c = controller(min_horizon_s=60.0)
+    seen = GapsSeen(
+        {
+            "a": (30.0, "default"),
+            "b": (100.0, "default"),
+            "c": (None, "default"),
+            "d": (500.0, "default"),
+        }
+    )
+    play(c, [(0.0, job(high=2)), (2.0, seen, [TakeLeases(("c", "d"))])])
+    c = controller(min_horizon_s=60.0)
+    play(c, [(0.0, job(high=9)), (2.0, seen, [TakeLeases(("c", "d", "b"))])])
+
+
+def test_leases_are_asked_for_in_one_class_when_a_job_needs_them_together():
+    c = controller()
+    seen = GapsSeen(
+        {"a": (None, "default"), "g1": (9.0, "gpu"), "g2": (9.0, "gpu"), "g3": (9.0, "gpu")}
+    )
+    play(c, [(0.0, job(low=3, high=3)), (2.0, seen, [TakeLeases(("g1", "g2", "g3"))])])
+
+
+def test_a_lease_that_was_refused_is_not_asked_for_before_the_next_poll_and_then_more_and_more_rarely():  # noqa: E501
+    c = controller()
+    play(
+        c,
+        [(0.0, job(high=1)), (2.0, gaps("a"), [TakeLeases(("a",))]), (3.0, LeaseNotTaken("a"), [])],
+    )
+    play(c, [(3.1, job("another")), (4.9, Tick(), []), (5.0, gaps("a"), [TakeLeases(("a",))])])
+    play(c, [(5.5, LeaseNotTaken("a"), []), (6.0, gaps("a"), [])])
+    play(
+        c,
+        [
+            (10.0, gaps("a"), [TakeLeases(("a",))]),
+            (10.5, LeaseNotTaken("a"), []),
+            (15.0, gaps("a"), []),
+        ],
+    )
+
+
+def test_a_lease_that_does_not_come_up_is_forgotten_after_a_while():
+    c = controller(lease_wait_s=60.0)
+    play(c, [(0.0, job(high=1)), (2.0, gaps("a"), [TakeLeases(("a",))]), (30.0, gaps("a"), [])])
+    play(c, [(62.0, gaps("a"), [TakeLeases(("a",))])])
+
+
+def test_a_lease_nobody_uses_is_given_back_and_not_taken_again():
+    c = controller(release_after_s=30.0)
+    play(
+        c,
+        [
+            (0.0, job(high=1)),
+            *nodes("a", "b"),
+            (1.0, Tick(), [Start("j", ("a",))]),
+            (5.0, RescaleFinished("j")),
+            (29.0, Tick(), []),
+        ],
+    )
+    assert play(c, [(31.0, Tick())]) == [ReleaseLeases(("b",))]
+    play(c, [(35.0, gaps("b"), []), (40.0, gaps("b"), []), (400.0, Tick(), [])])
+    assert c.next_wakeup() is None
+
+
+def test_a_lease_that_waits_for_more_of_its_kind_is_kept():
+    c = controller(release_after_s=10.0)
+    play(c, [(0.0, job(low=2, high=2)), *nodes("a")])
+    play(
+        c,
+        [
+            (2.0, gaps("b"), [TakeLeases(("b",))]),
+            (15.0, Tick(), []),
+            *nodes("b", at=18.0),
+            (19.0, Tick(), [Start("j", ("a", "b"))]),
+        ],
+    )
+
+
+def test_a_lease_is_not_given_back_while_a_rescale_that_would_use_it_is_under_way():
+    c = controller(release_after_s=10.0)
+    play(c, [(0.0, job()), *nodes("a"), (1.0, Tick()), *nodes("b", at=2.0), (90.0, Tick(), [])])
+    assert play(c, [(100.0, RescaleFinished("j")), (101.0, Tick())]) == [Rescale("j", ("a", "b"))]
+
+
+@pytest.mark.parametrize("give_back", [0.0, 5.0, 30.0])
+def test_leases_do_not_flap(give_back):
+    """A world in which every lease asked for comes up: nobody is given back and then asked for
+    again.
+    """
+    c = controller(release_after_s=give_back)
+    play(c, [(0.0, job("one", 2, 3)), (0.0, job("two", 1, 2)), (0.0, job("big", 30, 30))])
+    free, now, given = {f"n{i}": ("gpu" if i > 4 else "default") for i in range(9)}, 2.0, []
+    for _ in range(60):
+        seen = GapsSeen({n: (None, k) for n, k in free.items() if n not in c.nodes})
+        for command in play(c, [(now, seen)]):
+            if isinstance(command, TakeLeases):
+                assert not set(command.nodes) & set(given)
+                play(c, [(now + 1, NodeJoined(n, free[n])) for n in command.nodes])
+            elif isinstance(command, ReleaseLeases):
+                given += command.nodes
+        for name, record in c.jobs.items():
+            if record.rescaling:
+                play(c, [(now + 1, RescaleFinished(name))])
+        given += [
+            n
+            for command in play(c, [(now + 2.5, Tick())])
+            if isinstance(command, ReleaseLeases)
+            for n in command.nodes
+        ]
+        now += 5.0
+    assert sorted(len(record.nodes) for record in c.jobs.values()) == [0, 2, 3]
+    assert len(c.nodes) == 5
+
+
+def test_an_unfit_node_is_given_back_and_left_alone_for_a_while():
+    c = controller(rejected_s=100.0)
+    now = running(c)
+    play(
+        c,
+        [
+            (now, NodeRejected("b"), [ReleaseLeases(("b",))]),
+            (now + 2, Tick(), []),
+            (now + 5, gaps("b"), []),
+        ],
+    )
+    assert c.jobs["j"].nodes == ("a",)
+    play(c, [(now + 101, gaps("b"), [TakeLeases(("b",))])])
+
+
+def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_rescale():
+    c = controller()
+    play(
+        c,
+        [
+            (0.0, job(low=2, high=2)),
+            *nodes("a", "b"),
+            (1.0, Tick()),
+            (2.0, NodeRejected("b")),
+            (3.0, Tick(), [Suspend("j")]),
+        ],
+    )
+
+
+# --- the lease planner by itself ---
+
+
+def planner(*nodes, jobs, settings=None, gaps=()):
+    """The planner of a state with these (owner, node) and jobs, and who gets what in the imagined
+    plan: owner → how many nodes.
+    """
+    settings = settings or ControllerSettings(release_after_s=10.0, reclaim_s=20.0)
+    state, seen = ControllerState(settings.release_after_s), Gaps()
+    for spec in jobs:
+        state.submit(spec)
+    for owner, node in nodes:
+        state.node_joined(NodeJoined(node, owner=owner), 0.0)
+    seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
+    queue = AdmissionQueue(state, seen, 20, 600.0)
+    runner = ProfileRunner(state, settings)
+    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s)
+
+    def plan(shares):
+        def imagine(candidates, everything, settings, favoured=()):
+            left = sorted(everything)
+            given = {}
+            for c in candidates:
+                count = shares[c.job]
+                mine = [n for n in left if n in c.nodes]
+                given[c.job] = tuple([*mine, *(n for n in left if n not in mine)][:count])
+                left = [n for n in left if n not in given[c.job]]
+            return Plan(given, 0.0, 0.0, 0.0)
+
+        return LeasePlanner(state, seen, bidders, imagine, settings)
+
+    return state, plan
+
+
+A, B = job("a", 1, 9, owner="alice"), job("b", 1, 9, owner="bob")
+
+
+@pytest.mark.parametrize(
+    ("shares", "gaps", "commands"),
+    [
+        ({"a": 2, "b": 0}, (), []),
+        ({"a": 1, "b": 1}, (), [ReclaimNodes(("n0",), 20.0)]),
+        ({"a": 2, "b": 1}, ("g0", "g1"), [TakeLeases(("g0",), "bob")]),
+        (
+            {"a": 1, "b": 2},
+            ("g0",),
+            [TakeLeases(("g0",), "bob"), ReclaimNodes(("n0",), 20.0)],
+        ),
+        (
+            {"a": 3, "b": 1},
+            ("g0", "g1"),
+            [TakeLeases(("g0",), "alice"), TakeLeases(("g1",), "bob")],
+        ),
+    ],
+)
+def test_gaps_first_and_then_what_others_have_less_use_for(shares, gaps, commands):
+    """Two idle nodes of Alice, and what an imagined plan gives to whom."""
+    state, plan = planner(("alice", "n0"), ("alice", "n1"), jobs=(A, B), gaps=gaps)
+    state.leases_due = True
+    assert plan(shares).review(1.0) == commands
+    reclaimed = [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes]
+    assert [n for n, node in state.nodes.items() if node.gone_at == 21.0] == reclaimed
+
+
+def test_only_idle_leases_that_are_due_and_spare_are_released():
+    state, plan = planner(*(("", f"n{k}") for k in range(3)), jobs=(job("j", 1, 9),))
+    state.plan_made()
+    state.assign({"j": ("n0",)}, 1.0)
+    leases = plan({"j": 2})
+    assert leases.review(9.9) == []
+    assert leases.review(10.0) == [ReleaseLeases(("n1",))]
+    assert state.nodes["n2"].review_at == 20.0, "one is still of use: ask again"
+
+
+def test_nodes_are_not_reclaimed_twice_within_the_interval():
+    state, plan = planner(*(("alice", f"n{k}") for k in range(4)), jobs=(A, B))
+    leases, found = plan({"a": 1, "b": 1}), []
+    for now in (1.0, 30.0, 61.0):
+        state.leases_due = True
+        found += [now for c in leases.review(now) if isinstance(c, ReclaimNodes)]
+    assert found == [1.0], "the one that was reclaimed is on its way to Bob"

@@ -1,0 +1,222 @@
+"""Who is admitted, who starves, and whose minimum is guaranteed next."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator import ScalingCurve
+from malletrain.core.events import (
+    JobCancelled,
+    JobCompleted,
+    JobState,
+    NodeJoined,
+    RescaleFinished,
+    Start,
+    Suspend,
+    TakeLeases,
+    Tick,
+)
+from malletrain.core.gaps import Gaps
+from malletrain.core.planning import Candidate
+from malletrain.core.pools import pool
+from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.state import ControllerState
+from tests.malletrain.core.controller_script import (
+    controller,
+    gaps,
+    job,
+    nodes,
+    play,
+    running,
+)
+
+
+def test_first_come_first_served_up_to_max_running():
+    c = controller(max_running=2)
+    play(c, [(0.0, job(x, 1, 1)) for x in ("one", "two", "three")])
+    assert play(c, [*nodes(*"abc"), (1.0, Tick())]) == [Start("one", ("a",)), Start("two", ("b",))]
+    play(c, [(5.0, JobCompleted("one")), (6.0, Tick(), [Start("three", ("a",))])])
+
+
+def test_a_job_that_loses_its_place_to_an_earlier_one_lets_go_of_its_nodes():
+    c = controller(max_running=1)
+    play(
+        c,
+        [
+            (0.0, job("wide", 3, 3)),
+            (0.0, job("narrow", 1, 1)),
+            *nodes("a"),
+            (1.0, Tick(), [Start("narrow", ("a",))]),
+        ],
+    )
+    said = play(c, [(2.0, RescaleFinished("narrow")), *nodes("b", "c", at=10.0), (11.0, Tick())])
+    assert said == [Suspend("narrow"), Start("wide", ("a", "b", "c"))]
+
+
+def test_a_starving_job_gets_its_minimum_for_a_while_and_then_the_next():
+    c = controller(starvation_s=100.0)
+    play(
+        c,
+        [
+            (0.0, job("rich", 1, 2, weight=100.0)),
+            (0.0, job("poor", 2, 2)),
+            *nodes("a", "b"),
+            (1.0, Tick()),
+        ],
+    )
+    play(c, [(5.0, RescaleFinished("rich"))])
+    assert play(c, [(100.5, Tick())]) == [Suspend("rich"), Start("poor", ("a", "b"))]
+    play(c, [(101.0, RescaleFinished("poor")), (150.0, Tick(), [])])
+    assert play(c, [(200.5, Tick())]) == [Suspend("poor"), Start("rich", ("a", "b"))]
+
+
+def test_small_jobs_do_not_overtake_a_large_one_in_the_queue_for_a_turn():
+    c = controller(starvation_s=100.0)
+    wide = job("wide", 4, 4, curve=ScalingCurve.of({4: 1.0}))
+    small = [job(f"s{i}", 2, 2, weight=5.0, curve=ScalingCurve.of({2: 50.0})) for i in range(4)]
+    play(c, [(0.0, wide), *((0.0, s) for s in small), *nodes(*"abcd"), (1.0, Tick())])
+    now, runs = 1.0, {}
+    while now < 700.0:
+        now += 5.0
+        for command in play(c, [(now, Tick())]):
+            if isinstance(command, Start):
+                runs.setdefault(command.job, now)
+        for name, record in c.jobs.items():
+            if record.rescaling:
+                play(c, [(now, RescaleFinished(name))])
+    assert set(runs) >= {"wide", "s2", "s3"}
+    assert runs["wide"] <= 110.0
+
+
+def test_a_starving_job_that_gets_nodes_out_of_turn_gives_them_up_to_the_one_before_it():
+    c = controller(starvation_s=100.0)
+    play(
+        c,
+        [
+            *nodes(*"abcd"),
+            (0.0, job("f1", 2, 2, weight=9.0)),
+            (0.0, job("f2", 2, 2, weight=9.0)),
+            (1.0, Tick()),
+        ],
+    )
+    play(
+        c,
+        [
+            (5.0, RescaleFinished("f1")),
+            (5.0, RescaleFinished("f2")),
+            (50.0, job("first", 2, 2, weight=5.0)),
+        ],
+    )
+    play(c, [(60.0, job("wide", 4, 4, weight=0.1)), (70.0, job("small", 2, 2, weight=4.0))])
+    (_, started) = play(c, [(155.0, Tick())])
+    assert started.job == "first"
+    play(
+        c,
+        [
+            (160.0, RescaleFinished("first")),
+            (200.0, JobCancelled("f1")),
+            (200.0, JobCancelled("f2")),
+        ],
+    )
+    (started,) = play(c, [(202.0, Tick())])
+    assert started.job == "small"
+    said = play(c, [(205.0, RescaleFinished("small")), (251.0, Tick())])
+    assert [type(x) for x in said] == [Suspend, Suspend, Start]
+    assert said[-1].job == "wide"
+
+
+def test_the_nodes_for_the_next_turn_are_asked_for_while_another_has_its_own():
+    c = controller(starvation_s=100.0)
+    small = [job(f"s{i}", 2, 2, weight=5.0, curve=ScalingCurve.of({2: 50.0})) for i in range(2)]
+    play(
+        c,
+        [
+            (0.0, job("wide", 3, 3, curve=ScalingCurve.of({3: 1.0}))),
+            *((0.0, s) for s in small),
+            *nodes("a", "b"),
+            (1.0, Tick()),
+        ],
+    )
+    holder = next(name for name, record in c.jobs.items() if record.nodes)
+    play(
+        c,
+        [
+            (5.0, RescaleFinished(holder)),
+            (6.0, gaps("c"), []),
+            (101.0, Tick()),
+            (107.0, Tick(), [TakeLeases(("c",))]),
+        ],
+    )
+
+
+def test_waiting_in_the_queue_is_not_starving():
+    c = controller(max_running=1, starvation_s=100.0)
+    now = running(c)
+    play(c, [(now, job("next", 1, 1)), (now + 500, Tick(), [])])
+    assert c.jobs["next"].idle_since is None
+    play(c, [(now + 501, JobCompleted("j")), (now + 502, Tick(), [Start("next", ("a",))])])
+
+
+# --- the queue by itself ---
+
+
+def queue(*jobs, max_running=2, starvation_s=100.0):
+    state = ControllerState()
+    for spec in jobs:
+        state.submit(spec)
+    gaps = Gaps()
+    return state, gaps, AdmissionQueue(state, gaps, max_running, starvation_s)
+
+
+@pytest.mark.parametrize(
+    ("free", "shared", "names"),
+    [
+        ({"default": 4}, True, ["a0", "b0"]),
+        ({"default": 1}, True, ["a1", "b0"]),
+        ({pool("default", "alice"): 4, pool("default", "bob"): 1}, False, ["a0", "b0"]),
+        ({pool("default", "alice"): 4}, False, ["a0", "a1"]),
+        ({pool("default", "alice"): 1}, False, ["a1"]),
+        ({}, True, []),
+    ],
+)
+def test_admitted_are_those_that_fit_the_first_of_each_owner_first(free, shared, names):
+    _, _, q = queue(
+        job("a0", 2, 4, owner="alice"),
+        job("a1", 1, 4, owner="alice"),
+        job("b0", 1, 1, owner="bob"),
+        max_running=2,
+    )
+    assert [j.submitted.job for j in q.admitted(free, shared=shared)] == names
+
+
+def test_who_is_admitted_follows_what_comes_and_ends():
+    state, _, q = queue(job("a"), job("b"), max_running=1)
+    assert [j.submitted.job for j in q.admitted({"default": 1}, shared=True)] == ["a"]
+    state.end("a", JobState.COMPLETED, 1.0)
+    assert [j.submitted.job for j in q.admitted({"default": 1}, shared=True)] == ["b"]
+
+
+def test_a_job_starves_when_it_has_waited_and_a_wake_up_is_asked_for():
+    state, _, q = queue(job("a"))
+    state.node_joined(NodeJoined("n0"), 0.0)
+    q.notice(5.0)
+    assert q.wakeups() == [105.0]
+    q.notice(104.9)
+    assert not state.jobs["a"].starving
+    q.notice(105.0)
+    assert (state.jobs["a"].starving, state.plan_at, q.wakeups()) == (True, 105.0, [])
+
+
+def test_nobody_is_ahead_of_one_of_another_owner_for_whom_nodes_are_gathered():
+    _, gaps, q = queue(job("a", owner="alice"), job("b", owner="bob"))
+    gaps.seen({"n0": (None, "default")}, 0.0)
+    q.notice(0.0)
+    q.notice(200.0)
+    b = Candidate("b", 1, 4, ())
+    assert q.starving({"b": b}, 200.0) == [], "alice waits for longer"
+    for now in (200.0, 202.0):  # her leases come to nothing
+        gaps.ask({pool("default", "alice"): 1}, gaps.open((), ("alice",), now), now)
+        gaps.refused("n0", "alice", now)
+        gaps.seen({"n0": (None, "default")}, now)
+    assert gaps.backing_off("alice", 203.0)
+    assert q.starving({"b": b}, 203.0) == [b]

@@ -1,0 +1,33 @@
+"""The agent's end of the launcher channel, played by the test."""
+
+import uuid
+
+import zmq
+
+from malletrain.protocol import messages
+
+
+class FakeAgent:
+    """Hears the launcher and answers it. ``heard``: every phase it was told, as (phase,
+    generation).
+    """
+
+    def __init__(self, directory):
+        self.endpoint = f"ipc://{directory}/a-{uuid.uuid4().hex[:8]}"
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(self.endpoint)
+        self.identity = None
+
+    def hear(self):
+        """The next message of the launcher."""
+        assert self.socket.poll(20000), "the launcher says nothing"
+        self.identity, *frames = self.socket.recv_multipart()
+        return messages.decode(frames)
+
+    def hear_phase(self):
+        said = self.hear().assignment
+        return said.phase, said.generation
+
+    def say(self, message):
+        self.socket.send_multipart([self.identity, *messages.encode(message)])

@@ -1,0 +1,135 @@
+"""The live launcher against workers that speak badly: what one of them says or does not say keeps
+nothing from the others.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.protocol import messages
+from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from tests.malletrain.agent.node_side import spec
+from tests.malletrain.launch.fake_agent import FakeAgent
+
+pytest.importorskip("torch")
+
+# A worker that speaks by hand; ``line`` makes one line of the protocol.
+PRELUDE = """
+import json, os, socket, sys, time
+rank = int(os.environ["LOCAL_RANK"])
+def line(**said):
+    return json.dumps(said).encode() + b"\\n"
+def connect():
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(os.environ["MALLETRAIN_LIVE"])
+    return connection
+hello = line(say="hello", local_rank=rank, pid=os.getpid())
+ready = line(say="ready", generation=0)
+def serve(connection):
+    "Join every round that the launcher tells of."
+    with connection.makefile("rb") as lines:
+        for one in lines:
+            said = json.loads(one)
+            if "round" in said:
+                connection.sendall(line(say="running", generation=said["round"]))
+"""
+
+ALL_AT_ONCE = """
+worker = connect()
+worker.sendall(hello + ready)
+serve(worker)
+"""
+# Rank 0 opens connections that are no worker's; rank 1 does the same work as ever.
+SILENT = """
+others = [connect() for _ in range(3)]
+worker = connect()
+worker.sendall(hello)
+worker.sendall(ready)
+serve(worker)
+"""
+GARBAGE = """
+for noise in (b"GET / HTTP/1.1\\r\\n", b"[1, 2]\\n", b"[" * 5000 + b"\\n", b"\\xff\\x00\\n", b'{"say": 7}\\n',
+              line(say="hello", local_rank="x"), line(say="hello", local_rank=99), line(say="?")):
+    connect().sendall(noise)
+worker = connect()
+worker.sendall(b"what?\\n" + hello + b"[]\\n" + line(say="running", generation="x") + ready)
+serve(worker)
+"""  # noqa: E501
+ENDLESS = """
+endless = connect()
+try:
+    while True:
+        endless.sendall(b"x" * 65536)
+except OSError:
+    print("hung up on", flush=True)
+worker = connect()
+worker.sendall(hello + ready)
+serve(worker)
+"""
+
+
+class Launched:
+    """A live launcher with two workers that run ``script``."""
+
+    def __init__(self, directory, script):
+        self.agent = FakeAgent(directory)
+        (directory / "train.py").write_text(PRELUDE + script)
+        job = spec(directory, nproc_per_node=2, mode="live")
+        order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", str(directory), 1.0, 60.0)
+        write_order(directory / "order.json", order)
+        self.said = (directory / "launcher.log").open("w+")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "malletrain.launch.restart",
+                "--launch",
+                str(directory / "order.json"),
+            ],
+            stdout=self.said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "MALLETRAIN_PRELOAD": "0"},
+        )
+
+    def output(self):
+        self.said.seek(0)
+        return self.said.read()
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(20)
+        self.said.close()
+        self.agent.socket.close(0)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    launched = []
+
+    def start(script):
+        launched.append(Launched(tmp_path, script))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [ALL_AT_ONCE, SILENT, GARBAGE, ENDLESS],
+    ids=["all-at-once", "silent", "garbage", "endless"],
+)
+def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
+    launcher = launch(script)
+    assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
+    launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    store = launcher.agent.hear()
+    assert (type(store), store.generation) == (messages.StoreUp, 1)
+    assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
+    launcher.agent.say(messages.Release("j1", 1.0))
+    assert launcher.process.wait(20) == 0
+    assert "released from this node" in launcher.output()
+    assert "Traceback" not in launcher.output()

@@ -1,0 +1,40 @@
+"""The reference pages of the docs say what the tables in the code say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import malletrain
+from malletrain.protocol import env
+from malletrain.protocol.phases import PHASES, AssignmentPhase
+from malletrain.rounds.interface import STAGES, RoundStage
+
+DOCS = Path(__file__).parents[3] / "docs"
+REFERENCE = runpy.run_path(str(DOCS / "_reference.py"))
+
+
+@pytest.mark.parametrize("page", REFERENCE["PAGES"])
+def test_a_page_is_up_to_date(page):
+    text = (DOCS / page).read_text()
+    assert text == REFERENCE["rendered"](text), "run: python docs/_reference.py"
+
+
+def test_the_tables_are_complete():
+    assert list(PHASES) == list(AssignmentPhase)
+    assert list(STAGES) == list(RoundStage)
+    names = {v for k, v in vars(env).items() if k.isupper() and isinstance(v, str)}
+    assert names == {name for name, *_ in env.TABLE}
+
+
+def test_no_other_file_spells_a_variable():
+    """In code; texts that are shown to people may. ``malletrain/__init__`` imports nothing."""
+    spelled = re.compile(r'"MALLETRAIN_[A-Z_]+"')
+    room = Path(malletrain.__file__).parent
+    found = {
+        str(path.relative_to(room))
+        for path in room.rglob("*.py")
+        if spelled.search(path.read_text())
+    }
+    assert found == {"__init__.py", "protocol/env.py"}

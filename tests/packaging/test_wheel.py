@@ -1,0 +1,159 @@
+"""The packages that are released: the source package has everything, the wheel is made from it,
+and MalleTrain works where nothing but the wheel is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import malletrain
+from malletrain.shipped import names
+from tests.bare import bare_environment, link_packages, plain_variables, source_tree
+
+BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+VERSION = malletrain.__version__
+NOT_RELEASED = {".gitignore"}
+
+
+def build(kind: str, tree: Path, target: Path) -> None:
+    """Make a package of this ``kind`` from ``tree``, as pip and build do it."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{kind}", str(target)],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return source_tree(tmp_path_factory.mktemp("source") / "malletrain")
+
+
+@pytest.fixture(scope="module")
+def sdist(tree, tmp_path_factory):
+    """The unpacked source package."""
+    target = tmp_path_factory.mktemp("sdist")
+    before = files_of(tree)
+    build("sdist", tree, target)
+    with tarfile.open(target / f"malletrain-{VERSION}.tar.gz") as archive:
+        archive.extractall(target, filter="data")
+    unpacked = target / f"malletrain-{VERSION}"
+    (unpacked / "before.txt").write_text("\n".join(sorted(before)))
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    target = tmp_path_factory.mktemp("wheel")
+    build("wheel", sdist, target)
+    return target / f"malletrain-{VERSION}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment in which nothing but the wheel is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    environment = bare_environment(folder / "environment", link_packages(folder / "packages"))
+    python = environment / "bin" / "python"
+    command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    subprocess.run([sys.executable, *command, "--no-index", str(wheel)], check=True)
+    return environment
+
+
+def files_of(folder: Path) -> set[str]:
+    """Names of all files in ``folder``; a link to a folder has the files of the folder."""
+    return {
+        os.path.relpath(os.path.join(place, file), folder)
+        for place, _, found in os.walk(folder, followlinks=True)
+        for file in found
+        if "__pycache__" not in place
+    }
+
+
+def run(installed: Path, tmp_path: Path, *command: str, timeout: float = 300) -> str:
+    """What an installed command prints, away from the source tree."""
+    done = subprocess.run(
+        [str(installed / "bin" / command[0]), *command[1:]],
+        cwd=tmp_path,
+        env=plain_variables(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_source_package_has_every_file_of_the_tree(sdist):
+    before = set((sdist / "before.txt").read_text().splitlines())
+    workloads = {
+        name
+        for name in before
+        if name.startswith(("malletrain/shipped/jobscripts/infinicache", "jobscripts/windsr/build"))
+    }
+    assert len(before) > 500
+    assert before - workloads - NOT_RELEASED <= files_of(sdist)
+
+
+def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"malletrain/shipped/{name}" for name in names()} <= inside
+    assert "malletrain/shipped/site-configs/malletrain.service" in inside
+    assert "malletrain/store/migrations/versions/v0001_first.py" in inside
+    assert {
+        f"{room}/py.typed" for room in ("malletrain", "scavenger", "jpa", "allocator")
+    } <= inside
+    tops = {name.split("/")[0] for name in inside}
+    assert tops == {
+        *("malletrain", "scavenger", "jpa", "allocator"),
+        f"malletrain-{VERSION}.dist-info",
+    }
+
+
+@pytest.mark.parametrize("name", ["infinicache", "windsr"])
+def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, name):
+    build("wheel", tree / "jobscripts" / name, tmp_path)
+    (made,) = tmp_path.glob("*.whl")
+    tops = {entry.split("/")[0] for entry in zipfile.ZipFile(made).namelist()}
+    assert tops == {name, made.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+
+
+def test_every_file_that_ships_is_text_of_the_wheel_and_of_the_tree(wheel, tree):
+    with zipfile.ZipFile(wheel) as archive:
+        for name in names():
+            assert archive.read(f"malletrain/shipped/{name}") == (tree / name).read_bytes()
+
+
+def test_the_installed_product_finds_its_files(installed, tmp_path):
+    assert run(installed, tmp_path, "malletrain", "shipped").split() == names()
+    code = (
+        "import malletrain, importlib.util as u; from malletrain.daemon.batch import template; "
+        "print(malletrain.__file__, u.find_spec('jobscripts'), "
+        "*('MALLETRAIN-LEASE' in template(None, kind) for kind in ('slurm', 'pbs')))"
+    )
+    home, *rest = run(installed, tmp_path, "python", "-c", code).split()
+    assert home.startswith(str(installed))
+    assert rest == ["None", "True", "True"]
+
+
+def test_check_works_where_the_wheel_is_installed(installed, tmp_path):
+    shipped = run(installed, tmp_path, "malletrain", "shipped", "site-configs/embedded.toml")
+    said = run(installed, tmp_path, "malletrain", "check", "--config", shipped.strip())
+    assert "is valid" in said
+
+
+@pytest.mark.timeout(1800)
+def test_the_demo_works_where_the_wheel_is_installed(installed, tmp_path):
+    short = ["--duration", "30", "--nodes", "3", "--plain"]
+    said = run(installed, tmp_path, "malletrain", "demo", *short, timeout=900)
+    assert "completed" in said
+    assert (tmp_path / "demo-output" / "timeline.png").stat().st_size > 10_000

@@ -1,0 +1,41 @@
+"""How long the tests wait for what must happen.
+
+No test depends on how fast the machine is. A wait ends when its condition holds; its bound is far
+beyond what the busiest machine needs, and below pytest's own limit (setup.cfg), so that a failure
+says what did not happen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE_S = 400.0
+"""Seconds until a wait is in vain."""
+
+NEVER_S = 3600.0
+"""Seconds of a limit of the product that no healthy run may reach."""
+
+
+def until(
+    condition: Callable[[], T],
+    what: str,
+    pause_s: float = 0.01,
+    details: Callable[[], str] = str,
+) -> T:
+    """Poll until ``condition()`` is true; returns its value.
+
+    Args:
+        condition: what is waited for.
+        what: the same as a sentence, for the failure.
+        pause_s: seconds between two looks.
+        details: what the failure shows, such as the end of a log.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"Not within {PATIENCE_S:g} s: {what}.\n{details()}"
+        time.sleep(pause_s)
+    return value

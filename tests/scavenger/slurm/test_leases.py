@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.batch.commands import Policy
+from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -120,7 +120,7 @@ def test_a_submission_without_an_answer_is_cancelled_should_it_turn_up(slurm):
     [lease] = scavenger.take([request(1)])
     assert lease.state is LeaseState.ENDED
     assert "gave no answer" in lease.reason
-    scavenger.commands.policy = Policy(PATIENCE_S, 1, 0.0)
+    scavenger.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     slurm.queue(world.job("RUNNING", 77, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600))
     polled = scavenger.poll()
     assert [(lease.id, lease.state) for lease in polled.leases] == [("l1", LeaseState.ENDED)]

@@ -4,7 +4,7 @@ they hang, fail or print garbage.
 
 import pytest
 
-from scavenger.batch.commands import Policy
+from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
@@ -191,7 +191,7 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
         scavenger.take([request(1)])
     assert slurm.tools.calls("sbatch") == []
     slurm.tools.works(tool)
-    scavenger.commands.policy = Policy(PATIENCE_S, 1, 0.0)
+    scavenger.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     slurm.queue("")
     slurm.nodes(idle="n[1-8]")
     slurm.tools.runs("scontrol", 'cat "$here/reservations"; exit 0')

@@ -158,7 +158,7 @@ def donor(nodes: int, seconds: float) -> dict[str, Any]:
                 "second": made.job(second).samples,
                 "after_s": time.time() - began,
             }
-            found[case]["interruptions"] = len(made.events("job-interrupted", first))
+            found[case]["interruptions"] = len(made.events("nodes-donated", first))
             found[case]["profile_over"] = bool(made.events("profile-finished", second))
             (made.work / "stop").touch()
             made.until_state(first, "completed", "failed")

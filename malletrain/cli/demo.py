@@ -90,7 +90,8 @@ def demo(
     While it runs, look from another terminal: malletrain top --state-dir demo-output/state
     """
     try:
-        from malletrain.demo.main import Options, run
+        from malletrain.demo.main import DemoOptions, run
+        from malletrain.demo.stage import DemoError
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "malletrain":
             raise
@@ -98,4 +99,7 @@ def demo(
             f"The demo needs the package {error.name}, which is not installed; run: pip install "
             "'malletrain[demo]'"
         ) from None
-    return run(Options(nodes, trace, duration, seed, chaos, plain, as_json, output))
+    try:
+        return run(DemoOptions(nodes, trace, duration, seed, chaos, plain, as_json, output))
+    except DemoError as error:
+        raise Refused(str(error)) from None

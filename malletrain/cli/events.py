@@ -1,12 +1,25 @@
-"""``malletrain events``: the audit trail."""
+"""``malletrain events``: the audit log."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json_line, print_text, state_dir_option
+from malletrain.cli.common import (
+    Refused,
+    asking,
+    json_option,
+    print_json_line,
+    print_text,
+    state_dir_option,
+)
+
+if TYPE_CHECKING:
+    from malletrain.client import Client
+    from malletrain.protocol.views import EventView
 
 PAGE = 1000
 
@@ -27,6 +40,18 @@ PAGE = 1000
     default=0,
     help="Only events after this number (seq in --json).",
 )
+@click.option(
+    "--as-trace",
+    is_flag=True,
+    help="Print when which node was held instead, as a trace for `malletrain simulate --trace`.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    metavar="FILE",
+    help="With --as-trace: where the trace is written.  [default: standard output]",
+)
 @state_dir_option
 @json_option
 def events(
@@ -34,6 +59,8 @@ def events(
     job: str | None,
     last: int | None,
     since: int,
+    as_trace: bool,
+    output: IO[str] | None,
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -46,10 +73,18 @@ def events(
       malletrain events --job train
       malletrain events --last 20 --follow
       malletrain events --json > audit.jsonl
+      malletrain events --as-trace -o held.csv
     """
     from malletrain.render import tables
 
+    if output is not None and not as_trace:
+        raise click.UsageError("--output is for --as-trace; for events use > FILE.")
+    if as_trace and (follow or job or last or since or as_json):
+        raise click.UsageError("A trace is made of all events; give --as-trace without a filter.")
     with asking(state_dir) as client:
+        if as_trace:
+            _write_trace(client, output)
+            return
         names = {} if as_json else {j.id: j.name for j in client.jobs()}
         since = -last if last else since
         while True:
@@ -65,3 +100,20 @@ def events(
             since = page[-1].seq if page else max(0, since)
             if not follow and complete:
                 return
+
+
+def _write_trace(client: Client, output: IO[str] | None) -> None:
+    from malletrain.render.held_trace import held_trace
+
+    lines = list(held_trace(_all(client)))
+    if len(lines) == 1:
+        raise Refused("No node has been held yet, so there is nothing to make a trace of.")
+    for line in lines:
+        click.echo(line, file=output)
+
+
+def _all(client: Client) -> Iterator[EventView]:
+    since = 0
+    while page := client.events(since=since, limit=PAGE):
+        yield from page
+        since = page[-1].seq

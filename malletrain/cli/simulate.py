@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malletrain.cli.common import Refused, print_json, print_text, say
+from malletrain.cli.daemon import load
+from malletrain.core import defaults
 
 if TYPE_CHECKING:
+    from malletrain.core.settings import ControllerSettings
     from malletrain.sim.engine import SimSettings
     from malletrain.sim.workloads import SimJob
 
@@ -36,6 +39,29 @@ def _one_of(name: str, choices: tuple[str, ...], what: str) -> Callable[[F], F]:
     return click.option(
         name, type=click.Choice(choices), default=choices[0], show_default=True, help=what
     )
+
+
+def _site(context: click.Context, _: click.Parameter, path: Path | None) -> ControllerSettings:
+    """The settings of the site in ``path``; they become the defaults of the options."""
+    from malletrain.core.settings import ControllerSettings
+
+    if path is None:
+        return ControllerSettings()
+    config = load(path)
+    from malletrain.daemon.settings import controller_settings
+
+    site = controller_settings(config)
+    cost = site.planning.cost
+    context.default_map = {
+        **(context.default_map or {}),
+        "max_jobs": site.planning.max_running,
+        "t_fwd": site.planning.t_fwd_s,
+        "starvation": site.starvation_s,
+        "rescale_up": cost.up_s,
+        "rescale_down": cost.down_s,
+        "start_cost": cost.start_s,
+    }
+    return site
 
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -98,18 +124,35 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "Who shares out the nodes.",
     ),
     click.option(
-        "--max-jobs", type=COUNT, default=20, show_default=True, metavar="J", help="Jobs at a time."
+        "--config",
+        "site",
+        type=FILE,
+        is_eager=True,
+        callback=_site,
+        metavar="FILE",
+        help="Simulate the settings of this site's daemon (TOML); options given besides go before "
+        "them.  [default: those of a daemon whose configuration says nothing]",
+    ),
+    click.option(
+        "--max-jobs",
+        type=COUNT,
+        default=defaults.MAX_RUNNING,
+        show_default=True,
+        metavar="J",
+        help="Jobs at a time.",
     ),
     click.option(
         "--t-fwd",
         type=POSITIVE,
-        default=120.0,
+        default=defaults.T_FWD_S,
         show_default=True,
         metavar="S",
         help="Forward-looking time.",
     ),
     _seconds(
-        "--starvation", 600.0, "A job waits no longer for its minimum than this (inf: for ever)."
+        "--starvation",
+        defaults.STARVATION_S,
+        "A job waits no longer for its minimum than this (inf: for ever).",
     ),
     _one_of("--costs", ("real", "freetrain"), "What changes of scale cost."),
     _one_of(
@@ -117,9 +160,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         ("restart", "live"),
         "What a loss without notice costs: work since the snapshot, or a step (real costs).",
     ),
-    _seconds("--rescale-up", 18.0, "Pause of growing."),
-    _seconds("--rescale-down", 12.0, "Pause of shrinking."),
-    _seconds("--start-cost", 18.0, "Pause of starting (real costs)."),
+    _seconds("--rescale-up", defaults.RESCALE_UP_S, "Pause of growing."),
+    _seconds("--rescale-down", defaults.RESCALE_DOWN_S, "Pause of shrinking."),
+    _seconds("--start-cost", defaults.START_S, "Pause of starting (real costs)."),
     _seconds("--snapshot-every", 60.0, "Time between snapshots (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
     _seconds("--lease-delay", 0.0, "From asking for a node to having it."),
@@ -189,6 +232,7 @@ def simulate(
       malletrain simulate --trace week1.csv.gz --curves scaling.csv --nodes 1024 --max-jobs 10
       malletrain simulate --trace week1.csv.gz --workload nas --policy equal --json
       malletrain simulate --trace week1.csv.gz --jobs cluster.swf.gz --hours 24
+      malletrain simulate --trace week1.csv.gz --config site.toml --t-fwd 300
     """
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.report import table
@@ -239,6 +283,8 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         horizons=o["horizons"],
         hours=o["hours"],
         seed=o["seed"],
+        time_limit_s=o["site"].planning.time_limit_s,
+        site=o["site"],
     )
 
 

@@ -127,7 +127,8 @@ def submit(
           --setup "module load cuda" --env WANDB_MODE=offline train.py
       malletrain submit --service --value value.csv cache.py
     """
-    from malletrain.cli.jobspec import SpecError, build
+    from malletrain.submission.error import SpecError
+    from malletrain.submission.spec import build
 
     try:
         spec = build(script, args, **options)

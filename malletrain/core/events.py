@@ -14,6 +14,7 @@ from typing import Any
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.protocol.event_kinds import EventKind
 
 
 class JobState(str, Enum):
@@ -302,15 +303,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Announce:
-    """Something for the audit trail: ``kind`` is ``profile-started`` | ``profile-point`` |
-    ``profile-finished`` | ``profile-waiting`` | ``job-interrupted`` | ``curve-changed``;
-    ``sentence`` for people, ``data`` for programs.
-    """
+    """Something for the audit log, and for whoever follows it."""
 
     job: str
-    kind: str
+    kind: EventKind
     sentence: str
+    """For people."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    """For programs."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.core.state import ControllerState, JobRecord
+from malletrain.protocol.event_kinds import EventKind
 
 WORTH_A_PLAN = 0.1
 """An ordinary observation that moves the estimate by more than this, relative, is a reason to plan
@@ -172,7 +173,7 @@ class ProfileRunner:
                 if job.state is JobState.PROFILING:
                     self._state.profile_ends(job)
                     self._state.plan_soon(now)
-                commands.append(Announce(answer.job, "profile-waiting", answer.reason))
+                commands.append(Announce(answer.job, EventKind.PROFILE_WAITING, answer.reason))
             else:
                 commands += self._observed(job, answer, now)
         return commands
@@ -204,7 +205,7 @@ class ProfileRunner:
                 "donor": answer.donor or "",
                 "taken": len(given),
             }
-            commands.append(Announce(answer.job, "profile-started", answer.reason, data))
+            commands.append(Announce(answer.job, EventKind.PROFILE_STARTED, answer.reason, data))
             state.profile_begins(job)
         if donor is not None and given:
             name, left = donor.submitted.job, donor.nodes[: -len(given)]
@@ -213,7 +214,7 @@ class ProfileRunner:
                 f"of job {answer.job}."
             )
             data = {"by": answer.job, "before": len(donor.nodes), "nodes": len(left)}
-            commands.append(Announce(name, "job-interrupted", sentence, data))
+            commands.append(Announce(name, EventKind.NODES_DONATED, sentence, data))
             state.interrupted(donor, now)
             changes[name] = left
         if new == job.nodes and not job.broken:
@@ -257,7 +258,7 @@ class ProfileRunner:
             "stable": m.stable,
         }
         commands = self._learn(job, replace(job.scaling, curve=answer.curve))
-        return [Announce(answer.job, "profile-point", sentence, data), *commands]
+        return [Announce(answer.job, EventKind.PROFILE_POINT, sentence, data), *commands]
 
     def _finished(self, job: JobRecord, answer: ProfileFinished, now: float) -> list[Command]:
         self.profiler.forget_wish(answer.job)
@@ -287,7 +288,7 @@ class ProfileRunner:
         }
         return [
             *self._learn(job, scaling),
-            Announce(answer.job, "profile-finished", sentence, data),
+            Announce(answer.job, EventKind.PROFILE_FINISHED, sentence, data),
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
@@ -301,7 +302,7 @@ class ProfileRunner:
                 "after": change.after,
                 "phase": change.phase,
             }
-            commands.append(Announce(seen.job, "curve-changed", change.sentence, data))
+            commands.append(Announce(seen.job, EventKind.CURVE_CHANGED, change.sentence, data))
         if seen.change is not None or seen.surprise > WORTH_A_PLAN:
             self._state.plan_soon(now + self._settings.debounce_s)
         return commands

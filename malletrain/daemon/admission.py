@@ -33,7 +33,7 @@ MOST_TEXT = 300
 """Characters of a parameter: a job's name, a log's, a place in it."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request cannot be done; ``code`` is ``refused`` or ``usage``."""
 
     def __init__(self, sentence: str, code: str = "refused") -> None:
@@ -45,7 +45,7 @@ def text(params: Mapping[str, Any], name: str, default: str | None = None) -> st
     """The text ``name``; without a default it has to be there."""
     value = params.get(name, default)
     if not isinstance(value, str) or len(value) > MOST_TEXT:
-        raise Refused(
+        raise RequestRefused(
             f"The request's '{name}' is {_shown(value)}; it is a text of {MOST_TEXT} characters "
             "at most.",
             "usage",
@@ -66,7 +66,9 @@ def number(params: Mapping[str, Any], name: str, default: float, low: float, hig
         or not isinstance(value, int | float)
         or (isinstance(value, float) and not math.isfinite(value))
     ):
-        raise Refused(f"The request's '{name}' is {_shown(value)}; it is a finite number.", "usage")
+        raise RequestRefused(
+            f"The request's '{name}' is {_shown(value)}; it is a finite number.", "usage"
+        )
     return min(max(value, low), high)
 
 

@@ -18,11 +18,8 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class Agent:
-    """One leased node. ``owner``: whose lease it is, where it is not the daemon's own user's.
-    ``holds``: the job whose processes may be on it; ``following``: what it gets when it is free of
-    that. ``recalled``: the node goes because another owner's jobs need it more.
-    """
+class LeasedAgent:
+    """One leased node, as its agent reports it."""
 
     lease: str
     node: str
@@ -31,11 +28,17 @@ class Agent:
     last_seen: float
     node_class: str = "default"
     owner: str = ""
-    recalled: bool = False
+    """Whose lease it is, where it is not the daemon's own user's."""
+    reclaimed: bool = False
+    """The node goes because another owner's jobs need it more."""
     gone_at: float | None = None
+    """When the node will be gone; None: nobody wants it."""
     holds: str | None = None
+    """The job whose processes may be on it."""
     releasing: bool = False
+    """It was told to stop that job."""
     following: messages.Assign | None = None
+    """What it gets when it is free of that job."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
 
@@ -52,23 +55,23 @@ class Agents:
     ) -> None:
         self._send = send
         self._account = account
-        self._by_lease: dict[str, Agent] = {}
-        self._by_node: dict[str, Agent] = {}
+        self._by_lease: dict[str, LeasedAgent] = {}
+        self._by_node: dict[str, LeasedAgent] = {}
 
-    def __iter__(self) -> Iterator[Agent]:
+    def __iter__(self) -> Iterator[LeasedAgent]:
         return iter(list(self._by_lease.values()))
 
-    def of_lease(self, lease: str) -> Agent | None:
+    def of_lease(self, lease: str) -> LeasedAgent | None:
         return self._by_lease.get(lease)
 
-    def on(self, node: str) -> Agent | None:
+    def on(self, node: str) -> LeasedAgent | None:
         return self._by_node.get(node)
 
-    def add(self, agent: Agent) -> None:
+    def add(self, agent: LeasedAgent) -> None:
         self._by_lease[agent.lease] = agent
         self._by_node[agent.node] = agent
 
-    def remove(self, agent: Agent) -> None:
+    def remove(self, agent: LeasedAgent) -> None:
         self._by_lease.pop(agent.lease, None)
         if self._by_node.get(agent.node) is agent:
             del self._by_node[agent.node]
@@ -81,7 +84,7 @@ class Agents:
         if agent:
             self.reach(agent, message)
 
-    def reach(self, agent: Agent, message: messages.Message) -> bool:
+    def reach(self, agent: LeasedAgent, message: messages.Message) -> bool:
         """Send, and remember since when the agent cannot be reached."""
         if self._send(agent.peer, message):
             return True
@@ -123,7 +126,7 @@ class Agents:
         self.reach(agent, messages.Release(job, grace_s))
         return True
 
-    def released(self, agent: Agent, job: str) -> None:
+    def released(self, agent: LeasedAgent, job: str) -> None:
         """The agent is free of ``job``: give it what follows."""
         if agent.holds == job:
             agent.holds, agent.releasing = None, False

@@ -1,4 +1,4 @@
-"""The audit trail: every decision and every change as one event, stored, logged, and handed to
+"""The audit log: every decision and every change as one event, stored, logged, and handed to
 whoever waits for news.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from malletrain.daemon.clock import Clock
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.store.schema import EventRow
 from malletrain.store.store import Store
@@ -27,7 +28,7 @@ class AuditLog:
 
     def record(
         self,
-        kind: str,
+        kind: EventKind,
         sentence: str,
         *,
         job: str = "",

@@ -101,13 +101,13 @@ class Curves:
 
     # --- a job goes on ---
 
-    def keep(self, job: str, spec: messages.JobSpec, learned: ScalingModel) -> None:
+    def keep(self, job: str, spec: messages.JobSpec, scaling: ScalingModel) -> None:
         """Store what is known now, for this job and for the next of its kind."""
         row = self._store.put_profile(
-            replace(self._on_its_class(job, spec), learned=learned.to_dict(), waits="")
+            replace(self._on_its_class(job, spec), learned=scaling.to_dict(), waits="")
         )
         size = ModelSize(row.parameters, row.flops)
-        siblings.keep(self._storage(row, spec), Sibling(row.key, job, learned, size))
+        siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
 
     def waits(self, job: str, reason: str) -> None:
         """Why its profile does not begin."""

@@ -11,23 +11,20 @@ from typing import Any
 
 import structlog
 
-from malletrain.core.events import NodeJoined, NodeLeaving, NodeLost, RoundInterrupted
-from malletrain.daemon.agents import Agent
+from malletrain.core.events import NodeJoined, RoundInterrupted
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.commands import LeaseActions
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import JobRun
+from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
+from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.logsink import LogSink
-from malletrain.daemon.reports import Reports
+from malletrain.daemon.parts import Parts
+from malletrain.daemon.reports import AgentReports
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.rounds.interface import RoundStage
-from malletrain.store.schema import NODE_JOINED, NODE_LOST
 
 log = structlog.get_logger(__name__)
-
-GIVEN_BACK, RECALLED = "given back", "recalled"
-"""The end reasons of a lease that MalleTrain itself gave up: no job needs the node; another owner's
-job needs it more.
-"""
-RECALL_SENTENCE = "Jobs of another user have more use for the node."
 
 
 class Inbox:
@@ -36,17 +33,21 @@ class Inbox:
     def __init__(
         self,
         core: Core,
+        parts: Parts,
+        departures: Departures,
+        desk: LeaseActions,
         logs: LogSink,
         boot: str,
-        horizon: Callable[[str], tuple[float | None, str | None]],
     ) -> None:
         self.core = core
-        self.reports = Reports(core, logs)
+        self.departures = departures
+        self.desk = desk
+        self.reports = AgentReports(core, logs)
         self.boot = boot
-        self.horizon = horizon
+        self.gaps = parts.gaps
+        self.poll_soon = parts.poll_soon
         self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
-        self.on_trouble: Callable[[], None] = lambda: None
-        self._table: dict[type, Callable[[Agent, JobRun, Any], None]] = {
+        self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
@@ -71,7 +72,8 @@ class Inbox:
             agent.rss_bytes = message.rss_bytes
             core.transmit(peer, messages.Alive(self.boot))
         elif isinstance(message, messages.Leaving):
-            self._leaving(agent, message.in_s, message.reason)
+            with core.step():
+                self.departures.notice(agent, message.in_s, message.reason)
         elif isinstance(message, messages.Released):
             self._released(agent, message.job)
         elif isinstance(message, messages.LogChunk):
@@ -92,9 +94,9 @@ class Inbox:
         now, limit = self.core.clock.now(), self.core.config.daemon.agent_timeout
         for agent in self.core.agents:
             if now - agent.last_seen > limit:
-                self.lost(agent, f"nothing was heard of its agent for {limit:g} s")
+                self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
             elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
-                self.lost(agent, "the connection of its agent ended and did not come back")
+                self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
 
@@ -106,11 +108,15 @@ class Inbox:
             ):
                 agent.unreachable_since = self.core.clock.now()
                 self.core.suspect(agent.node)
-                self.on_trouble()
+                self.poll_soon.set()
+
+    def _lost(self, agent: LeasedAgent, why: str) -> None:
+        with self.core.step():
+            self.departures.lost(agent, why)
 
     # --- who is there ---
 
-    def _seen(self, agent: Agent, peer: bytes) -> None:
+    def _seen(self, agent: LeasedAgent, peer: bytes) -> None:
         agent.last_seen = self.core.clock.now()
         if agent.unreachable_since is not None or agent.peer != peer:
             agent.unreachable_since, agent.peer = None, peer
@@ -122,8 +128,8 @@ class Inbox:
         row = core.store.get_lease(lease)
         if (
             row is None
-            or row.state == "ended"
-            or row.end_reason == GIVEN_BACK
+            or row.state == LeaseStatus.ENDED
+            or row.end_reason == RELEASED
             or hello.lease != lease
         ):
             core.transmit(peer, messages.Goodbye("This lease has ended."))
@@ -139,23 +145,26 @@ class Inbox:
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
-            recalled = row.end_reason == RECALLED  # of which the agent knows nothing
-            if row.state == "leaving" and hello.leaving_in_s is None and not recalled:
+            reclaimed = row.end_reason == RECLAIMED  # of which the agent knows nothing
+            if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
                 # Not the agent that was told to leave: the job of its lease was requeued and has
                 # begun again.
                 if agent is not None:
-                    self.lost(agent, "its lease has begun again")
+                    self.departures.lost(agent, "its lease has begun again")
                 core.transmit(peer, messages.Goodbye("This lease has left."))
                 return
             if agent is None:
                 if (other := core.agents.on(hello.node)) is not None:
-                    self.lost(other, f"lease {lease} has begun on the node")
+                    self.departures.lost(other, f"lease {lease} has begun on the node")
                 node_class = row.node_class if row.owner else hello.node_class
-                agent = Agent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
+                agent = LeasedAgent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
                 core.agents.add(agent)
-                if row.state != "leaving":
+                if row.state != LeaseStatus.LEAVING:
                     core.lease_rows.update(
-                        lease, state="running", node=hello.node, started=row.started or now
+                        lease,
+                        state=LeaseStatus.RUNNING,
+                        node=hello.node,
+                        started=row.started or now,
                     )
             self._seen(agent, peer)
             core.agents.reach(
@@ -166,12 +175,12 @@ class Inbox:
             )
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
-                self._leaving(agent, hello.leaving_in_s, "")
-            elif recalled and agent.gone_at is None:  # before the daemon's last start
-                core.outside.recall((agent.node,), core.controller.settings.reclaim_s)
+                self.departures.notice(agent, hello.leaving_in_s, "")
+            elif reclaimed and agent.gone_at is None:  # before the daemon's last start
+                self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
 
     def _settle(
-        self, agent: Agent, held: messages.Assignment | None, new: bool, now: float
+        self, agent: LeasedAgent, held: messages.Assignment | None, new: bool, now: float
     ) -> None:
         """Bring together what the agent holds and what the daemon thinks it should."""
         core = self.core
@@ -192,10 +201,14 @@ class Inbox:
                     self.adopting.setdefault(held.job, {})[agent.node] = held
                 else:
                     core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-            horizon, group = self.horizon(agent.node)
+            gap = self.gaps.get(agent.node)
+            horizon, group = (gap.horizon_s, gap.group) if gap else (None, None)
             doing = f"; it works for {held.job}" if held and adopted else ""
-            core.trail.record(
-                NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
+            core.audit.record(
+                EventKind.NODE_JOINED,
+                f"The node is ours{doing}.",
+                node=agent.node,
+                lease=agent.lease,
             )
             job = held.job if held and adopted else None
             core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, job, agent.owner))
@@ -228,78 +241,17 @@ class Inbox:
                 ) == set(members)
                 if whole:
                     run.monitor.adopted(len(members), now)
-                    self.core.trail.record(
-                        "job-adopted",
+                    self.core.audit.record(
+                        EventKind.JOB_ADOPTED,
                         f"The job went on meanwhile on {len(members)} nodes.",
                         job=job,
                     )
                 elif phases:
                     self.core.feed(RoundInterrupted(job))
 
-    def _leaving(self, agent: Agent, in_s: float, reason: str) -> None:
-        core = self.core
-        if agent.gone_at is not None and not agent.recalled:
-            return
-        with core.step():
-            core.metrics.preemption(notice=True)
-            sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
-            agent.recalled = False
-            self._goes(agent, in_s, reason or "preempted", sentence)
-        self.on_trouble()
-
-    def recall(self, agent: Agent, within_s: float) -> None:
-        """The agent's node goes as soon as its job has moved off."""
-        if agent.gone_at is None:
-            with self.core.step():
-                agent.recalled = True
-                self._goes(agent, within_s, RECALLED, RECALL_SENTENCE)
-
-    def _goes(self, agent: Agent, in_s: float, reason: str, sentence: str) -> None:
-        core = self.core
-        agent.gone_at = core.clock.now() + in_s
-        core.lease_rows.update(agent.lease, state="leaving", end_reason=reason)
-        core.trail.record(
-            "node-leaving",
-            sentence,
-            node=agent.node,
-            lease=agent.lease,
-            job=agent.holds or "",
-            in_s=in_s,
-        )
-        core.feed(NodeLeaving(agent.node, in_s))
-        if agent.holds is None:
-            core.agents.reach(agent, messages.Goodbye(sentence))
-
-    def lost(self, agent: Agent, why: str) -> None:
-        """The node is gone: with notice it left as announced, else it was taken without."""
-        core = self.core
-        with core.step() as now:
-            core.agents.remove(agent)
-            if agent.gone_at is None:
-                core.metrics.preemption(notice=False)
-                core.trail.record(
-                    "node-vanished",
-                    "The node was taken without notice.",
-                    node=agent.node,
-                    lease=agent.lease,
-                )
-            node, lease, job = agent.node, agent.lease, agent.holds or ""
-            core.trail.record(
-                NODE_LOST,
-                f"The node is gone: {why}.",
-                node=node,
-                lease=lease,
-                job=job,
-                notice=agent.gone_at is not None,
-            )
-            for run in core.runs.values():
-                core.rounds.act(run, run.rounds.gone(agent.node, now))
-            core.feed(NodeLost(agent.node))
-        self.on_trouble()
-
     # --- how their jobs stand ---
 
-    def _released(self, agent: Agent, job: str) -> None:
+    def _released(self, agent: LeasedAgent, job: str) -> None:
         core = self.core
         with core.step() as now:
             core.agents.released(agent, job)
@@ -310,7 +262,7 @@ class Inbox:
                     agent, messages.Goodbye("The main scheduler wants the node back.")
                 )
 
-    def _phase(self, agent: Agent, run: JobRun, message: messages.Phase) -> None:
+    def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
         if self.adopting is not None and agent.node in self.adopting.get(run.row.id, {}):
             self.adopting[run.row.id][agent.node] = message.assignment
         if message.tail:
@@ -318,23 +270,26 @@ class Inbox:
         with self.core.step() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
-    def _store_up(self, agent: Agent, run: JobRun, message: messages.StoreUp) -> None:
+    def _store_up(self, agent: LeasedAgent, run: ActiveJob, message: messages.StoreUp) -> None:
         with self.core.step():
             self.core.rounds.act(
                 run, run.rounds.store_up(agent.node, message.generation, message.host, message.port)
             )
 
-    def _drained(self, agent: Agent, run: JobRun, message: messages.Drained) -> None:
+    def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
                 # Of use to whoever wonders where samples went, not a fault of the job: its workers
                 # may just be starting.
-                self.core.trail.record(
-                    "drain-without-snapshot", message.sentence, job=run.row.id, node=agent.node
+                self.core.audit.record(
+                    EventKind.DRAIN_WITHOUT_SNAPSHOT,
+                    message.sentence,
+                    job=run.row.id,
+                    node=agent.node,
                 )
             self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
 
-    def _warn_of_silence(self, run: JobRun, now: float) -> None:
+    def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning
         if (
             run.spec.mode != "service"
@@ -347,4 +302,4 @@ class Inbox:
                 "Without it MalleTrain cannot know how the job scales."
             )
             with self.core.step():
-                self.core.books.notice(run, sentence)
+                self.core.repository.notice(run, sentence)

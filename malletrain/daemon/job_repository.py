@@ -19,6 +19,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.monitor import JobMonitor, RescaleRecord
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
 from malletrain.store.schema import JobRow, ObservationRow, RescaleRow
 from malletrain.store.store import Store
@@ -27,7 +28,7 @@ KEPT_NOTICES = 20
 
 
 @dataclass
-class JobRun:
+class ActiveJob:
     """An unfinished job in the daemon's hands."""
 
     row: JobRow
@@ -45,20 +46,20 @@ class JobRun:
 
 
 class JobRepository:
-    """The jobs' rows in the store, with the trail and the metrics that go with them."""
+    """The jobs' rows in the store, with the audit log and the metrics that go with them."""
 
-    def __init__(self, store: Store, clock: Clock, metrics: Metrics, trail: AuditLog) -> None:
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics, audit: AuditLog) -> None:
         self._store = store
         self._clock = clock
         self._metrics = metrics
-        self._trail = trail
+        self._audit = audit
 
-    def save(self, run: JobRun, **changes: Any) -> None:
+    def save(self, run: ActiveJob, **changes: Any) -> None:
         """Write fields of the job, and with them how far it has come."""
         run.saved_at = self._clock.now()
         run.row = self._store.update_job(run.row.id, samples=run.monitor.total, **changes)
 
-    def checkpoint(self, run: JobRun, now: float) -> None:
+    def checkpoint(self, run: ActiveJob, now: float) -> None:
         """Write how far the job has come and what was measured of it since the last time."""
         self.save(run, last_progress=run.monitor.last_sample)
         self._metrics.job(
@@ -77,7 +78,7 @@ class JobRepository:
             )
             self._store.put_observation(row)
 
-    def rescale(self, run: JobRun, r: RescaleRecord) -> None:
+    def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
         """Write a rescale that is over, with what it cost."""
         self._store.put_rescale(
             RescaleRow(
@@ -93,8 +94,8 @@ class JobRepository:
             )
         )
         self._metrics.rescale(r.kind, r.cost_s)
-        self._trail.record(
-            "rescale-finished",
+        self._audit.record(
+            EventKind.RESCALE_FINISHED,
             f"{r.from_nodes} → {r.to_nodes} nodes ({r.kind}) cost {r.cost_s:.2f} s.",
             job=run.row.id,
             generation=r.generation,
@@ -102,11 +103,11 @@ class JobRepository:
             phases=r.phases,
         )
 
-    def notice(self, run: JobRun, sentence: str) -> None:
+    def notice(self, run: ActiveJob, sentence: str) -> None:
         """A sentence for the job's owner; saying it again does nothing."""
         if sentence not in run.row.notices:
             self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
-            self._trail.record("job-notice", sentence, job=run.row.id)
+            self._audit.record(EventKind.JOB_NOTICE, sentence, job=run.row.id)
 
 
 def decode_spec(text: str) -> messages.JobSpec:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store.schema import LeaseRow
 from malletrain.store.store import Store
 
@@ -31,5 +32,9 @@ class LeaseRows:
         """The lease has ended; its row as it was before, None if it had ended already."""
         row = self.active.pop(lease, None)
         if row is not None:
-            self._store.update_lease(lease, state="ended", ended=now, end_reason=reason)
+            self._store.update_lease(lease, state=LeaseStatus.ENDED, ended=now, end_reason=reason)
         return row
+
+    def on(self, node: str) -> str | None:
+        """The first lease on the node; None when there is none."""
+        return next((row.id for row in self.active.values() if row.node == node), None)

@@ -1,4 +1,4 @@
-"""The door: what a client may do whose key nobody knows yet. It may say who it is, and is told how.
+"""What a client may do whose key nobody knows yet. It may say who it is, and is told how.
 
 Decides nothing but whom to believe; the keys of the users who came in are the key ring's.
 """
@@ -6,12 +6,12 @@ Decides nothing but whom to believe; the keys of the users who came in are the k
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import structlog
 
-from malletrain.config.model import Config
 from malletrain.identity.keys import KeyRing
-from malletrain.identity.users import Munge, UsersError, login_payload
+from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
@@ -22,12 +22,24 @@ MOST_WAITING = 20
 """Logins that wait while one is checked; strangers can send as many as they like."""
 
 
-class Login:
-    """Answers strangers. Credentials are checked one at a time, and a few may wait for that."""
+class Credentials(Protocol):
+    """Who can say whose a credential is."""
 
-    def __init__(self, config: Config, keys: KeyRing) -> None:
+    def user(self, credential: str, payload: str) -> str:
+        """The user who made the credential over ``payload``. Raises UsersError."""
+        ...
+
+
+class Login:
+    """Answers strangers. Credentials are checked one at a time, and a few may wait for that.
+
+    Args:
+        munge: who vouches for the machine's users; None: nobody, so that no stranger comes in.
+    """
+
+    def __init__(self, keys: KeyRing, munge: Credentials | None) -> None:
         self._keys = keys
-        self._munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
+        self._munge = munge
         self._one = asyncio.Lock()
         self._waiting = 0
 

@@ -7,6 +7,7 @@ names follow the Prometheus conventions (base units, ``_total``).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from wsgiref.simple_server import WSGIServer
@@ -119,7 +120,7 @@ class Metrics:
     def job_ended(self, job: str) -> None:
         """Remove what is shown of this job."""
         for metric in (self._rate, self._job_nodes, self._job_samples):
-            if (job,) in metric._metrics:
+            with contextlib.suppress(KeyError):  # of a job that never ran nothing is shown
                 metric.remove(job)
 
     def samples(self, count: float) -> None:

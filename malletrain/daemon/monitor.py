@@ -31,7 +31,7 @@ MARKS = frozenset({"start", "import", "restoring", "restored"})
 
 
 @dataclass(frozen=True)
-class Observation:
+class RateObservation:
     """Throughput at one scale: ``rate`` ± ``spread`` samples/s (95 % of the median) from
     ``samples`` in ``seconds``; global ``batch``.
     """
@@ -210,7 +210,7 @@ class JobMonitor:
                 i: samples for i, samples in self._slices.items() if i > newest - MOST_SLICES
             }
 
-    def observation(self) -> Observation | None:
+    def observation(self) -> RateObservation | None:
         """Throughput at the present scale, ``None`` before it has been seen for a few slices after
         the warm-up.
         """
@@ -228,7 +228,7 @@ class JobMonitor:
         # Notches of a box plot: 1.57 IQR / sqrt(n) is the half width of a 95 % interval of the
         # median (McGill et al. 1978).
         spread = 1.57 * (high - low) / math.sqrt(len(whole))
-        return Observation(
+        return RateObservation(
             self.nodes,
             self.batch,
             median(whole),

@@ -13,13 +13,14 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobView
 
-PRIVATE = {
-    "job-notice": "The job's owner was told something.",
-    "job-broke": "A round of the job broke.",
-    "job-failed": "The job failed.",
-    "drain-without-snapshot": "The job stopped without a snapshot.",
+PRIVATE: dict[str, str] = {
+    EventKind.JOB_NOTICE: "The job's owner was told something.",
+    EventKind.WORKERS_FAILED: "A round of the job broke.",
+    EventKind.JOB_FAILED: "The job failed.",
+    EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
 }
 """Kinds of events that quote a script, with what others read instead."""
 FAILED = "it failed; its owner sees why"

@@ -1,4 +1,4 @@
-"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the books
+"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the store
 and onto the daemon's disk.
 
 Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says
@@ -13,9 +13,9 @@ from collections import OrderedDict
 import structlog
 
 from malletrain.core.events import JobState, PriorSuggested
-from malletrain.daemon.agents import Agent
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import JobRun, decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.logsink import LogSink
 from malletrain.protocol import messages
 
@@ -33,7 +33,7 @@ GPUS = 64
 _REMEMBERED = 256
 
 
-class Reports:
+class AgentReports:
     """Takes the reports of every agent."""
 
     def __init__(self, core: Core, logs: LogSink) -> None:
@@ -41,7 +41,7 @@ class Reports:
         self._logs = logs
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
 
-    def progress(self, agent: Agent, run: JobRun, message: messages.Progress) -> None:
+    def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
         """Counts of one worker."""
         core = self._core
         before = run.monitor.total
@@ -58,33 +58,33 @@ class Reports:
         now = core.clock.now()
         if now - run.saved_at > SAVE_EVERY_S:
             with core.step():
-                core.books.checkpoint(run, now)
+                core.repository.checkpoint(run, now)
 
-    def metric(self, agent: Agent, run: JobRun, message: messages.Metric) -> None:
+    def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """A number with a name."""
         metrics = run.row.metrics
         with self._core.step():
             if len(message.name) > LONGEST_METRIC or (
                 message.name not in metrics and len(metrics) >= MOST_METRICS
             ):
-                self._core.books.notice(run, TOO_MANY_METRICS)
+                self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
-                self._core.books.save(run, metrics={**metrics, message.name: message.value})
+                self._core.repository.save(run, metrics={**metrics, message.name: message.value})
 
-    def notice(self, agent: Agent, run: JobRun, message: messages.Notice) -> None:
+    def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
         core = self._core
         with core.step():
             if message.sentence:
-                core.books.notice(run, message.sentence)
+                core.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
-                core.books.save(run, snapshot=message.data)
+                core.repository.save(run, snapshot=message.data)
             elif message.kind == "profile" and core.config.profiling.enabled:
-                learned = core.curves.described(run.row.id, run.spec, message.data)
-                if learned is not None:
-                    core.feed(PriorSuggested(run.row.id, learned))
+                model = core.curves.described(run.row.id, run.spec, message.data)
+                if model is not None:
+                    core.feed(PriorSuggested(run.row.id, model))
 
-    def log_chunk(self, agent: Agent, chunk: messages.LogChunk) -> None:
+    def log_chunk(self, agent: LeasedAgent, chunk: messages.LogChunk) -> None:
         """A piece of a log; the job may have ended meanwhile."""
         if not self._may_write(agent, chunk):
             log.warning(
@@ -113,7 +113,7 @@ class Reports:
             agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
         )
 
-    def _may_write(self, agent: Agent, chunk: messages.LogChunk) -> bool:
+    def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk) -> bool:
         """Whether the log is one that this agent can have: of its node, of its user's job, of a
         round and a rank that there were.
         """

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from malletrain.config.model import Config
-from malletrain.core.events import Event, JobCompleted, NodeRejected, RoundFormed, WorkersFailed
+from malletrain.core.events import (
+    Event,
+    JobCompleted,
+    NodeRejected,
+    RescaleFinished,
+    RoundFormed,
+    WorkersFailed,
+)
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
-from malletrain.daemon.job_repository import JobRepository, JobRun
+from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.actions import (
     Action,
     AllUp,
@@ -37,8 +45,11 @@ LONGEST_REASON = 1000
 
 
 class RoundShell:
-    """For all jobs of one daemon. ``feed`` takes events for the controller, ``service_formed`` a
-    service whose members are all up.
+    """For all jobs of one daemon.
+
+    Args:
+        feed: takes events for the controller.
+        key_of: job → the secret that the processes of a service share, as hexadecimal text.
     """
 
     def __init__(
@@ -46,22 +57,20 @@ class RoundShell:
         config: Config,
         clock: Clock,
         agents: Agents,
-        books: JobRepository,
-        trail: AuditLog,
+        repository: JobRepository,
+        audit: AuditLog,
         feed: Callable[[Event], None],
-        service_formed: Callable[[JobRun], None],
+        key_of: Callable[[str], str],
     ) -> None:
         self._config = config
         self._clock = clock
         self._agents = agents
-        self._books = books
-        self._trail = trail
+        self._repository = repository
+        self._audit = audit
         self._feed = feed
-        self._service_formed = service_formed
-        self.key_of: Callable[[str], str] = lambda job: ""
-        """The secret that the processes of a service share, as hexadecimal text."""
+        self.key_of = key_of
 
-    def act(self, run: JobRun, actions: list[Action]) -> None:
+    def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
         job = run.row.id
         for action in actions:
@@ -85,14 +94,14 @@ class RoundShell:
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
-                self._books.save(
+                self._repository.save(
                     run,
                     generation=action.generation,
                     members=action.members,
                     samples_before=run.monitor.before,
                 )
-                self._trail.record(
-                    "round-formed",
+                self._audit.record(
+                    EventKind.ROUND_FORMED,
                     f"Round {action.generation} has {len(action.members)} members.",
                     job=job,
                     generation=action.generation,
@@ -107,7 +116,7 @@ class RoundShell:
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
             elif isinstance(action, AllUp):
-                self._service_formed(run)
+                self.rescale_over(run)
             elif isinstance(action, Formed):
                 run.monitor.formed(action.generation, self._clock.now())
                 run.starting_until = self._clock.now() + self._config.jobs.warmup_timeout
@@ -116,8 +125,8 @@ class RoundShell:
                 self._feed(JobCompleted(job))
             elif isinstance(action, NodesRejected):
                 for node in action.nodes:
-                    self._trail.record(
-                        "node-unfit",
+                    self._audit.record(
+                        EventKind.NODE_REJECTED,
                         f"The node is rejected: {action.sentence}.",
                         job=job,
                         node=node,
@@ -126,7 +135,12 @@ class RoundShell:
             else:
                 self._broke(run, action)
 
-    def _broke(self, run: JobRun, action: Broke) -> None:
+    def rescale_over(self, run: ActiveJob) -> None:
+        """The newest round works, or the time to wait for its first sample is up."""
+        run.starting_until = None
+        self._feed(RescaleFinished(run.row.id))
+
+    def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
@@ -135,9 +149,9 @@ class RoundShell:
             if len(action.sentence) <= LONGEST_REASON
             else action.sentence[: LONGEST_REASON - 1] + "…"
         )
-        self._books.save(run, failure=failure)
-        self._trail.record(
-            "job-broke",
+        self._repository.save(run, failure=failure)
+        self._audit.record(
+            EventKind.WORKERS_FAILED,
             sentence,
             job=run.row.id,
             generation=run.rounds.generation,
@@ -145,7 +159,7 @@ class RoundShell:
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 
-    def _assign(self, run: JobRun, action: SendAssign) -> messages.Assign:
+    def _assign(self, run: ActiveJob, action: SendAssign) -> messages.Assign:
         jobs = self._config.jobs
         key = self.key_of(run.row.id) if action.with_key else ""
         return messages.Assign(
@@ -156,7 +170,7 @@ class RoundShell:
             key=key,
         )
 
-    def _view(self, run: JobRun, action: SendView) -> messages.Round:
+    def _view(self, run: ActiveJob, action: SendView) -> messages.Round:
         """What a member of a service is told."""
         rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
         return messages.Round(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import zmq
@@ -17,12 +17,26 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
+from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages
 
 HARD_LIMIT_BYTES = 4 * messages.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
 log = structlog.get_logger(__name__)
+
+
+class Receiver(Protocol):
+    """Who hears what comes in. Called from the loop."""
+
+    def message(self, peer: bytes, who: str, message: Any) -> None:
+        """A valid message; ``peer`` addresses the answer, ``who`` is what the key says."""
+
+    def invalid(self, sentence: str) -> None:
+        """Something came that is no message; the sentence says why."""
+
+    def disconnected(self) -> None:
+        """Some connection ended."""
 
 
 class _KnownKeys:
@@ -41,31 +55,18 @@ class Transport:
     Args:
         lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a
             stranger. Called from another thread.
-        on_message: ``(peer, who, message)`` for every valid message; ``peer`` addresses the answer.
-        on_invalid: called with a sentence for every message that is none.
-        on_disconnect: some connection ended.
     """
 
-    def __init__(
-        self,
-        secret_key: bytes,
-        public_key: bytes,
-        lookup: Callable[[str], str | None],
-        on_message: Callable[[bytes, str, Any], None],
-        on_invalid: Callable[[str], None],
-        on_disconnect: Callable[[], None],
-    ) -> None:
+    def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:
         self._lookup = lookup
-        self._on_message = on_message
-        self._on_invalid = on_invalid
-        self._on_disconnect = on_disconnect
+        self._receiver: Receiver | None = None
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve_callback("*", _KnownKeys(lookup))
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_secretkey = secret_key
-        self._socket.curve_publickey = public_key
+        self._socket.curve_secretkey = keys.secret.encode()
+        self._socket.curve_publickey = keys.public.encode()
         self._socket.curve_server = True
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 10_000
@@ -76,9 +77,9 @@ class Transport:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, listen: str) -> str:
-        """Bind to ``listen`` (port 0: any) and begin to receive; returns the address bound. Raises
-        OSError with a sentence.
+    def bind(self, listen: str) -> str:
+        """Bind to ``listen`` (port 0: any); returns the address bound. What comes in waits until
+        :meth:`serve`. Raises OSError with a sentence.
         """
         address = listen[:-2] + ":*" if listen.endswith(":0") else listen
         try:
@@ -88,10 +89,17 @@ class Transport:
                 f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in "
                 "[daemon] listen."
             ) from None
+        return str(self._socket.get_string(zmq.LAST_ENDPOINT))
+
+    def serve(self, receiver: Receiver) -> None:
+        """Begin to receive."""
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
-        return self._socket.get_string(zmq.LAST_ENDPOINT)
+        # ZeroMQ's descriptors are edge-triggered: what came before is not told of again.
+        self._loop.call_soon(self._receive)
+        self._loop.call_soon(self._watch)
 
     def stop(self) -> None:
         """Close everything; messages not yet sent are lost (agents and clients ask again)."""
@@ -136,6 +144,7 @@ class Transport:
         return True
 
     def _receive(self) -> None:
+        assert self._receiver is not None
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
@@ -146,29 +155,30 @@ class Transport:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.ZMQError:
                 return
-            self._one(frames)
+            self._one(frames, self._receiver)
         assert self._loop is not None
         self._loop.call_soon(self._receive)
 
-    def _one(self, frames: list[Any]) -> None:
+    def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes
         who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
         if who is None:
             # Its key was withdrawn after it had connected: its lease has ended, yet it is still
             # there (its node lost contact with the main scheduler). Told only that it may not
             # speak, it would stay for ever.
-            self._on_invalid("A message came from a peer whose key is not valid any more.")
+            receiver.invalid("A message came from a peer whose key is not valid any more.")
             self.send(peer, messages.Goodbye("The lease has ended."))
             return
         try:
             message = messages.decode([frame.bytes for frame in frames[1:]])
         except messages.WireError as e:
-            self._on_invalid(f"{who}: {e}")
+            receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))
             return
-        self._on_message(peer, who, message)
+        receiver.message(peer, who, message)
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
             recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            self._on_disconnect()
+            if self._receiver is not None:
+                self._receiver.disconnected()

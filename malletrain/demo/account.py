@@ -29,22 +29,29 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from malletrain.demo.intervals import Interval, Intervals, both, length, normal, without
-from malletrain.render.timeline import IDLE_SPAN, JOB_SPAN, LEASED_SPAN, PAUSE_SPAN, Mark, Span
+from malletrain.render.timeline import (
+    IDLE_SPAN,
+    JOB_SPAN,
+    LEASED_SPAN,
+    PAUSE_SPAN,
+    Span,
+    TimelineMark,
+)
 
 
 @dataclass(frozen=True)
-class Machine:
+class DemoMachine:
     """What the main scheduler did: per node the times it was offered and leased, and the
     preemptions of leases.
     """
 
     offered: Mapping[str, Intervals]
     leased: Mapping[str, Intervals]
-    preemptions: tuple[Mark, ...]
+    preemptions: tuple[TimelineMark, ...]
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundSpan:
     """One membership of one job that processed samples from ``first`` to ``last`` (epoch
     seconds).
     """
@@ -57,7 +64,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldSpan:
     """``job`` has ``node`` by the plan in ``interval``."""
 
     node: str
@@ -78,7 +85,7 @@ class Account:
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
 
-def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> Machine:
+def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> DemoMachine:
     """The history of the embedded cluster (rows of its ``history.csv``: time, node, event, lease,
     reason) between ``begin`` and ``end``.
 
@@ -89,7 +96,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> M
     leases: dict[str, tuple[str, float]] = {}
     offered: dict[str, list[Interval]] = {}
     leased: dict[str, list[Interval]] = {}
-    marks: list[Mark] = []
+    marks: list[TimelineMark] = []
     for row in rows:
         moment, node, event = float(row["time"]), row["node"], row["event"]
         if moment >= end:
@@ -103,7 +110,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> M
         elif event in ("preempted", "busy") and node in idle_since:
             offered[node].append((max(begin, idle_since.pop(node)), moment))
         if event == "preempted" and moment >= begin:
-            marks.append(Mark(node, moment, notice="without" not in row["reason"]))
+            marks.append(TimelineMark(node, moment, notice="without" not in row["reason"]))
         if event == "leased":
             leases[row["lease"]] = (node, moment)
         elif event == "ended" and row["lease"] in leases:
@@ -113,14 +120,14 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> M
         offered[node].append((max(begin, since), end))
     for node, since in leases.values():
         leased[node].append((max(begin, since), end))
-    return Machine(
+    return DemoMachine(
         {node: normal(pieces) for node, pieces in offered.items()},
         {node: normal(pieces) for node, pieces in leased.items()},
         tuple(marks),
     )
 
 
-def account(machine: Machine, rounds: Sequence[Round], held: Sequence[Held]) -> Account:
+def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[HeldSpan]) -> Account:
     """The account; see the module for what each number means."""
     blame = _Blame(machine, rounds)
     nodes = sorted(machine.offered)
@@ -171,9 +178,9 @@ def account(machine: Machine, rounds: Sequence[Round], held: Sequence[Held]) -> 
 class _Blame:
     """Why a job that held nodes did not train at some instant."""
 
-    def __init__(self, machine: Machine, rounds: Sequence[Round]) -> None:
+    def __init__(self, machine: DemoMachine, rounds: Sequence[RoundSpan]) -> None:
         self._taken = [(m.time, m.node) for m in machine.preemptions]
-        self._rounds: dict[str, list[Round]] = {}
+        self._rounds: dict[str, list[RoundSpan]] = {}
         for r in sorted(rounds, key=lambda r: (r.first, r.generation)):
             self._rounds.setdefault(r.job, []).append(r)
 
@@ -183,7 +190,7 @@ class _Blame:
         cuts = [start, *(r.first for r in rounds if start < r.first < end), end]
         return [(self._cause(rounds, a), b - a) for a, b in pairwise(cuts)]
 
-    def _cause(self, rounds: list[Round], moment: float) -> str:
+    def _cause(self, rounds: list[RoundSpan], moment: float) -> str:
         following = bisect_right([r.first for r in rounds], moment)
         if following == 0:
             return "lost_to_rescaling"

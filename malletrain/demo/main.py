@@ -15,19 +15,20 @@ from typing import Any
 
 from rich.console import Console
 
-from malletrain.cli.jobspec import build
 from malletrain.client import Client, ClientError
 from malletrain.config.model import load_config
 from malletrain.demo import plan, story
 from malletrain.demo.account import Account, account, machine_of
-from malletrain.demo.stage import DemoError, Stage
-from malletrain.demo.summary import JobResult, Result, render
+from malletrain.demo.stage import DemoError, DemoStage
+from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.demo.watch import Watcher
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
 from malletrain.shipped import shipped
+from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
 from scavenger.trace import files, lengths, replay, synthesis, trace
 
@@ -64,7 +65,7 @@ UNDISTURBED_S = 120.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """The command line of ``malletrain demo``."""
 
     nodes: int
@@ -77,11 +78,12 @@ class Options:
     output: Path
 
 
-def run(options: Options) -> int:
-    """Run the demo; 0 when all jobs completed. Raises click's exceptions for what is refused."""
-    import click
+def run(options: DemoOptions) -> int:
+    """Run the demo; 0 when all jobs completed.
 
-    from malletrain.cli.common import Refused
+    Raises:
+        DemoError: it cannot be run, or the jobs are not done in time.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -91,22 +93,22 @@ def run(options: Options) -> int:
     terminal = console(stderr=options.as_json)
     try:
         result, stage_files = _run(options, terminal)
-    except (DemoError, SchedulerError, trace.TraceError, ClientError) as error:
-        raise Refused(str(error)) from None
+    except (SchedulerError, trace.TraceError, ClientError) as error:
+        raise DemoError(str(error)) from None
     terminal.print(render(result, stage_files))
     if options.as_json:
-        click.echo(json.dumps(result.to_dict()))
+        print(json.dumps(result.to_dict()))
     return 0 if result.completed else 1
 
 
-def _run(options: Options, terminal: Console) -> tuple[Result, list[tuple[str, str]]]:
+def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
     given = (
         cut_trace(options) if options.trace else None
     )  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
-    with Stage(options.output) as stage:
+    with DemoStage(options.output) as stage:
         folder = stage.folder
         folder.config.write_text(
             plan.config_text(folder.state, folder.cluster, stage.port, options.nodes)
@@ -177,7 +179,7 @@ def example_script() -> Path:
         raise DemoError(str(error)) from None
 
 
-def cut_trace(options: Options) -> trace.Trace:
+def cut_trace(options: DemoOptions) -> trace.Trace:
     """The trace that is played, in real seconds and with the names of the virtual nodes.
 
     In the first second of a synthetic one all nodes are idle; that second is held until the first
@@ -236,7 +238,12 @@ def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace
 
 
 def submit(
-    client: Client, job: plan.DemoJob, script: Path, snapshots: Path, work: float, options: Options
+    client: Client,
+    job: plan.DemoJob,
+    script: Path,
+    snapshots: Path,
+    work: float,
+    options: DemoOptions,
 ) -> JobView:
     """Submit one job as 'malletrain submit' does."""
     arguments = [
@@ -256,7 +263,7 @@ def submit(
 
 
 def _watch(
-    watcher: Watcher, stage: Stage, start: float, deadline: float, options: Options
+    watcher: Watcher, stage: DemoStage, start: float, deadline: float, options: DemoOptions
 ) -> list[JobView]:
     """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
@@ -266,7 +273,7 @@ def _watch(
             return jobs
         now = time.time()
         if now > start + CALM_AT_MOST * options.duration_s or any(
-            e.kind == "profile-finished" for e in watcher.events
+            e.kind == EventKind.PROFILE_FINISHED for e in watcher.events
         ):
             stage.go_on()
         if now > deadline:
@@ -280,7 +287,7 @@ def _watch(
         watcher.pause(LOOK_EVERY_S)
 
 
-def _chaos(watcher: Watcher, stage: Stage) -> Client:
+def _chaos(watcher: Watcher, stage: DemoStage) -> Client:
     """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
     one.
     """
@@ -297,7 +304,7 @@ def _chaos(watcher: Watcher, stage: Stage) -> Client:
 
 
 def _account(
-    watcher: Watcher, stage: Stage, details: list[JobDetail], start: float, end: float
+    watcher: Watcher, stage: DemoStage, details: list[JobDetail], start: float, end: float
 ) -> tuple[Account, Timeline]:
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:
@@ -329,7 +336,7 @@ def _result(
     sums: Account,
     wall_s: float,
     notes: tuple[str, ...],
-) -> Result:
+) -> DemoResult:
     made = tuple(
         JobResult(
             j.name,
@@ -341,7 +348,9 @@ def _result(
         )
         for j in jobs
     )
-    return Result(made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes)
+    return DemoResult(
+        made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
+    )
 
 
 def _known(values: dict[str, Any], name: str) -> float | None:

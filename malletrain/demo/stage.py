@@ -80,7 +80,7 @@ class Folder:
         return self.root / "demo.lock"
 
 
-class Stage:
+class DemoStage:
     """A folder taken by this demo, and what runs in it. Use as a context manager: leaving it ends
     everything.
     """
@@ -130,11 +130,11 @@ class Stage:
             path.mkdir()
         return handle
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close(hurry=exc[0] is not None)
+        self.close(at_once=exc[0] is not None)
 
     def start_cluster(self, nodes: int, **options: object) -> None:
         """The embedded cluster; ``options`` as
@@ -259,7 +259,7 @@ class Stage:
         """Start a process in a session of its own (Ctrl-C is not for it) that dies with this
         one.
         """
-        tether = [
+        supervise = [
             sys.executable,
             "-I",
             "-S",
@@ -269,7 +269,7 @@ class Stage:
             "--",
         ]
         return subprocess.Popen(
-            [*tether, *command],
+            [*supervise, *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -277,8 +277,8 @@ class Stage:
             env=environment,  # type: ignore[call-overload]
         )
 
-    def close(self, hurry: bool = False) -> None:
-        """End everything; in a hurry without the grace times. Ctrl-C is not heard meanwhile, so
+    def close(self, at_once: bool = False) -> None:
+        """End everything; ``at_once``: without the grace times. Ctrl-C is not heard meanwhile, so
         that nothing is left half-way.
         """
         with _deaf():
@@ -289,11 +289,11 @@ class Stage:
             if self.daemon is not None and self.daemon.poll() is None:
                 self.daemon.terminate()
                 try:
-                    self.daemon.wait(1.0 if hurry else 10.0)
+                    self.daemon.wait(1.0 if at_once else 10.0)
                 except subprocess.TimeoutExpired:
                     self.kill_daemon()
             if self.cluster is not None:
-                self.cluster.stop(0.2 if hurry else 20.0)
+                self.cluster.stop(0.2 if at_once else 20.0)
             os.close(self._lock)
 
 

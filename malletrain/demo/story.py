@@ -6,26 +6,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from malletrain.demo.account import Held, Round
+from malletrain.demo.account import HeldSpan, RoundSpan
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
 from malletrain.render.timeline import Series
 
-GAVE = ("job-started", "job-rescaled")
-TOOK = ("job-suspended", "job-completed", "job-failed", "job-cancelled")
-LOST = "node-lost"
-FORMED = "round-formed"
+GAVE = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+TOOK = (
+    EventKind.JOB_SUSPENDED,
+    EventKind.JOB_COMPLETED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_CANCELLED,
+)
+LOST = EventKind.NODE_LOST
+FORMED = EventKind.ROUND_FORMED
 LATE_S = 1.0
 
 
-def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -> list[Held]:
+def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -> list[HeldSpan]:
     """Which job had which node by the plan, until ``end``. ``names``: job id → name."""
     since: dict[str, dict[str, float]] = {}
-    made: list[Held] = []
+    made: list[HeldSpan] = []
 
     def change(job: str, nodes: set[str], moment: float) -> None:
         now = since.setdefault(job, {})
         for node in now.keys() - nodes:
-            made.append(Held(node, names.get(job, job), (now.pop(node), moment)))
+            made.append(HeldSpan(node, names.get(job, job), (now.pop(node), moment)))
         for node in nodes - now.keys():
             now[node] = moment
 
@@ -74,7 +80,7 @@ def rounds_of(
     details: Sequence[JobDetail],
     counts: Mapping[str, Sequence[tuple[float, float]]],
     end: float,
-) -> list[Round]:
+) -> list[RoundSpan]:
     """Every round that processed samples, with its first and last sample.
 
     The first sample of a round is the end of its rescale; the last sample of the round before it
@@ -112,7 +118,7 @@ def rounds_of(
             limits = [t for t in (*stops.get(job, ()), *formings) if t > first] + [end]
             if k + 1 < len(begun):
                 limits.append(begun[k + 1][0] - begun[k + 1][1])
-            made.append(Round(name, generation, members, first, max(first, min(limits))))
+            made.append(RoundSpan(name, generation, members, first, max(first, min(limits))))
     return made
 
 

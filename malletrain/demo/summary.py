@@ -38,7 +38,7 @@ class JobResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """The whole demo. ``notes``: sentences on what a reader should know."""
 
     jobs: tuple[JobResult, ...]
@@ -67,7 +67,7 @@ class Result:
         }
 
 
-def render(result: Result, files: Sequence[tuple[str, str]] = ()) -> RenderableType:
+def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> RenderableType:
     """The tables at the end of a demo. ``files``: (what, where)."""
     a = result.account
     whole = a.offered or 1.0

@@ -14,7 +14,7 @@ NEWEST = 200
 PAGE = 1000
 
 
-class Source(Protocol):
+class FollowSource(Protocol):
     """What a look asks; :class:`malletrain.client.Client` has it."""
 
     def status(self) -> StatusView: ...
@@ -32,7 +32,7 @@ class Follower:
     ``all_nodes``: show the nodes that the main scheduler uses, too.
     """
 
-    def __init__(self, screen: Screen, client: Source, *, all_nodes: bool = False) -> None:
+    def __init__(self, screen: Screen, client: FollowSource, *, all_nodes: bool = False) -> None:
         self.screen = screen
         self.client = client
         self.all_nodes = all_nodes

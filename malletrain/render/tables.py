@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from malletrain.config.units import show_duration
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -36,6 +37,12 @@ from malletrain.render.text import (
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
+BAD_NEWS = (
+    EventKind.NODE_LEAVING,
+    EventKind.NODE_LOST,
+    EventKind.JOB_FAILED,
+    EventKind.WORKERS_FAILED,
+)
 
 
 def table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
@@ -307,13 +314,9 @@ def nodes(
 
 
 def event(e: EventView, names: Mapping[str, str] = NO_NAMES) -> Text:
-    """One line of the audit trail. ``names``: job id → name."""
+    """One line of the audit log. ``names``: job id → name."""
     line = Text(f"{clock(e.time)}  ", "dim")
-    style = (
-        "red"
-        if any(word in e.kind for word in ("preempt", "lost", "fail", "leav", "crash", "broke"))
-        else "cyan"
-    )
+    style = "red" if e.kind in BAD_NEWS else "cyan"
     line.append(f"{plain(e.kind):<18} ", style)
     about = " ".join(x for x in (plain(names.get(e.job, e.job)), plain(e.node)) if x)
     line.append(f"{about:<20} " if about else "", "bold")

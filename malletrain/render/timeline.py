@@ -1,7 +1,7 @@
 """The timeline picture: nodes × time coloured by job, throughput per job below.
 
 :class:`Timeline` is what happened, as data; :func:`draw` makes a PNG of it. Where the data come
-from (the demo, an exported audit trail) is not decided here. Needs matplotlib (``pip install
+from (the demo, an exported audit log) is not decided here. Needs matplotlib (``pip install
 'malletrain[demo]'``), imported when drawing; no display is used.
 """
 
@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TimelineMark:
     """The main scheduler took ``node`` from a lease at ``time``; ``notice``: it said so before."""
 
     node: str
@@ -69,7 +69,7 @@ class Timeline:
     begin: float
     end: float
     spans: tuple[Span, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TimelineMark, ...] = ()
     series: tuple[Series, ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     title: str = ""

@@ -39,6 +39,7 @@ from malletrain.core.events import (
     TakeLeases,
     Tick,
 )
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
 from malletrain.sim.costs import Run
 from malletrain.sim.report import Result, tally
@@ -368,8 +369,8 @@ class Simulation:
             self._reports.keep(run.job, command)
             return []
         if isinstance(command, Announce):
-            self.profiles += command.kind == "profile-finished"
-            if command.kind == "profile-started" and run.training:
+            self.profiles += command.kind == EventKind.PROFILE_FINISHED
+            if command.kind == EventKind.PROFILE_STARTED and run.training:
                 self._report_later(run)  # at the size it has already
             return []
         self._release(run)

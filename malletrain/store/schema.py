@@ -27,14 +27,10 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest schema version this code knows: the revision of the last file in
 ``migrations/versions``.
 """
-
-NODE_JOINED = "node-joined"
-NODE_LOST = "node-lost"
-"""Kinds of events that make up the trace of the nodes held."""
 
 metadata = MetaData(
     naming_convention={
@@ -74,7 +70,6 @@ jobs = Table(
     Column("last_broke", Float(53)),
     Column("samples", Float(53), nullable=False),
     Column("samples_before", Float(53), nullable=False),
-    Column("node_seconds", Float(53), nullable=False),
     Column("last_progress", Float(53)),
     Column("metrics", Text, nullable=False),
     Column("notices", Text, nullable=False),
@@ -128,22 +123,6 @@ observations = Table(
     Column("time", Float(53), nullable=False),
 )
 
-observation_history = Table(
-    "observation_history",
-    metadata,
-    Column("seq", _Serial, primary_key=True, autoincrement=True),
-    Column("job", _Id, ForeignKey("jobs.id"), nullable=False),
-    Column("nodes", Integer, nullable=False),
-    Column("batch", Float(53), nullable=False),
-    Column("rate", Float(53), nullable=False),
-    Column("spread", Float(53), nullable=False),
-    Column("seconds", Float(53), nullable=False),
-    Column("samples", Float(53), nullable=False),
-    Column("time", Float(53), nullable=False),
-    Index(None, "job", "seq"),
-    sqlite_autoincrement=True,
-)
-
 rescales = Table(
     "rescales",
     metadata,
@@ -187,54 +166,60 @@ curves = Table(
 
 @dataclass(frozen=True)
 class JobRow:
-    """One malleable job. ``spec`` is the JSON text of the job as submitted; it is kept as it came.
-
-    ``generation``: number of its last round, ``members``: the nodes in it; ``planned_nodes``: the
-    nodes the last plan gave it; ``metrics``: last value of each number the script reported;
-    ``notices``: sentences for its owner, oldest first; ``snapshot``: where its state is saved and
-    up to which sample; ``failure``: the last lines of the rank that failed; ``node_seconds``: time
-    held, summed over nodes.
-    """
+    """One malleable job."""
 
     id: str
     name: str
     owner: str
     spec: str
+    """JSON text of the job as submitted, kept as it came."""
     state: str
+    """A :class:`malletrain.core.events.JobState`."""
     reason: str = ""
+    """Why it is in this state, as a sentence."""
     submitted: float = 0.0
     started: float | None = None
     ended: float | None = None
     generation: int = 0
+    """Number of its last round."""
     planned_nodes: tuple[str, ...] = ()
+    """The nodes that the last plan gave it."""
     members: tuple[str, ...] = ()
+    """The nodes in its last round."""
     tries: int = 0
+    """Starts that ended in a failure of its workers, as far as they still count."""
     last_broke: float | None = None
+    """When the last of them did."""
     samples: float = 0.0
+    """Processed so far, over all its restarts."""
     samples_before: float = 0.0
-    node_seconds: float = 0.0
+    """Of these, those before its last round."""
     last_progress: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Last value of each number that the script reported."""
     notices: tuple[str, ...] = ()
+    """Sentences for its owner, oldest first."""
     snapshot: Mapping[str, Any] = field(default_factory=dict)
+    """Where its state is saved, and up to which sample."""
     failure: str = ""
+    """The last lines of the rank that failed."""
 
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """One hold on one node. ``state``: ``requested`` | ``pending`` | ``running`` | ``leaving`` |
-    ``ended``; all but the last are active.
-
-    ``public_key``: z85 text of the CURVE key its agent proves itself with.
-    """
+    """One hold on one node."""
 
     id: str
     node: str
     state: str
+    """A :class:`malletrain.protocol.event_kinds.LeaseStatus`."""
     scheduler_id: str = ""
+    """What the main scheduler calls the one-node job."""
     public_key: str = ""
+    """z85 text of the CURVE key that its agent proves itself with."""
     node_class: str = "default"
     owner: str = ""
+    """As whom it was submitted; empty: as the daemon's own user."""
     requested: float = 0.0
     started: float | None = None
     ended: float | None = None
@@ -243,88 +228,87 @@ class LeaseRow:
 
 @dataclass(frozen=True)
 class EventRow:
-    """One line of the audit trail. ``seq`` is given by the database (0: not stored yet), grows and
-    is never used twice.
-    """
+    """One line of the audit log."""
 
     time: float
     kind: str
+    """An :class:`malletrain.protocol.event_kinds.EventKind`."""
     job: str = ""
     node: str = ""
     lease: str = ""
     generation: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     seq: int = 0
+    """Given by the database (0: not stored yet); it grows and is never used twice."""
 
 
 @dataclass(frozen=True)
 class ObservationRow:
-    """Throughput of ``job`` observed at a scale of ``nodes``.
-
-    ``batch``: global batch size in samples; ``rate`` ± ``spread`` (half width) samples/s, from
-    ``samples`` in ``seconds``.
-    """
+    """Throughput of a job, observed at one scale."""
 
     job: str
     nodes: int
     batch: float
+    """Global batch size, samples."""
     rate: float
+    """Samples/s."""
     spread: float
+    """Half width of the interval around ``rate``, samples/s."""
     seconds: float
     samples: float
+    """Processed in ``seconds``."""
     time: float
 
 
 @dataclass(frozen=True)
 class RescaleRow:
-    """One change of scale. ``kind``: ``start`` | ``up`` | ``down`` | ``loss`` | ``same``.
-
-    ``cost_s``: last sample before → first sample after, ``None`` until that is known; ``phases``:
-    its parts in seconds by name.
-    """
+    """One change of scale."""
 
     job: str
     generation: int
     kind: str
+    """``start``, ``up``, ``down``, ``loss`` or ``same``."""
     from_nodes: int
     to_nodes: int
     began: float
     ended: float | None = None
     cost_s: float | None = None
+    """Last sample before to first sample after, seconds; None until that is known."""
     phases: Mapping[str, float] = field(default_factory=dict)
+    """Its parts in seconds, by name."""
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """What is known of one job's scaling. ``key``: its profile key; ``learned``: see
-    :class:`malletrain.core.scaling_model.ScalingModel`, empty at first.
-
-    ``waits``: why its profile does not begin; ``interruptions``: when it gave nodes to a profile,
-    each ``{"time", "by", "before", "nodes"}``; ``parameters``, ``flops`` (a sample, forward and
-    backward): what its script says of its model.
-    """
+    """What is known of one job's scaling."""
 
     job: str
     key: str = ""
+    """Its profile key: jobs with the same key scale alike."""
     node_class: str = "default"
     learned: Mapping[str, Any] = field(default_factory=dict)
+    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping, empty at first."""
     waits: str = ""
+    """Why its profile does not begin."""
     interruptions: tuple[Mapping[str, Any], ...] = ()
+    """When it gave nodes to a profile, each ``{"time", "by", "before", "nodes"}``."""
     parameters: float | None = None
+    """Of its model, as its script says."""
     flops: float | None = None
+    """Of a sample, forward and backward, as its script says."""
 
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The newest curve of a kind of job, kept for the next of its kind. ``processes``: on each
-    node; ``job``: which one it is from.
-    """
+    """The newest curve of a kind of job, kept for the next of its kind."""
 
     key: str
     node_class: str
     processes: int
+    """On each node."""
     learned: Mapping[str, Any]
     job: str
+    """Which one it is from."""
     updated: float
     parameters: float | None = None
     flops: float | None = None

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 
-from malletrain.cli.jobspec import build
+from malletrain.submission.spec import build
 from tests.integration.embedded import site
 
 SERVICE = """

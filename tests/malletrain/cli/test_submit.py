@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from malletrain.cli.jobspec import SpecError, parse_env, parse_nodes, read_curve
 from malletrain.identity.keys import user_name
+from malletrain.submission.curve_file import read_curve
+from malletrain.submission.error import SpecError
+from malletrain.submission.spec import parse_env, parse_nodes
 from tests.malletrain.cli.fake_daemon import Refuse
 
 

@@ -83,7 +83,7 @@ def test_a_donor_gives_nodes_and_is_told_of_it():
     first = w.of("profile-started", "a")[0]
     assert first.data["donor"] == "b"
     assert first.data["nodes"] == 5, "the donor keeps its last node"
-    (told,) = w.of("job-interrupted")
+    (told,) = w.of("nodes-donated")
     assert (told.job, told.data["by"], told.data["before"], told.data["nodes"]) == ("b", "a", 6, 1)
     assert w.controller.jobs["b"].interrupted_at is not None
     steps = w.sizes["a"][:5]

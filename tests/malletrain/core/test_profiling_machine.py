@@ -43,7 +43,7 @@ class ProfilingWorld(World):
             again = ScalingModel.from_dict(command.scaling.to_dict(), command.scaling.costs)
             assert again.to_dict() == command.scaling.to_dict()
             self.kept[command.job] = again
-        elif isinstance(command, Announce) and command.kind == "job-interrupted":
+        elif isinstance(command, Announce) and command.kind == "nodes-donated":
             before = len(self.running[command.job])
             assert command.data["before"] == before
             assert max(1, self.specs[command.job].min_nodes) <= command.data["nodes"] < before
@@ -67,9 +67,7 @@ class ProfilingWorld(World):
             name for name, record in controller.jobs.items() if record.state is JobState.PROFILING
         ]
         assert profiling in ([], [active])
-        interrupted = [
-            c for c in commands if isinstance(c, Announce) and c.kind == "job-interrupted"
-        ]
+        interrupted = [c for c in commands if isinstance(c, Announce) and c.kind == "nodes-donated"]
         assert len(interrupted) <= 1, "one donor at a time"
         for record in controller.jobs.values():
             assert not (

@@ -82,7 +82,7 @@ def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
         curve = w.controller.jobs[name].scaling.curve
         for k in visited:
             assert abs(curve.estimate(k)[0] / rate(k) - 1) < 0.05
-    for told in w.of("job-interrupted"):
+    for told in w.of("nodes-donated"):
         record = w.controller.jobs[told.job]
         assert told.data["nodes"] >= max(1, record.submitted.min_nodes)
     profiles = [a for a in w.said if a.kind in ("profile-started", "profile-finished")]

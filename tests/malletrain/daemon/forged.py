@@ -96,22 +96,19 @@ class RunningDaemon:
     over.
     """
 
-    def __init__(
-        self, folder: Path, machine: Imagined, monkeypatch: Any, several: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, machine: Imagined, several: bool = True) -> None:
         self.machine = machine
         (folder / "users").write_text(
             "".join(f"{name} {pair.public}\n" for name, pair in USERS.items())
         )
         daemon, lines = (SEVERAL.format(folder=folder), SUBMIT_AS) if several else ("", "")
         self.config = parse_config(CONFIG.format(folder=folder, daemon=daemon, lines=lines))
-        made = backends.Backend(
+        self._backend = backends.Backend(
             lambda config: machine,
             lambda config: None,
             lambda config: 30.0,
             lambda config: iter(()),
         )
-        monkeypatch.setattr(daemon_main, "backend", lambda config: made)
         self.error: BaseException | None = None
         self.daemon: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -129,7 +126,7 @@ class RunningDaemon:
             self._loop = asyncio.get_running_loop()
             # not in a thread
             self._loop.add_signal_handler = lambda *a: None  # type: ignore[method-assign]
-            self.daemon = daemon_main.Daemon(self.config, store)
+            self.daemon = daemon_main.Daemon(self.config, store, self._backend)
             self._task = asyncio.ensure_future(self.daemon.serve())
             await self._task
 
@@ -144,6 +141,16 @@ class RunningDaemon:
             pass
         except BaseException as error:
             self.error = error
+
+    @property
+    def service(self) -> Any:
+        """The daemon's parts."""
+        return self.daemon.service
+
+    def ended(self) -> BaseException | None:
+        """Wait for its end; returns what ended it."""
+        self._thread.join(PATIENCE_S)
+        return self.error
 
     def stop(self) -> None:
         """End it as kill does: nothing is given back."""
@@ -208,6 +215,9 @@ class Agent:
         )
         self._socket.curve_serverkey = running.daemon.keys.server.public.encode()
         self._socket.connect(running.daemon.endpoint)
+
+    def send_raw(self, frames: list[bytes]) -> None:
+        self._socket.send_multipart(frames)
 
     def say(self, message: messages.Message) -> None:
         self._socket.send_multipart(messages.encode(message))

@@ -43,7 +43,9 @@ MEASURED = ScalingModel(
 def curves(tmp_path):
     with Store.open(f"sqlite:///{tmp_path}/m.db") as store:
         (tmp_path / "train.py").write_text("print(1)\n")
-        made = Curves(store, Clock(), Controller(), RescaleCosts())
+        controller = Controller()
+        made = Curves(store, Clock(), controller, RescaleCosts())
+        made.controller = controller
         made.store, made.script = store, str(tmp_path / "train.py")
         yield made
 
@@ -62,21 +64,21 @@ def new(curves, job, *args, **more):
 
 
 def test_the_first_of_its_kind_starts_with_nothing(curves):
-    learned, _ = new(curves, "j1")
-    assert learned is None
+    model, _ = new(curves, "j1")
+    assert model is None
     assert curves.store.profile("j1").key
 
 
 def test_a_resubmitted_job_inherits_and_is_a_little_less_sure(curves):
     _, made = new(curves, "j1", "--lr", "0.1", "--layers", "3")
     curves.keep("j1", made, MEASURED)
-    learned, _ = new(curves, "j2", "--layers=3", "--lr", "0.2")
-    assert learned is not None
-    assert learned.curve.measured_sizes == (1, 2, 4)
-    assert learned.curve.estimate(4)[0] == pytest.approx(340.0)
-    assert learned.curve.estimate(4)[1] > MEASURED.curve.estimate(4)[1]
-    assert learned.costs.up == (3.0,)
-    assert not learned.profiled
+    model, _ = new(curves, "j2", "--layers=3", "--lr", "0.2")
+    assert model is not None
+    assert model.curve.measured_sizes == (1, 2, 4)
+    assert model.curve.estimate(4)[0] == pytest.approx(340.0)
+    assert model.curve.estimate(4)[1] > MEASURED.curve.estimate(4)[1]
+    assert model.costs.up == (3.0,)
+    assert not model.profiled
 
 
 @pytest.mark.parametrize("other", [("--layers", "4"), ("--layers", "3", "more")])
@@ -98,10 +100,10 @@ def test_another_number_of_processes_or_another_script_is_another_kind(curves):
 def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
     _, made = new(curves, "j1", "--layers", "3", profile_key="sweep")
     curves.keep("j1", made, MEASURED)
-    learned, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
-    assert learned.curve.measured_sizes == ()
-    assert learned.known
-    rate, std = learned.curve.estimate(4)
+    model, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
+    assert model.curve.measured_sizes == ()
+    assert model.known
+    rate, std = model.curve.estimate(4)
     assert rate == pytest.approx(340.0, rel=0.05)
     assert std > 0.2 * rate
 
@@ -110,8 +112,8 @@ def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves
     _, made = new(curves, "j1", "--layers", "3")
     curves.described("j1", made, {"parameters": 1_000_000, "flops_per_sample": None})
     curves.keep("j1", made, MEASURED)
-    learned, other = new(curves, "j2", "--layers", "4")
-    assert learned is None
+    model, other = new(curves, "j2", "--layers", "4")
+    assert model is None
     suggested = curves.described("j2", other, {"parameters": 1_200_000, "flops_per_sample": None})
     assert suggested is not None
     assert 200 < suggested.curve.estimate(4)[0] < 340
@@ -144,7 +146,7 @@ def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curv
 
 
 def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
-    controller = curves._controller
+    controller = curves.controller
     for k in range(5):
         controller.handle(NodeJoined(f"c{k}", "cpu" if k < 3 else "gpu"), 0.0)
     _, made = new(curves, "j1")
@@ -158,9 +160,9 @@ def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
     assert new(curves, "j2")[0] is None, "on the usual class nothing is known"
     for k in range(3):
         controller.handle(NodeLost(f"c{k}"), 1.0)
-    learned, _ = new(curves, "j3")
-    assert learned is not None
-    assert learned.curve.measured_sizes == (1, 2, 4)
+    model, _ = new(curves, "j3")
+    assert model is not None
+    assert model.curve.measured_sizes == (1, 2, 4)
 
 
 def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):

@@ -23,9 +23,9 @@ class World:
     be.
     """
 
-    def __init__(self, folder, patch, works=True):
+    def __init__(self, folder, works=True):
         self.machine = Imagined("n0", "n1")
-        self.daemon = RunningDaemon(folder, self.machine, patch)
+        self.daemon = RunningDaemon(folder, self.machine)
         self.job = {user: self.daemon.submit(user) for user in ("ann", "bob")}
         leases = {
             user: until(lambda user=user: self.machine.of(user), f"{user} has a lease")[0]
@@ -47,7 +47,7 @@ class World:
 
     def raw(self, kind, /, **fields):
         """A message that our own types could not make; returns the daemon's answer."""
-        self.agent["ann"]._socket.send_multipart(
+        self.agent["ann"].send_raw(
             [messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
         )
         return self.agent["ann"].hear(messages.Error).sentence
@@ -60,16 +60,15 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        made = World(tmp_path_factory.mktemp("reports"), patch)
-        yield made
-        made.close()
+    made = World(tmp_path_factory.mktemp("reports"))
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def fresh(tmp_path, monkeypatch):
+def fresh(tmp_path):
     """Nothing runs yet."""
-    made = World(tmp_path, monkeypatch, works=False)
+    made = World(tmp_path, works=False)
     yield made
     made.close()
 
@@ -203,7 +202,7 @@ def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once
 
 def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     job, agent = fresh.job["ann"], fresh.agent["ann"]
-    rounds = fresh.daemon.daemon.core.runs[job].rounds
+    rounds = fresh.daemon.service.core.runs[job].rounds
     rounds.settings = replace(
         rounds.settings, failure_grace_s=0.05
     )  # else the news of a loss are waited for
@@ -215,10 +214,10 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
         agent.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
         agent.say(messages.Notice(job, 0, "x", "secret notice"))
         agent.say(messages.Metric(job, 0, "secret", 1.0))
-        broken = len([e for e in fresh.daemon.events() if e.kind == "job-broke"])
+        broken = len([e for e in fresh.daemon.events() if e.kind == "workers-failed"])
         agent.say(messages.Phase(messages.Assignment(job, "failed", told.generation, (failure,))))
         until(
-            lambda: len([e for e in fresh.daemon.events() if e.kind == "job-broke"]) > broken,  # noqa: B023
+            lambda: len([e for e in fresh.daemon.events() if e.kind == "workers-failed"]) > broken,  # noqa: B023
             "the round broke",
         )
     until(lambda: fresh.daemon.job(job).state == "failed", "the job has failed")
@@ -241,27 +240,27 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
         assert detail.job.metrics == {"secret": 1.0}
         assert {e.kind for e in events if "secret" in e.sentence} == {
             "job-notice",
-            "job-broke",
+            "workers-failed",
             "job-failed",
         }
         assert max(len(e.sentence) for e in events) < 1200
     detail, events = seen_by("bob")
     assert detail.job.reason == FAILED
     assert detail.job.metrics == {}
-    assert {"job-notice", "job-broke", "job-failed"} <= {e.kind for e in events}
+    assert {"job-notice", "workers-failed", "job-failed"} <= {e.kind for e in events}
     assert not [e for e in events if "secret" in repr(e)]
 
 
 def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
     store, spec = (
-        fresh.daemon.daemon.core.store,
-        fresh.daemon.daemon.core.runs[fresh.job["bob"]].row.spec,
+        fresh.daemon.service.core.store,
+        fresh.daemon.service.core.runs[fresh.job["bob"]].row.spec,
     )
     filled = []
     metrics = {f"{i:100}": 0.0 for i in range(100)}
 
     def fill():
-        with fresh.daemon.daemon.core.step():
+        with fresh.daemon.service.core.step():
             for _ in range(2000):
                 store.add_job(
                     JobRow(
@@ -295,7 +294,7 @@ def test_an_answer_that_is_too_large_is_an_error_and_no_silence(fresh, monkeypat
     async def large(user, params):
         return "x" * (messages.MAX_MESSAGE_BYTES + 1)
 
-    monkeypatch.setitem(fresh.daemon.daemon.api._table, "nodes", large)
+    monkeypatch.setitem(fresh.daemon.service.api.operations, "nodes", large)
     with fresh.daemon.client("bob") as client:
         with pytest.raises(ClientError, match="cannot be sent"):
             client.nodes()

@@ -9,22 +9,28 @@ import math
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.admission import MOST_SPEC_BYTES, Refused, number, problem_of, text, whole
+from malletrain.daemon.admission import (
+    MOST_SPEC_BYTES,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    whole,
+)
 from malletrain.protocol.messages import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
-from tests.waiting import PATIENCE_S
 
 INF, BIG = math.inf, 2**64 - 1
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"), patch)
-        made.job_of_ann = made.submit("ann")
-        made.call(lambda: made.daemon.logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
-        yield made
-        made.stop()
+    made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
+    made.job_of_ann = made.submit("ann")
+    logs = made.service.api.logs
+    made.call(lambda: logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
+    yield made
+    made.stop()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,7 @@ def test_parameters_by_name():
         lambda: text({"t": "x" * 301}, "t"),
         lambda: number({"n": None}, "n", 0, 0, 1),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             call()
         assert refused.value.code == "usage"
 
@@ -202,13 +208,13 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_en
 ):
     from malletrain.store.store import StoreError
 
-    running = RunningDaemon(tmp_path, Imagined(), monkeypatch)
+    running = RunningDaemon(tmp_path, Imagined())
     job = running.submit("ann")
 
     def broken(*args, **kwargs):
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(running.daemon.api.logs, "read", broken)
+    monkeypatch.setattr(running.service.api.logs, "read", broken)
     with running.client("ann") as client:
         with pytest.raises(ClientError) as failed:
             client.logs(job)
@@ -218,9 +224,8 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_en
         def full(*args, **kwargs):
             raise StoreError("The disk is full.")
 
-        monkeypatch.setattr(running.daemon.core.store, "update_job", full)
+        monkeypatch.setattr(running.service.core.store, "update_job", full)
         with pytest.raises(ClientError) as failed:
             client.cancel([job])
         assert failed.value.code == "internal"
-    running._thread.join(PATIENCE_S)
-    assert isinstance(running.error, StoreError)
+    assert isinstance(running.ended(), StoreError)

@@ -19,11 +19,9 @@ class Remembers(Imagined):
         self.said.append((dict(leases), self.polled))
 
 
-def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(
-    tmp_path, monkeypatch
-):
+def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(tmp_path):
     machine = Remembers("n0", "n1")
-    daemon = RunningDaemon(tmp_path, machine, monkeypatch)
+    daemon = RunningDaemon(tmp_path, machine)
     try:
         for user in ("ann", "bob"):
             daemon.submit(user)
@@ -36,5 +34,5 @@ def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_as
         for lease, request in machine.requests.items()
         if lease in machine.leases
     }
-    RunningDaemon(tmp_path, machine, monkeypatch).stop()
+    RunningDaemon(tmp_path, machine).stop()
     assert machine.said == [({}, False), (owners, False)]

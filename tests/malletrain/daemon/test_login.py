@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from malletrain.config.model import parse_config
 from malletrain.daemon.login import MOST_WAITING, STRANGER, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
@@ -41,31 +40,26 @@ class Believes:
 
 
 @pytest.fixture
-def door(tmp_path):
+def logins(tmp_path):
     keys = KeyRing(tmp_path / "state", strangers=True)
-    settings = (
-        f'[daemon]\nstate_dir = "{tmp_path}/state"\nmunge = true\n[scheduler]\nkind = '
-        '"slurm"\n[scheduler.slurm]\n'
-    )
-    made = Login(
-        parse_config(settings + 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]\n'), keys
-    )
-    made._munge = Believes(keys.server.public)
+    munge = Believes(keys.server.public)
+    made = Login(keys, munge)
+    made.keys, made.munge = keys, munge
     return made
 
 
-def login(door, credential, key=KEY):
-    return door.answer(key, messages.Request("r1", "login", {"credential": credential}))
+def login(logins, credential, key=KEY):
+    return logins.answer(key, messages.Request("r1", "login", {"credential": credential}))
 
 
-def test_who_is_believed_becomes_a_user(door):
-    reply = asyncio.run(login(door, "ann"))
+def test_who_is_believed_becomes_a_user(logins):
+    reply = asyncio.run(login(logins, "ann"))
     assert (reply.ok, reply.data) == (True, {"user": "ann"})
-    assert door._keys.identity(KEY) == "client:ann"
+    assert logins.keys.identity(KEY) == "client:ann"
 
 
-def test_strangers_are_told_what_to_do(door):
-    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "submit", {})))
+def test_strangers_are_told_what_to_do(logins):
+    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "submit", {})))
     assert (reply.ok, reply.code, reply.data) == (False, STRANGER, {"munge": True})
 
 
@@ -77,23 +71,25 @@ def test_strangers_are_told_what_to_do(door):
         ({"credential": "odd"}, "internal", "could not check your credential"),
     ],
 )
-def test_whatever_goes_wrong_is_a_reply(door, params, code, words):
-    reply = asyncio.run(door.answer(KEY, messages.Request("r1", "login", params)))
+def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
+    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "login", params)))
     assert not reply.ok
     assert (reply.code or None) == code
     assert words in reply.error
-    assert door._keys.identity(KEY) == f"stranger:{KEY}"
-    assert asyncio.run(login(door, "ann")).ok, "others come in still"
+    assert logins.keys.identity(KEY) == f"stranger:{KEY}"
+    assert asyncio.run(login(logins, "ann")).ok, "others come in still"
 
 
-def test_one_credential_is_checked_at_a_time_and_few_wait(door):
+def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
     async def crowd():
-        door._munge.go.clear()
-        asked = [asyncio.ensure_future(login(door, f"u{i}", new_pair().public)) for i in range(100)]
+        logins.munge.go.clear()
+        asked = [
+            asyncio.ensure_future(login(logins, f"u{i}", new_pair().public)) for i in range(100)
+        ]
         refused = [
             await answer for answer in islice(asyncio.as_completed(asked), 100 - MOST_WAITING - 1)
         ]
-        door._munge.go.set()
+        logins.munge.go.set()
         return refused, await asyncio.gather(*asked)
 
     refused, replies = asyncio.run(crowd())
@@ -101,5 +97,5 @@ def test_one_credential_is_checked_at_a_time_and_few_wait(door):
         "Too many users are just logging in; try again in a moment."
     }
     assert sum(reply.ok for reply in replies) == MOST_WAITING + 1
-    assert door._munge.most == 1
-    assert asyncio.run(login(door, "ann")).ok
+    assert logins.munge.most == 1
+    assert asyncio.run(login(logins, "ann")).ok

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.daemon.inbox import RECALL_SENTENCE
+from malletrain.daemon.departures import RECLAIM_SENTENCE
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
+def start(tmp_path):
     """Start a daemon; one that runs already is killed first, and its machine goes on."""
     running: list[RunningDaemon] = []
 
     def begin(machine, several=True):
         if running:
             running.pop().stop()
-        running.append(RunningDaemon(tmp_path, machine, monkeypatch, several))
+        running.append(RunningDaemon(tmp_path, machine, several))
         return running[-1]
 
     yield begin
@@ -45,15 +45,20 @@ def lease_of(machine, owner, count=1):
     )
 
 
-def recall_at_work(daemon, machine, agent):
-    """Ann's job runs on n0, which is then recalled; returns the job and its agent."""
+def reclaim_at_work(daemon, machine, agent):
+    """Ann's job runs on n0, which is then reclaimed; returns the job and its agent."""
     job = daemon.submit("ann")
     [lease] = lease_of(machine, "ann")
     made = agent(daemon, lease)
     made.hello()
     made.work(job)
     until(lambda: daemon.job(job).nodes, "the job runs")
-    daemon.call(lambda: daemon.daemon.leases.recall(("n0",), 30.0))
+
+    def reclaim():
+        with daemon.service.core.step():
+            daemon.service.desk.reclaim(("n0",), 30.0)
+
+    daemon.call(reclaim)
     return job, made
 
 
@@ -105,25 +110,25 @@ def test_an_agent_is_on_the_node_of_its_lease_and_of_its_class(start, agent):
     assert row.node_class == "default"
 
 
-def test_a_recalled_agent_that_says_hello_again_keeps_its_job_until_it_has_moved_off(start, agent):
+def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_moved_off(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
-    job, recalled = recall_at_work(daemon, machine, agent)
-    drain = recalled.hear(messages.Drain)
-    recalled.hello(assignment=messages.Assignment(job, "running", drain.generation))
-    recalled.hear(messages.Welcome)
-    recalled.say(messages.Drained(job, drain.generation, True))
-    recalled.hear(messages.Release)
-    recalled.say(messages.Released(job))
-    assert recalled.hear(messages.Goodbye).reason
-    assert RECALL_SENTENCE in {e.sentence for e in daemon.events()}
-    assert daemon.daemon.leases.active[recalled.lease].end_reason == "recalled"
+    job, reclaimed = reclaim_at_work(daemon, machine, agent)
+    drain = reclaimed.hear(messages.Drain)
+    reclaimed.hello(assignment=messages.Assignment(job, "running", drain.generation))
+    reclaimed.hear(messages.Welcome)
+    reclaimed.say(messages.Drained(job, drain.generation, True))
+    reclaimed.hear(messages.Release)
+    reclaimed.say(messages.Released(job))
+    assert reclaimed.hear(messages.Goodbye).reason
+    assert RECLAIM_SENTENCE in {e.sentence for e in daemon.events()}
+    assert daemon.service.leases.active[reclaimed.lease].end_reason == "recalled"
 
 
-def test_a_recall_outlives_the_daemon(start, agent):
+def test_a_reclaim_outlives_the_daemon(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
-    job, before = recall_at_work(daemon, machine, agent)
+    job, before = reclaim_at_work(daemon, machine, agent)
     generation = before.hear(messages.Drain).generation
     daemon = start(machine)
     after = agent(daemon, before.lease)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.demo.account import Held, Round, account, machine_of
+from malletrain.demo.account import HeldSpan, RoundSpan, account, machine_of
 from malletrain.demo.intervals import both, length, normal, without
 
 
@@ -68,8 +68,8 @@ def two_nodes():
 
 
 def test_account_adds_up():
-    rounds = [Round("j", 1, ("n1", "n2"), 10, 51), Round("j", 2, ("n1",), 55, 90)]
-    held = [Held("n1", "j", (4, 95)), Held("n2", "j", (4, 50))]
+    rounds = [RoundSpan("j", 1, ("n1", "n2"), 10, 51), RoundSpan("j", 2, ("n1",), 55, 90)]
+    held = [HeldSpan("n1", "j", (4, 95)), HeldSpan("n2", "j", (4, 50))]
     a = account(two_nodes(), rounds, held)
     assert a.offered == 100 + 50
     assert a.harvested == (51 - 10) + (50 - 10) + (
@@ -88,8 +88,8 @@ def test_growing_counts_the_warm_up_of_the_joiner():
         0,
         40,
     )
-    rounds = [Round("j", 1, ("n1",), 5, 20), Round("j", 2, ("n1", "n2"), 22, 40)]
-    held = [Held("n1", "j", (0, 40)), Held("n2", "j", (12, 40))]
+    rounds = [RoundSpan("j", 1, ("n1",), 5, 20), RoundSpan("j", 2, ("n1", "n2"), 22, 40)]
+    held = [HeldSpan("n1", "j", (0, 40)), HeldSpan("n2", "j", (12, 40))]
     a = account(machine, rounds, held)
     assert a.lost_to_rescaling == 5 + 2 + 10
     assert a.lost_to_preemption == 0
@@ -112,8 +112,8 @@ def test_preempted_to_nothing():
         0,
         50,
     )
-    rounds = [Round("j", 1, ("n1",), 1, 20), Round("j", 2, ("n1",), 36, 50)]
-    a = account(machine, rounds, [Held("n1", "j", (0, 20)), Held("n1", "j", (30, 50))])
+    rounds = [RoundSpan("j", 1, ("n1",), 1, 20), RoundSpan("j", 2, ("n1",), 36, 50)]
+    a = account(machine, rounds, [HeldSpan("n1", "j", (0, 20)), HeldSpan("n1", "j", (30, 50))])
     assert (a.lost_to_rescaling, a.lost_to_preemption, a.harvested) == (1, 6, 19 + 14)
 
 
@@ -152,10 +152,12 @@ def histories(draw):
     for job in ("a", "b"):
         moments = sorted(draw(st.lists(TIMES, max_size=8)))
         for k, (first, last) in enumerate(zip(moments[::2], moments[1::2], strict=False)):
-            rounds.append(Round(job, k, tuple(draw(st.sets(st.sampled_from(NODES)))), first, last))
+            rounds.append(
+                RoundSpan(job, k, tuple(draw(st.sets(st.sampled_from(NODES)))), first, last)
+            )
         for _ in range(draw(st.integers(0, 4))):
             start, end = sorted((draw(TIMES), draw(TIMES)))
-            held.append(Held(draw(st.sampled_from(NODES)), job, (start, end)))
+            held.append(HeldSpan(draw(st.sampled_from(NODES)), job, (start, end)))
     return rows, rounds, held
 
 

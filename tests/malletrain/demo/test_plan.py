@@ -4,10 +4,10 @@ submitted.
 
 import pytest
 
-from malletrain.cli.jobspec import parse_nodes
 from malletrain.config.model import parse_config
 from malletrain.demo import plan
-from malletrain.demo.main import CALM, HELD_S, LATE, Options, cut_trace, example_script
+from malletrain.demo.main import CALM, HELD_S, LATE, DemoOptions, cut_trace, example_script
+from malletrain.submission.spec import parse_nodes
 from scavenger.trace.checks import TraceError
 from scavenger.trace.trace import Trace
 
@@ -23,7 +23,7 @@ def options(tmp_path, **changes):
         "as_json": True,
         "output": tmp_path,
     }
-    return Options(**{**base, **changes})
+    return DemoOptions(**{**base, **changes})
 
 
 def test_the_configuration_is_valid(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from malletrain.demo.stage import DemoError, Stage
+from malletrain.demo.stage import DemoError, DemoStage
 from scavenger.embedded.cluster_process import ClusterProcess
 from tests.waiting import PATIENCE_S, until
 
@@ -24,27 +24,27 @@ def gone(pid):
 def test_foreign_folder_is_not_emptied(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(DemoError, match="not the folder of an earlier demo"):
-        Stage(tmp_path)
+        DemoStage(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_folder_of_an_earlier_demo_is_emptied(tmp_path):
-    with Stage(tmp_path / "out") as stage:
+    with DemoStage(tmp_path / "out") as stage:
         stage.folder.timeline.write_text("old")
-    with Stage(tmp_path / "out") as stage:
+    with DemoStage(tmp_path / "out") as stage:
         assert not stage.folder.timeline.exists()
         assert stage.folder.snapshots.is_dir()
 
 
 def test_two_demos_in_one_folder(tmp_path):
-    with Stage(tmp_path), pytest.raises(DemoError, match="Another demo runs"):
-        Stage(tmp_path)
+    with DemoStage(tmp_path), pytest.raises(DemoError, match="Another demo runs"):
+        DemoStage(tmp_path)
 
 
 def test_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DemoError, match="cannot be used"):
-        Stage(tmp_path / "file" / "x")
+        DemoStage(tmp_path / "file" / "x")
 
 
 def test_undisturbed_run(tmp_path):
@@ -53,7 +53,7 @@ def test_undisturbed_run(tmp_path):
         "import os, sys\nassert 'MALLETRAIN_JOB' not in os.environ\nprint('test accuracy 0.9' + "
         "sys.argv[1])\n"
     )
-    with Stage(tmp_path / "out") as stage:
+    with DemoStage(tmp_path / "out") as stage:
         stage.run_undisturbed("a", script, ["5"])
         assert stage.wait_for_undisturbed(PATIENCE_S)
         assert stage.undisturbed_accuracy("a") == 0.95
@@ -63,7 +63,7 @@ def test_undisturbed_run(tmp_path):
 
 
 def test_the_daemon_that_does_not_come_up_has_the_last_word(tmp_path):
-    with Stage(tmp_path) as stage:
+    with DemoStage(tmp_path) as stage:
         stage.folder.config.write_text("[scheduler]\nkind = 'nonsense'\n")
         stage.start_daemon()
         with pytest.raises(DemoError, match="nonsense"):
@@ -73,8 +73,8 @@ def test_the_daemon_that_does_not_come_up_has_the_last_word(tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
-from malletrain.demo.stage import Stage
-stage = Stage(Path(sys.argv[1]))
+from malletrain.demo.stage import DemoStage
+stage = DemoStage(Path(sys.argv[1]))
 script = Path(sys.argv[1]) / "sleep.py"
 script.write_text("import time; time.sleep(600)")
 stage.start_cluster(2)
@@ -97,7 +97,7 @@ def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
         demo.wait()
         until(lambda: gone(run), "the undisturbed run to die")
         assert not gone(cluster)
-        with Stage(tmp_path / "out"):
+        with DemoStage(tmp_path / "out"):
             until(lambda: gone(cluster), "the cluster to end")
     finally:
         demo.stdout.close()
@@ -107,7 +107,7 @@ def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
 
 
 def test_leaving_ends_the_cluster(tmp_path):
-    with Stage(tmp_path) as stage:
+    with DemoStage(tmp_path) as stage:
         stage.start_cluster(2)
         cluster = stage.cluster
         assert ClusterProcess.attach(stage.folder.cluster).pid == cluster.pid

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.demo.account import Held, Round
+from malletrain.demo.account import HeldSpan, RoundSpan
 from malletrain.demo.story import held_of, rounds_of, throughput
 from malletrain.protocol.views import EventView, RescaleView
 from tests.malletrain.cli.fake_daemon import detail, job_view
@@ -33,11 +33,11 @@ def test_held():
     ]
     held = held_of(events, 30.0, {"j1": "a", "j2": "b"})
     assert sorted(held, key=lambda h: (h.interval, h.node)) == [
-        Held("n1", "a", (1, 5)),
-        Held("n2", "a", (1, 9)),
-        Held("n3", "a", (5, 7)),
-        Held("n1", "b", (6, 30.0)),
-        Held("n2", "a", (12, 20)),
+        HeldSpan("n1", "a", (1, 5)),
+        HeldSpan("n2", "a", (1, 9)),
+        HeldSpan("n3", "a", (5, 7)),
+        HeldSpan("n1", "b", (6, 30.0)),
+        HeldSpan("n2", "a", (12, 20)),
     ]
 
 
@@ -67,9 +67,9 @@ def test_rounds():
     assert rounds_of(
         events, of(rescale(1, 3.0, 2.0), rescale(2, 13.0, 4.0), rescale(3, 22.5, 2.5)), {}, 40.0
     ) == [
-        Round("a", 1, ("n1",), 3.0, 9.0),
-        Round("a", 2, ("n1", "n2"), 13.0, 20.0),
-        Round("a", 3, ("n1",), 22.5, 30),
+        RoundSpan("a", 1, ("n1",), 3.0, 9.0),
+        RoundSpan("a", 2, ("n1", "n2"), 13.0, 20.0),
+        RoundSpan("a", 3, ("n1",), 22.5, 30),
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_round_that_never_processed_a_sample_is_none():
         event(4, "round-formed", generation=2, members=["n2"]),
     ]
     rounds = rounds_of(events, of(rescale(2, 6.0, 5.0)), {}, 10.0)
-    assert rounds == [Round("a", 2, ("n2",), 6.0, 10.0)]
+    assert rounds == [RoundSpan("a", 2, ("n2",), 6.0, 10.0)]
 
 
 def test_a_round_that_comes_to_nothing_ends_the_one_before():
@@ -88,7 +88,9 @@ def test_a_round_that_comes_to_nothing_ends_the_one_before():
         event(7, "round-formed", generation=2, members=["n1", "n2"]),
         event(9, "job-completed"),
     ]
-    assert rounds_of(events, of(rescale(1, 2.0, 1.0)), {}, 9.0) == [Round("a", 1, ("n1",), 2.0, 7)]
+    assert rounds_of(events, of(rescale(1, 2.0, 1.0)), {}, 9.0) == [
+        RoundSpan("a", 1, ("n1",), 2.0, 7)
+    ]
 
 
 def test_suspension_ends_a_round():

@@ -5,14 +5,16 @@ import io
 import pytest
 
 from malletrain.demo.account import Account
-from malletrain.demo.summary import JobResult, Result, render
+from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.render.console import console
 
 GOOD = JobResult("a", "completed", 1000.0, 4, 0.95, 0.9528)
 
 
 def result(*jobs, notes=()):
-    return Result(jobs, 12, 5, 2000.4, 130.04, Account(400.0, 200.0, 60.0, 40.0, 50.0, 50.0), notes)
+    return DemoResult(
+        jobs, 12, 5, 2000.4, 130.04, Account(400.0, 200.0, 60.0, 40.0, 50.0, 50.0), notes
+    )
 
 
 def test_json_has_exactly_these_keys():

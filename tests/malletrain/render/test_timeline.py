@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from malletrain.render.palette import BUSY, IDLE, JOB_COLOURS, LEASED, colours
-from malletrain.render.timeline import Mark, Series, Span, Timeline, draw, resample, tint
+from malletrain.render.timeline import Series, Span, Timeline, TimelineMark, draw, resample, tint
 
 
 def rgb(colour):
@@ -37,7 +37,7 @@ def timeline(**changes):
             Span("n2", 150, 200, "job", "b"),
             Span("gone", 100, 200, "idle"),
         ),
-        "marks": (Mark("n1", 150), Mark("n2", 160, notice=False)),
+        "marks": (TimelineMark("n1", 150), TimelineMark("n2", 160, notice=False)),
         "series": (
             Series("a", (100.0, 150.0), (10.0, 0.0)),
             Series("b", (150.0, 190.0), (5.0, 8.0)),

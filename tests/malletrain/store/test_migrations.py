@@ -4,9 +4,11 @@ import sys
 import pytest
 from sqlalchemy import text
 
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store import migrations, schema
 from malletrain.store.database import open_engine, schema_version
 from malletrain.store.schema import HEAD
-from malletrain.store.store import EventRow, JobRow, Store, StoreError, migrations, schema
+from malletrain.store.store import EventRow, JobRow, Store, StoreError
 
 
 @pytest.fixture
@@ -59,6 +61,36 @@ def test_what_the_first_version_stored_is_there_after_every_later_step(url):
         assert store.new_job_id() == "j8"
         with store.transaction() as connection:
             assert schema_version(connection) == HEAD
+
+
+def test_kinds_of_events_from_before_they_were_renamed_are_shown_by_their_new_names(url):
+    engine = at_version(url, "0001")
+    old = ["node-unfit", "job-broke", "job-interrupted", "lease-given-back", "node-lost"]
+    with engine.begin() as connection:
+        for kind in old:
+            connection.execute(
+                text(
+                    "INSERT INTO events (time, kind, job, node, lease, data) VALUES (2.0, :kind, "
+                    "'j7', 'a', '', '{\"x\": 1}')"
+                ),
+                {"kind": kind},
+            )
+    engine.dispose()
+    with Store.open(url) as store:
+        events = store.events_since()
+        assert [(e.seq, e.kind) for e in events] == [
+            (1, "node-rejected"),
+            (2, "workers-failed"),
+            (3, "nodes-donated"),
+            (4, "lease-released"),
+            (5, "node-lost"),
+        ]
+        assert {(e.time, e.job, e.node, e.data["x"]) for e in events} == {(2.0, "j7", "a", 1)}
+        assert {EventKind(e.kind) for e in events} <= set(EventKind)
+        for statement in ("UPDATE events SET kind = 'x'", "DELETE FROM events"):
+            with pytest.raises(StoreError, match="audit log"), store.transaction() as connection:
+                connection.execute(text(statement))
+        assert store.events_since() == events
 
 
 def test_the_code_knows_its_newest_step():

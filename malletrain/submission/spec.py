@@ -2,15 +2,12 @@
 script.
 
 Everything that can be found wrong on the submitting machine is found here, before the daemon is
-asked; the daemon checks again what it is sent. Raises :class:`SpecError` with a sentence that says
-what is accepted.
+asked; the daemon checks again what it is sent. Raises
+:class:`malletrain.submission.error.SpecError` with a sentence that says what is accepted.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import os
 import re
@@ -18,19 +15,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from allocator.curves import CurveError, ScalingCurve
 from malletrain.identity.keys import user_name
 from malletrain.protocol.messages import MAX_NODES, JobSpec
+from malletrain.submission.curve_file import read_curve
+from malletrain.submission.error import SpecError
+from malletrain.submission.value_file import VALUE_HELP, read_value, span
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
-CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class SpecError(ValueError):
-    """A job that cannot be submitted as given."""
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -90,81 +84,6 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def read_curve(path: Path) -> dict[str, float]:
-    """The scaling curve in a file (CSV or JSON), nodes as text → samples/s, sorted by nodes."""
-    try:
-        text = path.read_text("utf-8-sig")
-    except OSError as error:
-        raise SpecError(f"The scaling curve {path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise SpecError(
-            f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}."
-        ) from None
-    points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
-    for where, nodes, rate in points:
-        if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
-            raise SpecError(
-                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1."
-            )
-        if not math.isfinite(rate) or rate < 0:
-            raise SpecError(
-                f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more."
-            )
-    try:
-        curve = ScalingCurve.of((int(nodes), rate) for _, nodes, rate in points)
-    except CurveError as error:
-        raise SpecError(f"{path}: {error}") from None
-    return {str(nodes): rate for nodes, rate in curve.points}
-
-
-def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    rows = [
-        (n, row)
-        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
-        if row and not row[0].startswith("#")
-    ]
-    if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
-        rows = rows[1:]
-    elif rows:
-        raise SpecError(
-            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.'
-        )
-    points = []
-    for line, row in rows:
-        try:
-            nodes, rate = row
-            points.append((f"{path} line {line}", float(nodes), float(rate)))
-        except ValueError:
-            raise SpecError(
-                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
-                f"{CURVE_HELP}."
-            ) from None
-    return points
-
-
-def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}."
-        ) from None
-    pairs = list(data.items()) if isinstance(data, dict) else data
-    points = []
-    for pair in pairs:
-        try:
-            nodes, rate = pair
-            if isinstance(nodes, bool) or isinstance(rate, bool):
-                raise ValueError
-            points.append((str(path), float(nodes), float(rate)))
-        except (TypeError, ValueError):
-            raise SpecError(
-                f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is "
-                f"{CURVE_HELP}."
-            ) from None
-    return points
-
-
 def script_of(text: str) -> Path:
     """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
     to a new version between starts.
@@ -183,8 +102,6 @@ def _service_value(
     service: bool, value: Path | None, *, live: bool, launcher: str, curve: Path | None, nproc: int
 ) -> dict[str, float] | None:
     """What nodes are worth to a service; None for other jobs."""
-    from malletrain.cli.value import VALUE_HELP, read_value
-
     if not service:
         if value is not None:
             raise SpecError(
@@ -233,8 +150,6 @@ def build(
         service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
     )
     if nodes is None:
-        from malletrain.cli.value import span
-
         nodes = span(worth) if worth else "1"
     low, high = parse_nodes(nodes)
     path = script_of(script)

@@ -14,8 +14,8 @@ import math
 import sys
 from pathlib import Path
 
-from malletrain.cli.jobspec import SpecError
 from malletrain.protocol.messages import MAX_NODES
+from malletrain.submission.error import SpecError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.cli.jobspec import SpecError, build
-from malletrain.cli.value import read_value, span
+from malletrain.submission.error import SpecError
+from malletrain.submission.spec import build
+from malletrain.submission.value_file import read_value, span
 
 
 def write(tmp_path, text):

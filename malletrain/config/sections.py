@@ -1,0 +1,360 @@
+"""The sections of a configuration that are the same at every site: the daemon, jobs, allocation and
+profiling.
+
+Decides which keys they have, in which unit, and what a valid value is. The defaults of what the
+decision core is told are the core's own (:mod:`malletrain.core.defaults`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from malletrain.config.base import Duration, Location, MaybeLocation, Section, Size, Words
+from malletrain.config.base import key as _key
+from malletrain.config.units import format_duration
+from malletrain.core import defaults
+
+
+class DaemonSection(Section):
+    """The daemon process: where its state lies, how it is reached, what it tells."""
+
+    state_dir: Location = _key(
+        "~/.local/state/malletrain",
+        description="Directory of the database, keys, logs and lock. One daemon at a time. "
+        "Compute nodes need it only to keep what leases "
+        "print (keep_output).",
+    )
+    listen: str = _key(
+        "tcp://127.0.0.1:0",
+        description="Address on which agents and clients reach the daemon; port 0 takes any "
+        "free port.",
+    )
+    advertise: str = _key(
+        "",
+        description="Host name or address that agents use to reach the daemon; empty: the host "
+        "in listen, or this "
+        "host's name when listen names all interfaces.",
+    )
+    database: str = _key(
+        "",
+        description="SQLAlchemy URL of the database, such as "
+        "postgresql+psycopg://user@host/malletrain; empty: SQLite under state_dir.",
+    )
+    metrics_listen: str = _key(
+        "127.0.0.1:9464", description="HOST:PORT of the Prometheus metrics; empty: none."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _key(
+        "info", description="Least severe messages that are logged."
+    )
+    log_format: Literal["text", "json"] = _key(
+        "text", description="Log lines for people (text) or for a log collector (json)."
+    )
+    heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
+    agent_timeout: Duration = _key(
+        "5 s", gt=0, description="An agent silent for this long is lost, and its node with it."
+    )
+    adopt_wait: Duration = _key(
+        "5 s",
+        description="After a restart, how long to wait at most for agents to report before the "
+        "first plan is made.",
+    )
+    users: MaybeLocation = _key(
+        None,
+        description="List of the users who may submit jobs, a line NAME KEY for each, as "
+        "`malletrain key` prints it; read again when it "
+        "changes. Not given: the user who runs the daemon, and whom MUNGE vouches for. Needs "
+        "submit_as.",
+    )
+    munge: bool = _key(
+        False,
+        description="Accept every user of the machine, whom its MUNGE service vouches for. "
+        "Needs submit_as.",
+    )
+    munge_socket: str = _key("", description="Socket of the MUNGE service; empty: MUNGE's default.")
+    announce: MaybeLocation = _key(
+        None,
+        description="File, readable by everybody, that tells the clients of other users how to "
+        "reach the daemon, such as "
+        "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
+    )
+    operators: Words = _key(
+        [], description="Users who may also cancel the jobs of others and read their logs."
+    )
+
+    @property
+    def several_users(self) -> bool:
+        """Whether others than the user who runs the daemon may be its users."""
+        return self.munge or self.users is not None
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        _host_and_port(value, "tcp://", "tcp://127.0.0.1:0")
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen(cls, value: str) -> str:
+        if value:
+            _host_and_port(value, "", "127.0.0.1:9464")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _database(cls, value: str) -> str:
+        if value and not re.match(r"[a-z][a-z0-9_]*(\+[a-z0-9_]+)?://", value):
+            raise PydanticCustomError(
+                "url",
+                "it must be an SQLAlchemy URL such as "
+                "sqlite:////var/lib/malletrain/malletrain.db, or empty for SQLite in state_dir",
+            )
+        return value
+
+    @field_validator("agent_timeout")
+    @classmethod
+    def _two_beats(cls, value: float, info: ValidationInfo) -> float:
+        beat = info.data.get("heartbeat")
+        if beat is not None and value < 2 * beat:
+            raise PydanticCustomError(
+                "agent_timeout",
+                "{value} is less than two heartbeats of {beat}, so that one late message would "
+                "lose a node; accepted is {least} or more",
+                {
+                    "value": format_duration(value),
+                    "beat": format_duration(beat),
+                    "least": format_duration(2 * beat),
+                },
+            )
+        return value
+
+
+class JobsSection(Section):
+    """Limits and patience, the same for every job."""
+
+    max_running: int = _key(
+        defaults.MAX_RUNNING,
+        ge=1,
+        description="Jobs that may run at the same time; the others wait in order of submission.",
+    )
+    max_tries: int = _key(
+        defaults.MAX_TRIES,
+        ge=1,
+        description="Starts that may end in a failure of the script before the job is failed.",
+    )
+    retry_window: Duration = _key(
+        format_duration(defaults.RETRY_WINDOW_S),
+        gt=0,
+        description="Failures further apart than this do not add up to max_tries.",
+    )
+    drain_timeout: Duration = _key(
+        "10 s",
+        description="How long a rescale waits for the job's snapshot at a step boundary before "
+        "it goes on without.",
+    )
+    join_timeout: Duration = _key(
+        "60 s", gt=0, description="Time in which all members of a round must have joined it."
+    )
+    warmup_timeout: Duration = _key(
+        "5 min",
+        gt=0,
+        description="Time in which new workers must have processed their first sample before "
+        "they count as stuck.",
+    )
+    stop_grace: Duration = _key(
+        "5 s", description="Time between SIGTERM and SIGKILL when workers are stopped."
+    )
+    starvation: Duration = _key(
+        format_duration(defaults.STARVATION_S),
+        gt=0,
+        description="A job without nodes for this long goes before all others.",
+    )
+    no_progress_warning: Duration = _key(
+        "5 min",
+        gt=0,
+        description="A running job that reports no progress for this long is named in its notices.",
+    )
+    log_limit: Size = _key(
+        "64 MiB",
+        gt=0,
+        description="Size at which a log of one rank is cut; later output of that rank is dropped.",
+    )
+
+
+class AllocationSection(Section):
+    """How nodes are given to jobs, and what a change of scale is taken to cost until it was
+    measured.
+    """
+
+    objective: Literal["throughput", "efficiency"] = _key(
+        "throughput",
+        description="What the plan maximises for jobs that do not say: samples per second, or "
+        "samples per second relative to one node.",
+    )
+    t_fwd: Duration = _key(
+        format_duration(defaults.T_FWD_S),
+        gt=0,
+        description="Forward-looking time: a rescale is made when it pays within this time. "
+        "About a typical idle gap.",
+    )
+    settle: Duration = _key(
+        format_duration(defaults.DEBOUNCE_S),
+        description="Node events this close together are handled as one, with one plan.",
+    )
+    min_interval: Duration = _key(
+        format_duration(defaults.MIN_INTERVAL_S),
+        description="Least time between two rescales of a job that nothing forces (growing, "
+        "moving nodes between jobs).",
+    )
+    rescale_up: Duration = _key(
+        format_duration(defaults.RESCALE_UP_S),
+        description="Cost of growing a job until it was measured: time without samples.",
+    )
+    rescale_down: Duration = _key(
+        format_duration(defaults.RESCALE_DOWN_S),
+        description="Cost of shrinking a job until it was measured: time without samples.",
+    )
+    start: Duration = _key(
+        format_duration(defaults.START_S),
+        description="Cost of starting a job from no node until it was measured: time without "
+        "samples.",
+    )
+    time_limit: Duration = _key(
+        format_duration(defaults.TIME_LIMIT_S),
+        gt=0,
+        description="Longest time to search for a better plan; the best one found is used.",
+    )
+    give_back_after: Duration = _key(
+        format_duration(defaults.RELEASE_AFTER_S),
+        description="A leased node that no job uses for this long is given back.",
+    )
+    min_horizon: Duration = _key(
+        format_duration(defaults.MIN_HORIZON_S),
+        description="Gaps expected to last less than this are not taken.",
+    )
+    recall_every: Duration = _key(
+        format_duration(defaults.RECLAIM_EVERY_S),
+        gt=0,
+        description="Nodes are taken from the jobs of one user for those of another no more "
+        "often than this.",
+    )
+    lease_wait: Duration = _key(
+        format_duration(defaults.LEASE_WAIT_S),
+        gt=0,
+        description="A lease asked for that has not come up by then is forgotten.",
+    )
+    prior_exponent: float = _key(
+        defaults.PRIOR_EXPONENT,
+        gt=0,
+        le=1,
+        description="Assumed throughput of k nodes before it was measured: that of one node "
+        "times k to this power (1: perfect scaling).",
+    )
+
+
+class ProfilingSection(Section):
+    """How MalleTrain finds out how a job scales: one step up to its largest size, then down,
+    measuring at each size while it trains.
+    """
+
+    enabled: bool = _key(
+        True,
+        description="Profile jobs that can use different numbers of nodes and say nothing else "
+        "about themselves.",
+    )
+    every_size_up_to: int = _key(
+        defaults.EVERY_SIZE_UP_TO,
+        ge=1,
+        description="A job with so many sizes or fewer is measured at each; else at a selection.",
+    )
+    max_sizes: int = _key(
+        defaults.MAX_SIZES,
+        ge=1,
+        le=64,
+        description="Sizes visited at most in one profile of a job with more sizes than that.",
+    )
+    precision: float = _key(
+        defaults.PRECISION,
+        gt=0,
+        le=0.5,
+        description="A size is measured when its throughput is known this well: half-width of "
+        "the 95 % interval as a share of it.",
+    )
+    min_time: Duration = _key(
+        format_duration(defaults.MIN_MEASURE_S),
+        gt=0,
+        description="Shortest time in which one size is measured.",
+    )
+    max_time: Duration = _key(
+        format_duration(defaults.MAX_MEASURE_S),
+        gt=0,
+        description="Longest time in which one size is measured; then what is known counts.",
+    )
+    max_profile: Duration = _key(
+        format_duration(defaults.MAX_PROFILE_S),
+        gt=0,
+        description="A profile ends after this long, with what was measured.",
+    )
+    rescale_timeout: Duration = _key(
+        format_duration(defaults.RESCALE_TIMEOUT_S),
+        gt=0,
+        description="A rescale that takes longer than this ends the visit to its size.",
+    )
+    silence: Duration = _key(
+        format_duration(defaults.SILENCE_S),
+        gt=0,
+        description="Workers that have started and report nothing for this long are taken for "
+        "silent ones.",
+    )
+    lease_patience: Duration = _key(
+        format_duration(defaults.LEASE_PATIENCE_S),
+        description="How long a profile waits for more nodes when fewer than the job can use "
+        "are free.",
+    )
+    patience: Duration = _key(
+        format_duration(defaults.PATIENCE_S),
+        description="How long it waits when less than half of them can be had, other jobs' "
+        "nodes included.",
+    )
+    donor_quiet: Duration = _key(
+        format_duration(defaults.DONOR_QUIET_S),
+        description="A job that gave nodes to a profile is left alone for this long.",
+    )
+    kappa: float = _key(
+        defaults.KAPPA,
+        ge=0,
+        le=3,
+        description="Caution: a profiled job's throughput is taken to be this many standard "
+        "deviations lower than estimated.",
+    )
+    observe_every: Duration = _key(
+        format_duration(defaults.OBSERVE_EVERY_S),
+        gt=0,
+        description="Length of the windows in which a running job's curve is kept up to date.",
+    )
+
+    @field_validator("max_time")
+    @classmethod
+    def _longer_than_the_shortest(cls, value: float, info: ValidationInfo) -> float:
+        least = info.data.get("min_time")
+        if least is not None and value < least:
+            raise PydanticCustomError(
+                "max_time",
+                "{value} is less than min_time, {least}; accepted is {least} or more",
+                {"value": format_duration(value), "least": format_duration(least)},
+            )
+        return value
+
+
+def _host_and_port(value: str, scheme: str, example: str) -> None:
+    match = re.fullmatch(re.escape(scheme) + r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        raise PydanticCustomError(
+            "address",
+            '"{value}" is not an address; accepted is {scheme}HOST:PORT with a port of 0 to '
+            '65535, such as "{example}"',
+            {"value": value, "scheme": scheme, "example": example},
+        )

@@ -1,0 +1,162 @@
+"""The controller's commands, carried out: written into the store, told to the job's rounds or to
+the leases.
+
+Everything here happens within a step of the core, so that it is saved before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jpa import ProfileResult
+from malletrain.core.events import (
+    Announce,
+    Command,
+    JobState,
+    KeepScalingModel,
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Stop,
+    Suspend,
+    TakeLeases,
+)
+from malletrain.daemon.job_repository import ActiveJob
+from malletrain.daemon.parts import Parts
+from malletrain.protocol.event_kinds import EventKind
+
+NO_CURVE = (
+    "How the job scales could not be found out: {why} It is taken to speed up as "
+    "nodes^{exponent:g}. Call malletrain.report() at the "
+    "end of every step, or give a curve with --curve."
+)
+ENDINGS = {
+    JobState.COMPLETED: (EventKind.JOB_COMPLETED, "The job is done."),
+    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled."),
+    JobState.FAILED: (EventKind.JOB_FAILED, "The job failed: {why}"),
+}
+"""What is told of a job that has ended."""
+
+
+class LeaseActions(Protocol):
+    """Who takes and ends leases. All are called within a step."""
+
+    def take(self, nodes: tuple[str, ...], owner: str) -> None:
+        """Ask for a lease on each of these nodes, as ``owner`` (empty: as the daemon's user)."""
+
+    def release(self, nodes: tuple[str, ...]) -> None:
+        """Nothing is to run on these nodes any more."""
+
+    def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
+        """Another owner's jobs need these nodes more: end their leases once their jobs have moved
+        off.
+        """
+
+
+class CommandRunner:
+    """Carries out what the controller commands."""
+
+    def __init__(self, parts: Parts, leases: LeaseActions) -> None:
+        self._parts = parts
+        self._leases = leases
+
+    def carry_out(self, command: Command, now: float) -> None:
+        """Carry out one command."""
+        runs = self._parts.runs
+        if isinstance(command, TakeLeases):
+            self._leases.take(command.nodes, command.owner)
+        elif isinstance(command, ReleaseLeases):
+            self._leases.release(command.nodes)
+        elif isinstance(command, ReclaimNodes):
+            self._leases.reclaim(command.nodes, command.within_s)
+        elif isinstance(command, Stop):
+            self._stop(runs[command.job], command, now)
+        elif isinstance(command, Announce):
+            self._announce(runs[command.job], command)
+        elif isinstance(command, KeepScalingModel):
+            self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
+        elif isinstance(command, Suspend):
+            self._suspend(runs[command.job], command, now)
+        else:
+            self._change(runs[command.job], command, now)
+
+    def _announce(self, run: ActiveJob, said: Announce) -> None:
+        job, parts = run.row.id, self._parts
+        parts.audit.record(said.kind, said.sentence, job=job, **said.data)
+        if said.kind is EventKind.PROFILE_WAITING:
+            parts.curves.waits(job, said.sentence)
+        elif said.kind is EventKind.NODES_DONATED:
+            parts.curves.interrupted(job, dict(said.data))
+        elif (
+            said.kind is EventKind.PROFILE_FINISHED
+            and said.data["result"] == ProfileResult.UNKNOWN.value
+        ):
+            exponent = parts.config.allocation.prior_exponent
+            parts.repository.notice(run, NO_CURVE.format(why=said.sentence, exponent=exponent))
+        state = parts.controller.jobs[job].state
+        if not state.ended and run.row.state != state.value:
+            parts.repository.save(run, state=state.value)
+
+    def _suspend(self, run: ActiveJob, command: Suspend, now: float) -> None:
+        record = self._parts.controller.jobs[command.job]
+        self._parts.repository.save(
+            run,
+            state=JobState.SUSPENDED.value,
+            planned_nodes=(),
+            reason="waits for nodes",
+            tries=record.tries,
+            last_broke=record.last_broke,
+        )
+        sentence = "The job has too few nodes; it keeps its place."
+        self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
+        self._move(run, (), now, command.within_s)
+
+    def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
+        old = run.row.planned_nodes
+        record = self._parts.controller.jobs[run.row.id]
+        self._parts.repository.save(
+            run,
+            state=record.state.value,
+            planned_nodes=command.nodes,
+            reason="",
+            tries=record.tries,
+            last_broke=record.last_broke,
+            started=now if run.row.started is None else run.row.started,
+        )
+        within = command.within_s if isinstance(command, Rescale) else None
+        self._parts.audit.record(
+            EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
+            f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}.",
+            job=run.row.id,
+            nodes=list(command.nodes),
+            before=list(old),
+            within_s=within,
+        )
+        self._move(run, command.nodes, now, within)
+
+    def _move(
+        self, run: ActiveJob, nodes: tuple[str, ...], now: float, within_s: float | None
+    ) -> None:
+        run.starting_until = None
+        if run.rounds.interrupts:
+            run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
+        self._parts.rounds.act(run, run.rounds.move(nodes, now, within_s))
+
+    def _stop(self, run: ActiveJob, command: Stop, now: float) -> None:
+        parts, job = self._parts, run.row.id
+        parts.rounds.act(run, run.rounds.stop())
+        parts.repository.save(
+            run,
+            state=command.state.value,
+            reason=command.reason,
+            planned_nodes=(),
+            ended=now,
+            tries=parts.controller.jobs[job].tries,
+        )
+        kind, said = ENDINGS[command.state]
+        parts.audit.record(
+            kind, said.format(why=command.reason), job=job, samples=run.monitor.total
+        )
+        parts.metrics.job_ended(job)
+        del parts.runs[job]

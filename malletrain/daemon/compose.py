@@ -1,0 +1,95 @@
+"""One daemon, put together: which part is given which others. The one place that knows them all;
+decides nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from malletrain.config.model import Config
+from malletrain.daemon.api import Api
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.core import Core
+from malletrain.daemon.departures import Departures
+from malletrain.daemon.inbox import Inbox
+from malletrain.daemon.lease_actions import AgentCommand, LeaseDesk
+from malletrain.daemon.leases import Leases
+from malletrain.daemon.login import Login
+from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.parts import Send, make_parts
+from malletrain.daemon.switchboard import Switchboard
+from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.identity.users import Munge
+from malletrain.protocol import env
+from malletrain.store.store import Store
+from scavenger.interface import Scavenger
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the daemon's life needs of its parts."""
+
+    core: Core
+    inbox: Inbox
+    leases: Leases
+    desk: LeaseDesk
+    api: Api
+    switchboard: Switchboard
+
+
+def compose(
+    config: Config,
+    store: Store,
+    keys: KeyRing,
+    clock: Clock,
+    metrics: Metrics,
+    scavenger: Scavenger,
+    command: AgentCommand,
+    send: Send,
+    boot: str,
+) -> Service:
+    """The parts of one daemon, each with those that it needs. To be called within its loop.
+
+    Args:
+        command: what an agent is started with.
+        send: takes a message to a peer, and says whether it could be reached.
+        boot: names this start of the daemon.
+    """
+    parts = make_parts(config, store, clock, metrics, send, keys.job_key)
+    departures = Departures(parts)
+    desk = LeaseDesk(parts, departures, keys, command)
+    core = Core(parts, desk)
+    logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
+    inbox = Inbox(core, parts, departures, desk, logs, boot)
+    leases = Leases(core, parts, desk, departures, keys, scavenger)
+    munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
+    api = Api(core, parts, leases, logs, boot, scavenger.name)
+    return Service(
+        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(keys, munge))
+    )
+
+
+def agent_command(
+    endpoint: str, server_key: str, grace_s: float
+) -> Callable[[str, KeyPair], tuple[tuple[str, ...], dict[str, str]]]:
+    """What starts the agent of a lease.
+
+    Args:
+        endpoint: where agents reach the daemon.
+        server_key: the daemon's public key.
+        grace_s: between the notice of a preemption and its end.
+    """
+
+    def command(lease: str, key: KeyPair) -> tuple[tuple[str, ...], dict[str, str]]:
+        argv = (
+            *(sys.executable, "-m", "malletrain.agent"),
+            *("--endpoint", endpoint),
+            *("--server-key", server_key),
+            *("--lease", lease),
+        )
+        return argv, {env.LEASE_KEY: key.secret, env.GRACE_S: f"{grace_s:g}"}
+
+    return command

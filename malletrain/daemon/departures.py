@@ -1,0 +1,82 @@
+"""Nodes that go: with notice from the main scheduler, because another owner's jobs need them more,
+or all of a sudden.
+
+Decides what is written and told of it. Everything here happens within a step of the core; what
+follows for the jobs is the controller's and the rounds' decision.
+"""
+
+from __future__ import annotations
+
+from malletrain.core.events import NodeLeaving, NodeLost
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.parts import Parts
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.messages import Goodbye
+
+RELEASED, RECLAIMED = "given back", "recalled"
+"""The stored end reasons of a lease that MalleTrain itself gave up: no job needs the node; another
+owner's job needs it more.
+"""
+RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
+
+
+class Departures:
+    """Of all agents of one daemon."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
+        """The main scheduler wants the node back within ``in_s`` seconds; saying it again does
+        nothing.
+        """
+        if agent.gone_at is not None and not agent.reclaimed:
+            return
+        self._parts.metrics.preemption(notice=True)
+        sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
+        agent.reclaimed = False
+        self._goes(agent, in_s, reason or "preempted", sentence)
+        self._parts.poll_soon.set()
+
+    def reclaim(self, agent: LeasedAgent, within_s: float) -> None:
+        """The agent's node goes as soon as its job has moved off."""
+        if agent.gone_at is None:
+            agent.reclaimed = True
+            self._goes(agent, within_s, RECLAIMED, RECLAIM_SENTENCE)
+
+    def _goes(self, agent: LeasedAgent, in_s: float, reason: str, sentence: str) -> None:
+        parts = self._parts
+        agent.gone_at = parts.clock.now() + in_s
+        parts.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
+        parts.audit.record(
+            EventKind.NODE_LEAVING,
+            sentence,
+            node=agent.node,
+            lease=agent.lease,
+            job=agent.holds or "",
+            in_s=in_s,
+        )
+        parts.events.append(NodeLeaving(agent.node, in_s))
+        if agent.holds is None:
+            parts.agents.reach(agent, Goodbye(sentence))
+
+    def lost(self, agent: LeasedAgent, why: str) -> None:
+        """The node is gone: with notice it left as announced, else it was taken without."""
+        parts, node, lease = self._parts, agent.node, agent.lease
+        parts.agents.remove(agent)
+        if agent.gone_at is None:
+            parts.metrics.preemption(notice=False)
+            sentence = "The node was taken without notice."
+            parts.audit.record(EventKind.NODE_VANISHED, sentence, node=node, lease=lease)
+        parts.audit.record(
+            EventKind.NODE_LOST,
+            f"The node is gone: {why}.",
+            node=node,
+            lease=lease,
+            job=agent.holds or "",
+            notice=agent.gone_at is not None,
+        )
+        for run in parts.runs.values():
+            parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
+        parts.events.append(NodeLost(node))
+        parts.poll_soon.set()

@@ -1,0 +1,174 @@
+"""Jobs as clients see them: their rows and what the daemon knows of them besides, as views.
+
+Decides what is shown to whom with :mod:`malletrain.daemon.redaction`. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jpa.points import CI95
+from malletrain.core.events import JobState
+from malletrain.core.scaling_model import ScalingModel
+from malletrain.daemon.core import Core
+from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.redaction import job_for_others
+from malletrain.protocol import messages
+from malletrain.protocol.views import (
+    CurvePointView,
+    InterruptionView,
+    JobDetail,
+    JobView,
+    ProfileView,
+    RateView,
+    RescaleView,
+)
+from malletrain.store.schema import JobRow, ProfileRow
+
+
+class JobViews:
+    """Views of the jobs of one daemon."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def view(
+        self,
+        user: str,
+        row: JobRow,
+        spec: messages.JobSpec | None = None,
+        rescales: int | None = None,
+    ) -> JobView:
+        """What ``user`` may see of a job. ``rescales``: how many, where that is known."""
+        spec = spec or decode_spec(row.spec)
+        run = self._core.runs.get(row.id)
+        now = self._core.clock.now()
+        view = JobView(
+            row.id,
+            row.name,
+            row.owner,
+            row.state,
+            row.reason or self._why(row),
+            run.rounds.members if run else (),
+            spec.min_nodes,
+            spec.max_nodes,
+            run.monitor.rate(now) if run else 0.0,
+            run.monitor.total if run else row.samples,
+            len(self._core.store.rescales(row.id)) if rescales is None else rescales,
+            row.tries,
+            row.submitted,
+            row.started,
+            row.ended,
+            dict(row.metrics),
+        )
+        return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
+
+    def _why(self, row: JobRow) -> str:
+        """Why a job has no nodes, for those that wait."""
+        job = self._core.controller.jobs.get(row.id)
+        if job is None or job.state.ended or job.nodes:
+            return ""
+        owner = job.submitted.owner
+        if self._core.controller.backing_off(owner, self._core.clock.now()):
+            return (
+                f"leases as {owner} come to nothing ('malletrain events' says why); tried "
+                "again later"
+            )
+        nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
+        if nodes < job.submitted.min_nodes:
+            return f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+        return "others are served first"
+
+    def detail(self, user: str, row: JobRow) -> JobDetail:
+        """Everything that ``user`` may see of a job."""
+        spec = decode_spec(row.spec)
+        store = self._core.store
+        if not (mine := self._core.accounts.may_manage(user, row.owner)):
+            spec = msgspec.structs.replace(spec, args=(), env={}, setup=None)
+        return JobDetail(
+            self.view(user, row, spec),
+            msgspec.to_builtins(spec),
+            tuple(
+                RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds)
+                for o in store.observations(row.id)
+            ),
+            tuple(
+                RescaleView(
+                    r.generation,
+                    r.kind,
+                    r.from_nodes,
+                    r.to_nodes,
+                    r.began,
+                    r.cost_s,
+                    dict(r.phases),
+                    r.ended,
+                )
+                for r in store.rescales(row.id)
+            ),
+            row.notices if mine else (),
+            row.failure if mine else "",
+            self._profile(row, spec),
+        )
+
+    def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
+        settings = self._core.config.profiling
+        if not settings.enabled:
+            return None
+        kept = self._core.store.profile(row.id) or ProfileRow(row.id)
+        model = self._core.curves.read(kept)
+        state, sentence = _profile_state(row, spec, kept, model)
+        if spec.curve is not None:
+            given = sorted((int(k), v) for k, v in spec.curve.items())
+            points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in given)
+        else:
+            points = _points(model, spec, settings.kappa)
+        cost = model.cost
+        interruptions = tuple(
+            msgspec.convert(dict(i), InterruptionView) for i in kept.interruptions
+        )
+        return ProfileView(
+            state,
+            sentence,
+            model.curve.phase,
+            cost.up_s,
+            cost.down_s,
+            cost.start_s,
+            points,
+            interruptions,
+        )
+
+
+def _profile_state(
+    row: JobRow, spec: messages.JobSpec, kept: ProfileRow, model: ScalingModel
+) -> tuple[str, str]:
+    """In a word and a sentence, how the profile of a job stands."""
+    if row.state == JobState.PROFILING.value:
+        return "profiling", ""
+    if spec.curve is not None:
+        return "off", "The scaling curve is the owner's."
+    if model.result and (model.profiled or JobState(row.state).ended):
+        return model.result, model.reason
+    if spec.min_nodes == spec.max_nodes:
+        return "off", "The job can use one number of nodes only."
+    if not spec.profile:
+        return (
+            "known" if model.known else "off"
+        ), "The owner wants no profile; only what is seen in passing is known."
+    if JobState(row.state).ended:
+        return ("known" if model.known else "off"), "The job ended before it was profiled."
+    return "waiting", kept.waits or model.reason
+
+
+def _points(
+    model: ScalingModel, spec: messages.JobSpec, kappa: float
+) -> tuple[CurvePointView, ...]:
+    """The curve at every size, or at a selection of many; nothing while nothing is known."""
+    bids = model.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
+    if bids is None:
+        return ()
+    measured = set(model.curve.measured_sizes)
+    points = []
+    for k, bid in bids.points:
+        rate, std = model.curve.estimate(k)
+        points.append(CurvePointView(k, rate, CI95 * std, k in measured, bid))
+    return tuple(points)

@@ -1,0 +1,135 @@
+"""Taking, releasing and reclaiming leases, as the controller commands.
+
+Decides what is stored and told before the main scheduler is asked: a lease is in the store first,
+so a daemon that is killed finds on its next start whatever came of it. All of it happens within a
+step of the core. The calls of the scheduler wait in a queue for :mod:`malletrain.daemon.leases`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from malletrain.core.events import LeaseNotTaken, NodeLost
+from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, Departures
+from malletrain.daemon.parts import Parts
+from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.messages import Goodbye
+from malletrain.store.schema import LeaseRow
+from scavenger.interface import Lease, LeaseRequest, LeaseState
+
+AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
+"""Lease id and its key → argv and environment of the agent."""
+
+
+@dataclass(frozen=True)
+class TakeCall:
+    """The scheduler is to be asked for these leases."""
+
+    requests: tuple[LeaseRequest, ...]
+
+
+@dataclass(frozen=True)
+class ReleaseCall:
+    """The scheduler is to end these leases."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True)
+class ReclaimOver:
+    """The time is up in which the job was to move off the node of this lease."""
+
+    lease: str
+
+
+class LeaseDesk:
+    """What the controller's commands do to leases."""
+
+    def __init__(
+        self, parts: Parts, departures: Departures, keys: KeyRing, command: AgentCommand
+    ) -> None:
+        self._parts = parts
+        self._departures = departures
+        self._keys = keys
+        self._command = command
+        self.calls: asyncio.Queue[TakeCall | ReleaseCall | ReclaimOver] = asyncio.Queue()
+        self.being_taken: set[str] = set()
+        """Leases stored of which the scheduler may not have heard yet."""
+
+    def take(self, nodes: tuple[str, ...], owner: str) -> None:
+        """Ask for a lease on each of these nodes, as ``owner``."""
+        parts = self._parts
+        if owner and not parts.accounts.submits_as_others:
+            # A job from a time when others were served.
+            parts.events.extend(LeaseNotTaken(node, owner) for node in nodes)
+            return
+        requests = []
+        for node in nodes:
+            lease = parts.store.new_lease_id()
+            pair = self._keys.make_lease_key(lease)
+            gap = parts.gaps.get(node)
+            row = LeaseRow(
+                lease,
+                node,
+                LeaseStatus.REQUESTED,
+                public_key=pair.public,
+                node_class=gap.node_class if gap else "default",
+                owner=owner,
+                requested=parts.clock.now(),
+            )
+            parts.lease_rows.add(row)
+            argv, env = self._command(lease, pair)
+            requests.append(LeaseRequest(lease, node, tuple(argv), env, owner=owner or None))
+            self.being_taken.add(lease)
+            parts.audit.record(
+                EventKind.LEASE_REQUESTED, "The node is idle and of use.", node=node, lease=lease
+            )
+        parts.metrics.lease_requested(len(requests))
+        self.calls.put_nowait(TakeCall(tuple(requests)))
+
+    def release(self, nodes: tuple[str, ...], why: str = "No job needs the node.") -> None:
+        """Nothing is to run on these nodes any more."""
+        parts, ending = self._parts, []
+        active = parts.lease_rows.active
+        for node in nodes:
+            agent = parts.agents.on(node)
+            lease = agent.lease if agent else parts.lease_rows.on(node)
+            if agent is not None:
+                parts.agents.reach(agent, Goodbye(why))
+                parts.agents.remove(agent)
+            # Nobody will say that the node is free of a job it was just released from.
+            for run in parts.runs.values():
+                parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
+            if lease is not None and lease in active:
+                row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=RELEASED)
+                ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
+                parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
+        if ending:
+            self.calls.put_nowait(ReleaseCall(tuple(ending)))
+
+    def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
+        """Jobs of another owner need these nodes more: end their leases once their jobs have moved
+        off.
+        """
+        for node in nodes:
+            agent = self._parts.agents.on(node)
+            if agent is None:
+                self._take_back(node)
+                continue
+            self._departures.reclaim(agent, within_s)
+            asyncio.get_running_loop().call_later(
+                within_s, self.calls.put_nowait, ReclaimOver(agent.lease)
+            )
+
+    def reclaim_over(self, lease: str) -> None:
+        """The time to move off is up."""
+        agent = self._parts.agents.of_lease(lease)
+        if agent is not None:
+            self._take_back(agent.node)
+
+    def _take_back(self, node: str) -> None:
+        self.release((node,), RECLAIM_SENTENCE)
+        self._parts.events.append(NodeLost(node))

@@ -1,0 +1,71 @@
+"""The machine's nodes as clients see them: idle, being leased, held, or busy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from malletrain.daemon.core import Core
+from malletrain.daemon.leases import Leases
+from malletrain.daemon.parts import Parts
+from malletrain.protocol.views import NodeView
+
+
+def natural(name: str) -> tuple[Any, ...]:
+    """A key that sorts n2 before n10."""
+    return tuple(
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    )
+
+
+def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[NodeView]:
+    """Every node that is idle or ours; with ``explain`` every node of the machine, with the rules
+    that say whether it may be leased.
+    """
+    now = core.clock.now()
+    rules = (
+        {e.node: e.rules for e in leases.last_poll.explanations}
+        if leases.last_poll and explain
+        else {}
+    )
+    views = {}
+    for gap in parts.gaps.values():
+        views[gap.node] = NodeView(
+            gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class
+        )
+    for row in leases.active.values():
+        views[row.node] = NodeView(
+            row.node,
+            "leasing",
+            row.id,
+            "",
+            row.requested,
+            node_class=row.node_class,
+            owner=row.owner,
+        )
+    for agent in core.agents:
+        record = core.controller.nodes.get(agent.node)
+        state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
+        left = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
+        held = leases.active.get(agent.lease)
+        since = (held.started or held.requested) if held else now
+        horizon = record.info.horizon_s if record else None
+        views[agent.node] = NodeView(
+            agent.node,
+            state,
+            agent.lease,
+            agent.holds or "",
+            since,
+            horizon,
+            left,
+            agent.node_class,
+            agent.owner,
+        )
+    for node in rules.keys() - views.keys():
+        # A node may be free and no gap all the same, because a rule leaves it alone.
+        free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
+        views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
+    ordered = sorted(views, key=natural)
+    return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]

@@ -1,0 +1,128 @@
+"""What one step of the daemon works on: the controller, the rows in the store, the agents, the
+events that wait and the messages that wait.
+
+Decides nothing. A step (:mod:`malletrain.daemon.core`) opens and ends a transaction around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+from jpa.costs import RescaleCosts
+from malletrain.config.model import Config
+from malletrain.core.controller import Controller
+from malletrain.core.events import Event
+from malletrain.core.planning import exact, make_plan
+from malletrain.daemon.accounts import Accounts
+from malletrain.daemon.agents import Agents
+from malletrain.daemon.audit_log import AuditLog
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.curves import Curves
+from malletrain.daemon.job_repository import ActiveJob, JobRepository
+from malletrain.daemon.lease_rows import LeaseRows
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.round_shell import RoundShell
+from malletrain.daemon.settings import controller_settings
+from malletrain.protocol import messages
+from malletrain.store.store import Store
+from scavenger.interface import Gap
+
+Send = Callable[[bytes, messages.Message], bool]
+"""Send to a peer; False when it cannot be reached."""
+
+
+class StepOutbox:
+    """Messages of a step wait here until it is saved; outside of one they are sent at once."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.open = False
+        """A step is under way."""
+        self._waiting: list[tuple[bytes, messages.Message]] = []
+
+    def post(self, peer: bytes, message: messages.Message) -> bool:
+        """Send, now or after the step."""
+        if not self.open:
+            return self.send(peer, message)
+        self._waiting.append((peer, message))
+        return True
+
+    def flush(self) -> list[bytes]:
+        """Send what waits; returns the peers that could not be reached."""
+        waiting, self._waiting = self._waiting, []
+        return [peer for peer, message in waiting if not self.send(peer, message)]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one daemon that change within steps only."""
+
+    config: Config
+    store: Store
+    clock: Clock
+    metrics: Metrics
+    accounts: Accounts
+    controller: Controller
+    audit: AuditLog
+    repository: JobRepository
+    curves: Curves
+    lease_rows: LeaseRows
+    agents: Agents
+    rounds: RoundShell
+    outbox: StepOutbox
+    events: deque[Event]
+    """For the controller, in this step."""
+    runs: dict[str, ActiveJob] = field(default_factory=dict)
+    """The unfinished jobs, by id."""
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    """The idle nodes that the last poll found."""
+    poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something happened of which the main scheduler knows more."""
+
+
+def make_parts(
+    config: Config,
+    store: Store,
+    clock: Clock,
+    metrics: Metrics,
+    send: Send,
+    key_of: Callable[[str], str],
+) -> Parts:
+    """The parts of a daemon.
+
+    Args:
+        send: takes a message to a peer, and says whether it could be reached.
+        key_of: job → the secret that the processes of a service share.
+    """
+    events: deque[Event] = deque()
+    outbox = StepOutbox(send)
+    accounts = Accounts(config)
+    audit = AuditLog(store, clock)
+    repository = JobRepository(store, clock, metrics, audit)
+    controller = Controller(
+        controller_settings(config),
+        partial(make_plan, solver=partial(exact, clock=perf_counter)),
+    )
+    agents = Agents(outbox.post, accounts.of)
+    cost = controller.settings.planning.cost
+    return Parts(
+        config,
+        store,
+        clock,
+        metrics,
+        accounts,
+        controller,
+        audit,
+        repository,
+        Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        LeaseRows(store),
+        agents,
+        RoundShell(config, clock, agents, repository, audit, events.append, key_of),
+        outbox,
+        events,
+    )

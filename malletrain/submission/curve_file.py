@@ -1,0 +1,92 @@
+"""The file of ``malletrain submit --curve``: a job's throughput by scale as its owner states it, in
+CSV or JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+from allocator.curves import CurveError, ScalingCurve
+from malletrain.protocol.messages import MAX_NODES
+from malletrain.submission.error import SpecError
+
+CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
+
+
+def read_curve(path: Path) -> dict[str, float]:
+    """The scaling curve in a file (CSV or JSON), nodes as text → samples/s, sorted by nodes."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise SpecError(f"The scaling curve {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SpecError(
+            f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}."
+        ) from None
+    points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
+    for where, nodes, rate in points:
+        if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
+            raise SpecError(
+                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1."
+            )
+        if not math.isfinite(rate) or rate < 0:
+            raise SpecError(
+                f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more."
+            )
+    try:
+        curve = ScalingCurve.of((int(nodes), rate) for _, nodes, rate in points)
+    except CurveError as error:
+        raise SpecError(f"{path}: {error}") from None
+    return {str(nodes): rate for nodes, rate in curve.points}
+
+
+def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
+    rows = [
+        (n, row)
+        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+        if row and not row[0].startswith("#")
+    ]
+    if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
+        rows = rows[1:]
+    elif rows:
+        raise SpecError(
+            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.'
+        )
+    points = []
+    for line, row in rows:
+        try:
+            nodes, rate = row
+            points.append((f"{path} line {line}", float(nodes), float(rate)))
+        except ValueError:
+            raise SpecError(
+                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
+                f"{CURVE_HELP}."
+            ) from None
+    return points
+
+
+def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}."
+        ) from None
+    pairs = list(data.items()) if isinstance(data, dict) else data
+    points = []
+    for pair in pairs:
+        try:
+            nodes, rate = pair
+            if isinstance(nodes, bool) or isinstance(rate, bool):
+                raise ValueError
+            points.append((str(path), float(nodes), float(rate)))
+        except (TypeError, ValueError):
+            raise SpecError(
+                f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is "
+                f"{CURVE_HELP}."
+            ) from None
+    return points

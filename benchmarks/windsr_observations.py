@@ -15,13 +15,13 @@ T1_TRIED, T2_TRIED = (10.0, 30.0, 100.0, 1e9), (0.25, 0.5, 1.0, 1e9)
 def observe(truth: Any, share: float, seed: int) -> list[Any]:
     """Observations of one patch: the true wind at random pixels."""
     import numpy as np
-    from windsr.assimilate import Observation
+    from windsr.assimilate import WindObservation
 
     rng = np.random.default_rng(seed)
     count = max(1, round(share * truth.size))
     pixels = rng.choice(truth.size, count, replace=False)
     return [
-        Observation(int(p // truth.shape[1]), int(p % truth.shape[1]), float(truth.flat[p]))
+        WindObservation(int(p // truth.shape[1]), int(p % truth.shape[1]), float(truth.flat[p]))
         for p in pixels
     ]
 
@@ -118,7 +118,7 @@ def assimilation(setting: Setting, seed: int) -> dict[str, Any]:
         soft_mask(g.shape, s, [impact_radius(t, g, o.row, o.column, best) for o in s])
         for g, t, s in zip(guess, terrain[:, 0].numpy(), stations, strict=True)
     ]
-    held = methods.Held(
+    held = methods.HeldPixels(
         *(torch.from_numpy(np.stack([m[k] for m in masks])[:, None]) for k in (0, 1))
     )
     drawn = made.predict(low, terrain, range(len(low)), draw, held=held).numpy().mean(axis=1)

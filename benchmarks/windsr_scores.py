@@ -51,7 +51,7 @@ def unit(setting: Setting, method: str, terrain: bool, seed: int) -> dict[str, A
             method, preset, patches.scales_of(training_days, preset.factor), terrain
         )
     else:
-        run = train.Training(
+        run = train.TrainingRun(
             method,
             preset,
             folder,

@@ -89,7 +89,7 @@ def _exchange(
         if kind in in_vain:
             continue
         gains = _gains([bid], of_class, size)[0]
-        same = (forced == bid.must_run) & (gains >= gain - _SAME * np.abs(gain))
+        same = (owner >= 0) & (forced == bid.must_run) & (gains >= gain - _SAME * np.abs(gain))
         seat = int(np.argmax(np.where(same, owner, -1)))
         last = int(owner[seat])
         if not same[seat] or (idle and last < place):

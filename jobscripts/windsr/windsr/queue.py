@@ -97,7 +97,7 @@ class Sampling:
     patch_delay: float = 0.0
 
 
-class Queue:
+class PatchQueue:
     """The patches of one sampling and where their results are."""
 
     def __init__(self, sampling: Sampling, inputs: Inputs, method: Method, model_name: str) -> None:
@@ -247,7 +247,7 @@ def sample(
         WindsrError: when the folder belongs to another sampling, or the fields are too small.
     """
     torch.set_num_threads(sampling.threads)
-    queue = Queue(sampling, inputs, method, model_name)
+    queue = PatchQueue(sampling, inputs, method, model_name)
     device = device_here()
     for net in method.nets.values():
         net.to(device).eval()
@@ -290,7 +290,7 @@ def sample(
             "seed": sampling.draw.seed,
             "members": sampling.draw.members,
         }
-        result = output.Result(
+        result = output.SampledFields(
             queue.joined(),
             inputs.terrain,
             inputs.times,

@@ -34,7 +34,7 @@ MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRun:
     """One training: what, on which preset, and where its files go.
 
     Args:
@@ -95,7 +95,7 @@ def device_here() -> torch.device:
     return torch.device("cpu")
 
 
-def train(training: Training, fields: Fields, say: Callable[[str], None] = print) -> Path:
+def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = print) -> Path:
     """Train, or go on where the snapshot in the folder is; returns the path of the model. Run it
     alone, by torchrun or by MalleTrain.
 

@@ -90,7 +90,7 @@ def test_results_that_were_lost_are_made_again(tmp_path, undisturbed):
 def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     both = [
-        queue.Queue(
+        queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
         )
         for _ in range(2)
@@ -103,7 +103,7 @@ def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
 
 def test_patches_of_a_member_begin_with_one_noise(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    work = queue.Queue(
+    work = queue.PatchQueue(
         queue.Sampling(tmp_path, Draw(members=2), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
@@ -111,7 +111,7 @@ def test_patches_of_a_member_begin_with_one_noise(tmp_path):
     )
     noise = work._noise(0)
     assert noise.shape == (2, 40, 40)
-    again = queue.Queue(
+    again = queue.PatchQueue(
         queue.Sampling(tmp_path, Draw(members=2), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
@@ -124,9 +124,9 @@ def test_patches_of_a_member_begin_with_one_noise(tmp_path):
 
 def test_a_folder_of_another_sampling_is_refused(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    queue.Queue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
     with pytest.raises(WindsrError, match=r"another sampling \(other draw"):
-        queue.Queue(
+        queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(members=2)), inputs, scripts.untrained("srcnn"), "m"
         )
 
@@ -172,7 +172,7 @@ def test_a_killed_writer_leaves_no_half_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     pid = os.fork()
     if pid == 0:
-        work = queue.Queue(
+        work = queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
         )
         for number in range(100_000):

@@ -137,6 +137,14 @@ while True:
 """
 
 
+# A launcher whose workers are not ready yet.
+SLOW = """
+open(os.path.join(order.spec.workdir, "begun"), "w").close()
+while True:
+    end.receive(1.0)
+"""
+
+
 def second(daemon, tmp_path):
     """Bring the node into a round whose rank 0 is elsewhere."""
     assign(daemon, tmp_path, ELSEWHERE)
@@ -158,8 +166,8 @@ def test_without_a_daemon_nobody_waits_for_a_rank_0_that_has_left(daemon, start,
 
 def test_without_a_daemon_a_job_that_is_just_starting_is_not_waited_for(daemon, start, tmp_path):
     agent = start(**{"grace-s": str(100 * PATIENCE_S)})
-    assign(daemon, tmp_path, "while True:\n    time.sleep(1)\n")
-    daemon.expect("n0", messages.Phase, phase="starting")
+    assign(daemon, tmp_path, SLOW)
+    eventually((tmp_path / "begun").exists, "the launcher begins")
     daemon.close()
     agent.signal(signal.SIGTERM)
     assert agent.process.wait(PATIENCE_S) == 0

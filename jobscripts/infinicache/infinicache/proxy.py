@@ -48,7 +48,8 @@ class Proxy:
         self._settle_at = 0.0
         self._repairs: deque[str] = deque()
         self._writing: dict[str, float] = {}
-        self._backup_of: dict[str, str] = {}
+        self.backup_of: dict[str, str] = {}
+        """Node → the one that keeps copies of its chunks."""
         self._locks: dict[str, asyncio.Lock] = {}
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -93,7 +94,7 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
-            degraded, lost = self.table.lose_node(address, self._backup_of.pop(address, None))
+            degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._repairs.extend(entry.key for entry in degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
@@ -145,7 +146,7 @@ class Proxy:
 
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
-            self._backup_of[address] = backup
+            self.backup_of[address] = backup
         self._settle()
         return {"known": address in self._heard}
 

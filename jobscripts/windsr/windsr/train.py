@@ -159,7 +159,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
         counted = 0
         for batch in run.batches(loader):
             with run.step() as step:
-                losses = _update(run, method, nets, optimizers, schedules, scaler, batch, device)
+                losses = update(run, method, nets, optimizers, schedules, scaler, batch, device)
                 average.update_parameters(method.nets["net"])
                 if training.step_delay:
                     time.sleep(training.step_delay)
@@ -190,7 +190,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     return path
 
 
-def _update(
+def update(
     run: elastic.Run,
     method: Method,
     nets: dict[str, Any],

@@ -95,8 +95,8 @@ def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
         )
         for _ in range(2)
     ]
-    assert both[0]._store(0, np.zeros((1, 16, 16), np.float32))
-    assert not both[1]._store(0, np.ones((1, 16, 16), np.float32))
+    assert both[0].keep(0, np.zeros((1, 16, 16), np.float32))
+    assert not both[1].keep(0, np.ones((1, 16, 16), np.float32))
     assert np.load(both[0].file(0)).max() == 0
     assert both[1].make([0]) == 0
 
@@ -109,16 +109,16 @@ def test_patches_of_a_member_begin_with_one_noise(tmp_path):
         scripts.untrained("srcnn"),
         "m",
     )
-    noise = work._noise(0)
+    noise = work.noise(0)
     assert noise.shape == (2, 40, 40)
     again = queue.PatchQueue(
         queue.Sampling(tmp_path, Draw(members=2), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
         "m",
-    )._noise(0)
+    ).noise(0)
     np.testing.assert_array_equal(noise, again)
-    assert abs(float(np.corrcoef(noise[0].ravel(), work._noise(1)[0].ravel())[0, 1])) < 0.1
+    assert abs(float(np.corrcoef(noise[0].ravel(), work.noise(1)[0].ravel())[0, 1])) < 0.1
     assert abs(float(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1])) < 0.1
 
 
@@ -177,7 +177,7 @@ def test_a_killed_writer_leaves_no_half_result(tmp_path):
         )
         for number in range(100_000):
             work.items = [work.items[0]] * (number + 1)
-            work._store(number, np.full((1, 16, 16), number, np.float32))
+            work.keep(number, np.full((1, 16, 16), number, np.float32))
     while len(results(tmp_path)) < 20:
         pass
     os.kill(pid, signal.SIGKILL)

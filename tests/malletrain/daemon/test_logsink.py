@@ -1,5 +1,8 @@
 """Logs on the daemon's disk: what comes is kept at its place, what does not come is told."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -71,15 +74,14 @@ def test_a_log_of_which_nothing_came_says_how_much_it_was(sink):
     st.integers(min_value=4, max_value=50),
 )
 @example(rounds=["0\u0800\x80", "0", "0", "\x80"], limit=5)
-def test_pieces_put_together_are_the_log_whatever_their_size(tmp_path_factory, rounds, limit):
+def test_pieces_put_together_are_the_log_whatever_their_size(rounds, limit):
     """No character is cut in half where a piece ends, in whichever round that is."""
-    sink = LogSink(tmp_path_factory.mktemp("logs"), 10**6)
-    for number, text in enumerate(rounds, 1):
-        raw = text.encode("utf-8", "replace")
-        sink.write("j1", number, "rank0", "n1", 0, raw, len(raw))
-    expected = "".join(
-        (f"--- round {number} on n1 ---\n" if len(rounds) > 1 else "")
-        + text.encode("utf-8", "replace").decode()
-        for number, text in enumerate(rounds, 1)
-    )
-    assert whole(sink, limit=limit) == expected
+    with tempfile.TemporaryDirectory() as folder:
+        sink = LogSink(Path(folder), 10**6)
+        for number, text in enumerate(rounds, 1):
+            raw = text.encode("utf-8", "replace")
+            sink.write("j1", number, "rank0", "n1", 0, raw, len(raw))
+        head = "--- round {} on n1 ---\n" if len(rounds) > 1 else ""
+        texts = [text.encode("utf-8", "replace").decode() for text in rounds]
+        expected = "".join(head.format(number) + text for number, text in enumerate(texts, 1))
+        assert whole(sink, limit=limit) == expected

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from malletrain.protocol.last_words import without_noise
 from malletrain.protocol.messages import LogAck, LogChunk, LogEnd, LogsShipped, Message
 
 CHUNK_BYTES = 64 * 1024
@@ -24,22 +25,30 @@ SEND_INTERVAL_S = 0.25
 _ANSWER_S = 5.0
 _KEEP_BYTES = 256 * 1024
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # fallocate(2)
+_LOOK_BYTES = 32 * 1024
+"""Bytes of a log's end in which its last lines are looked for: noise may lie behind them."""
 TAIL_LINES = 20
 TAIL_BYTES = 4096
 
 
 def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
-    """The last lines of a file as text, at most ``limit`` bytes; empty when there is none."""
+    """The last lines of a file as text, at most ``limit`` bytes, without known noise; empty when
+    there are none.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            data = file.read(limit)
+            file.seek(max(0, size - _LOOK_BYTES))
+            data = file.read(_LOOK_BYTES)
     except OSError:
         return ""
-    if size > limit:
+    if size > _LOOK_BYTES:
         data = data.partition(b"\n")[2] or data
-    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])
+    text = without_noise(data.decode("utf-8", "replace")).encode()
+    if len(text) > limit:
+        cut = text[-limit:]
+        text = cut.partition(b"\n")[2] or cut
+    return "\n".join(text.decode("utf-8", "replace").splitlines()[-lines:])
 
 
 def _give_back(fd: int, start: int, end: int) -> None:
@@ -124,7 +133,9 @@ class LogForwarder:
         name: a launcher that is started again begins its log anew.
         """
         known = self.files.get((job, generation, stream))
-        if known is None or known.path != path:
+        if known is not None and known.path == path:
+            known.over = False
+        else:
             self.files[job, generation, stream] = LogFile(job, generation, stream, path)
 
     def close(self, job: str, before: int | None = None) -> None:

@@ -49,7 +49,7 @@ class LogSink:
         if offset >= self._limit:
             return end
         _unmark(path)
-        end = self._write(path, stream, offset, data)
+        end = self._write(path, offset, data)
         self._behind.pop(path, None)
         if end > self._limit:
             _mark(path, max(size, end) - self._limit, self._cut(), at_least=True)
@@ -83,12 +83,12 @@ class LogSink:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder / f"g{generation}-{_safe(stream)}@{_safe(node)}.log"
 
-    def _write(self, path: Path, stream: str, offset: int, data: bytes) -> int:
+    def _write(self, path: Path, offset: int, data: bytes) -> int:
         end = offset + len(data)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(fd).st_size
-            if stream in ("launcher", "service") and offset == 0:
+            if path.name.startswith("g0-") and offset == 0:
                 os.ftruncate(fd, 0)  # a new launcher on the same node begins its logs anew
             if offset > size:
                 return size

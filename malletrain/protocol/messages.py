@@ -113,6 +113,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     exitcode: Code
     time: Moment
     tail: Tail = ""
+    cause: Sentence = ""
+    """What went wrong, where more is known than the tail's last line."""
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -183,7 +183,7 @@ def test_logs_of_later_rounds_and_the_launchers_go_on(forwarder, tmp_path):
             "\n".join(f"line {i}" for i in range(80, 100)),
         ),
         (b"x" * 10000, "x" * 4096),
-        (b"first\n" + b"y" * 4085 + b"\nlast\n", "y" * 4085 + "\nlast"),
+        (b"first\n" + b"y" * 4086 + b"\nlast\n", "y" * 4086 + "\nlast"),
     ],
 )
 def test_tail(tmp_path, content, expected):

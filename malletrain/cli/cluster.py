@@ -14,7 +14,7 @@ from malletrain.cli.common import Refused, Sentences, json_option, print_json, s
 from malletrain.cli.daemon import load, missing
 
 if TYPE_CHECKING:
-    from scavenger.embedded.scavenger import ClusterProcess
+    from scavenger.embedded.cluster_process import ClusterProcess
 
 config_option = click.option(
     "--config",
@@ -114,7 +114,7 @@ def _running(config_file: Path) -> ClusterProcess:
             'one (kind = "local") is started and stopped by MalleTrain.'
         )
     try:
-        from scavenger.embedded.scavenger import ClusterProcess
+        from scavenger.embedded.cluster_process import ClusterProcess
         from scavenger.interface import SchedulerError
     except ModuleNotFoundError as error:
         raise missing(error) from None

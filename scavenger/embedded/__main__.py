@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger.embedded.cluster import Cluster, Settings
+from scavenger.embedded.cluster import EmbeddedCluster, Settings
 from scavenger.embedded.layout import Layout, node_names, read_json
 
 
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace=None if args.trace is None else str(args.trace.resolve()),
             speedup=args.speedup,
         )
-        Cluster(settings, replay).run()
+        EmbeddedCluster(settings, replay).run()
     return 0
 
 

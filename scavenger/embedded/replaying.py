@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from scavenger.trace.files import read
 from scavenger.trace.replay import AtEnd, Replay, fit
-from scavenger.trace.trace import read
 
 
 def read_replay(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scavenger.embedded.scavenger import ClusterProcess, start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
 
 @pytest.fixture

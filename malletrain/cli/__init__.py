@@ -1,5 +1,5 @@
 """The command line: ``malletrain COMMAND``. One module per family of commands; this one only
-gathers them.
+gathers them. Runs where a person types it.
 
 Modules of commands import click alone at their top, so that ``malletrain --help`` and shell
 completion answer at once.
@@ -13,6 +13,7 @@ from malletrain import __version__
 from malletrain.cli.agent import agent
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
+from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
@@ -67,6 +68,7 @@ for _command in (
     top,
     daemon,
     check,
+    cluster,
     key,
     assess,
     simulate,

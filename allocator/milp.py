@@ -25,7 +25,7 @@ MonotonicClock = Callable[[], float]
 
 
 def no_clock() -> float:
-    """The clock of a caller that has none: time stands still on it."""
+    """The clock of a caller that has none: it shows no time."""
     return 0.0
 
 

@@ -80,7 +80,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one node is or is not a gap: one verdict per rule, for ``malletrain nodes --explain``."""
+    """Why one node is or is not a gap: one answer per rule, for ``malletrain nodes --explain``."""
 
     node: str
     state: str

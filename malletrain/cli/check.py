@@ -88,7 +88,7 @@ def _print(findings: list[Finding]) -> None:
 
     from malletrain.render.tables import table
 
-    verdicts = {
+    answers = {
         True: Text("OK", "green"),
         None: Text("look", "bold yellow"),
         False: Text("would not work", "bold red"),
@@ -96,7 +96,7 @@ def _print(findings: list[Finding]) -> None:
     made = table("", "WHAT", "", wrap=("",))
     made.show_header = False
     for name, works, sentence in findings:
-        made.add_row(verdicts[works], name, Text(sentence))
+        made.add_row(answers[works], name, Text(sentence))
     print_text(made)
 
 

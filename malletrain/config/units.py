@@ -140,11 +140,3 @@ def show_duration(seconds: float) -> str:
             rest = whole % size // fraction
             return f"{whole // size} {big}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
-
-
-def show_size(size: float) -> str:
-    """The size rounded for reading, in binary units: ``512 B``, ``1.5 GiB``."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if abs(size) >= SIZE_UNITS[unit]:
-            return f"{size / SIZE_UNITS[unit]:.1f} {unit}"
-    return f"{round(size)} B"

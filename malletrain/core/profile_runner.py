@@ -96,8 +96,8 @@ class ProfileRunner:
         return self._obey(scaled, now)
 
     def crashed(self, job: JobRecord, now: float) -> list[Command]:
-        """The job's script failed: where it is being profiled the size is to blame, not the job,
-        once another size has worked.
+        """The job's script failed: while it is profiled, the size counts as the cause once another
+        size has worked.
         """
         if not self.holds(job):
             return []

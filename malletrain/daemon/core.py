@@ -156,7 +156,7 @@ class Core:
         for agent in self.agents:
             if agent.peer == peer and agent.unreachable_since is None:
                 agent.unreachable_since = self.clock.now()
-                self.suspect(agent.node)
+                self.unreachable(agent.node)
 
     def _count(self) -> None:
         plan = self.controller.last_plan
@@ -235,7 +235,7 @@ class Core:
                 if r.kind in KINDS:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
-    def suspect(self, node: str) -> None:
+    def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault
         until it is back or lost.
         """

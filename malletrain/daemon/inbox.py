@@ -130,7 +130,7 @@ class Inbox:
                 agent, messages.Alive(self.boot)
             ):
                 agent.unreachable_since = self.core.clock.now()
-                self.core.suspect(agent.node)
+                self.core.unreachable(agent.node)
                 self.poll_soon.set()
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:

@@ -129,7 +129,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
 
 def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[HeldSpan]) -> Account:
     """The account; see the module for what each number means."""
-    blame = _Blame(machine, rounds)
+    causes = _Causes(machine, rounds)
     nodes = sorted(machine.offered)
     spans: list[Span] = []
     sums = dict.fromkeys(
@@ -165,7 +165,7 @@ def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[He
             kept = normal((*kept, *mine))
             spans += [Span(node, *piece, PAUSE_SPAN, job) for piece in mine]
             for start, end in both(mine, offered):
-                for cause, seconds in blame.split(job, start, end):
+                for cause, seconds in causes.split(job, start, end):
                     sums[cause] += seconds
         unused = without(offered, normal((*training, *kept)))
         sums["offered"] += length(offered)
@@ -175,7 +175,7 @@ def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[He
     return Account(**sums, spans=tuple(spans))
 
 
-class _Blame:
+class _Causes:
     """Why a job that held nodes did not train at some instant."""
 
     def __init__(self, machine: DemoMachine, rounds: Sequence[RoundSpan]) -> None:

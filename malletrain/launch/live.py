@@ -54,7 +54,7 @@ def uses_elastic(script: Path) -> bool:
     try:
         return "elastic" in script.read_text("utf-8", "replace")
     except OSError:
-        return True  # it was found a moment ago: do not blame what cannot be read
+        return True  # it was found a moment ago: what cannot be read is no failure
 
 
 @dataclass

@@ -43,6 +43,6 @@ TAKES_ROUND = (
 stopped.
 """
 BROKEN = (AssignmentPhase.FAILED, AssignmentPhase.EXITED)
-"""Phases of which somebody may be to blame."""
+"""Phases that have a failure cause."""
 OF_NO_ROUND = (AssignmentPhase.STARTING, AssignmentPhase.READY, AssignmentPhase.EXITED)
 """Phases that count whatever generation they name."""

@@ -308,8 +308,8 @@ def nodes(
     rules = table("NODE", "RULE", "", "WHY", wrap=("WHY",))
     for n in rows:
         for k, (rule, passed, why) in enumerate(n.rules):
-            verdict = Text("yes", "green") if passed else Text("no", "red")
-            rules.add_row(plain(n.node) if k == 0 else "", plain(rule), verdict, Text(plain(why)))
+            answer = Text("yes", "green") if passed else Text("no", "red")
+            rules.add_row(plain(n.node) if k == 0 else "", plain(rule), answer, Text(plain(why)))
     return Group(made, Text("\nWhy a node is or is not a gap", "bold"), rules)
 
 

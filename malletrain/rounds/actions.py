@@ -25,7 +25,7 @@ class SendRelease:
 
 @dataclass(frozen=True)
 class SendDrain:
-    """Have the worker of rank 0 on ``node`` take a snapshot and stand still (``number`` 0: train
+    """Have the worker of rank 0 on ``node`` take a snapshot and wait (``number`` 0: train
     on).
     """
 

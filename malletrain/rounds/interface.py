@@ -66,7 +66,7 @@ class Rounds(Protocol):
 
     @property
     def interrupts(self) -> bool:
-        """Whether the job stands still while it changes its nodes."""
+        """Whether no sample is processed while it changes its nodes."""
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
         """Go to exactly ``nodes`` (none: let go of all). ``within_s``: a node of the old set is

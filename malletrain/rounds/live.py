@@ -104,7 +104,7 @@ class LiveRounds:
         if node in self._held.unreachable:
             return False
         if self._at_once:
-            # A worker that failed has to be started first: the others do not stand still for it.
+            # A worker that failed has to be started first: the others train on meanwhile.
             return self._holds_state(node) or self.job.is_in(node, AssignmentPhase.READY)
         return self.job.ready(node) or self._holds_state(node)
 

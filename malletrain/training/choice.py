@@ -68,21 +68,21 @@ def agreed(
             that rank 0 chose.
     """
     if rank == 0:
-        verdict = "!The worker of rank 0 failed while it restored the snapshot; its log says why."
+        answer = "!The worker of rank 0 failed while it restored the snapshot; its log says why."
         try:
             payload, name = newest(path, keep, check)
-            verdict = "" if payload is None else f"={payload['id']}"
+            answer = "" if payload is None else f"={payload['id']}"
         except SnapshotError as error:
-            verdict = f"!{error}"
+            answer = f"!{error}"
             raise
         finally:
-            store.set(key, verdict or "-")
+            store.set(key, answer or "-")
         return payload, name
-    verdict = store.get(key).decode()
-    if verdict == "-":
+    answer = store.get(key).decode()
+    if answer == "-":
         return None, ""
-    if verdict.startswith("!"):
-        raise SnapshotError(verdict[1:])
+    if answer.startswith("!"):
+        raise SnapshotError(answer[1:])
     deadline = time.monotonic() + SHARED_FOLDER_WAIT_S
     while True:
         for name in snapshot_file.candidates(path, keep):
@@ -90,7 +90,7 @@ def agreed(
                 payload = snapshot_file.read(name, check=False)
             except (SnapshotError, OSError):
                 continue
-            if payload["id"] == verdict[1:]:
+            if payload["id"] == answer[1:]:
                 return payload, name
         if time.monotonic() > deadline:
             raise SnapshotError(

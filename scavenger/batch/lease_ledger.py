@@ -25,7 +25,7 @@ class LeaseJob(NamedTuple):
     ``lease``: the lease that it is by its state. ``wanted``: the node it asked for. ``submitted``:
     epoch seconds, None when not known. ``lost``: why the lease is over although the job is there
     still. ``ending``: it goes by itself and need not be cancelled. ``stopped``:
-    its processes stand still, so that no signal but SIGKILL reaches them.
+    its processes are stopped, so that no signal but SIGKILL reaches them.
     """
 
     lease: Lease

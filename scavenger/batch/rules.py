@@ -2,7 +2,7 @@
 rule says about a node.
 
 A backend fills in what is known of a node (:class:`NodeFacts`) and how the site wants it
-(:class:`GapRules`); the table decides. ``malletrain nodes --explain`` prints the verdicts. Nothing
+(:class:`GapRules`); the table decides. ``malletrain nodes --explain`` prints the answers. Nothing
 here asks a scheduler or takes a lease.
 """
 
@@ -75,21 +75,21 @@ class GapRules:
     kept: Mapping[str, str] = field(default_factory=dict)
 
 
-Verdict = tuple[bool, str]
-Rule = Callable[[NodeFacts, GapRules, float], Verdict]
+Answer = tuple[bool, str]
+Rule = Callable[[NodeFacts, GapRules, float], Answer]
 
 
-def _idle(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _idle(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.lease:
         return False, f"MalleTrain has it or has asked for it with lease {node.lease}"
     return node.idle, f"the main scheduler says it is {node.state}"
 
 
-def _usable(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _usable(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     return not node.trouble, node.trouble or "it is up and takes jobs"
 
 
-def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.reserved:
         return False, node.reserved
     if node.reserved_from is None:
@@ -98,7 +98,7 @@ def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     return left >= rules.min_free_s, f"a reservation begins in {span(left)}{_needed(left, rules)}"
 
 
-def _planned(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _planned(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if not node.planned and node.planned_at is None:
         return True, "no waiting job is planned on it"
     left = None if node.planned_at is None else node.planned_at - now
@@ -110,7 +110,7 @@ def _planned(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     return left >= rules.min_free_s, f"it is held for a waiting job{when}{_needed(left, rules)}"
 
 
-def _partition(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _partition(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     wanted = ", ".join(sorted(rules.partitions))
     if not rules.partitions:
         return True, "leases may run in any partition"
@@ -123,7 +123,7 @@ def _partition(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     return True, f"it is in {wanted}"
 
 
-def _listed(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _listed(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.name in rules.exclude:
         return False, "the configuration excludes it"
     if rules.nodes and node.name not in rules.nodes:
@@ -131,7 +131,7 @@ def _listed(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     return True, "the configuration allows it"
 
 
-def _features(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _features(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     missing = rules.features.difference(node.features)
     return (
         not missing,
@@ -139,7 +139,7 @@ def _features(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     )
 
 
-def _hours(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _hours(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     left = rules.hours.left_s(now)
     if left is None:
         return True, "leases are allowed at any hour"
@@ -151,14 +151,14 @@ def _hours(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     )
 
 
-def _turn(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     since = 0.0 if node.idle_since is None else now - node.idle_since
     passed = since >= rules.idle_for_s
     turn = "" if passed else f"; the main scheduler has its turn for {span(rules.idle_for_s)}"
     return passed, f"it has been idle for {span(since)}{turn}"
 
 
-def _hold(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
+def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     why = rules.hold or rules.kept.get(node.name, "")
     return not why, why or "the main scheduler does not need it just now"
 
@@ -254,13 +254,13 @@ def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str
 
 
 def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:
-    """Every rule's verdict on one node."""
-    verdicts = [(name, *test(node, rules, now)) for name, test in RULES]
+    """What every rule says of one node."""
+    answers = [(name, *test(node, rules, now)) for name, test in RULES]
     if node.name in choice.left:
         rule, sentence = choice.left[node.name]
-        verdicts.append((rule, False, sentence))
+        answers.append((rule, False, sentence))
     return Explanation(
-        node.name, node.state, all(passed for _, passed, _ in verdicts), tuple(verdicts)
+        node.name, node.state, all(passed for _, passed, _ in answers), tuple(answers)
     )
 
 

@@ -11,7 +11,7 @@ their names ``answers/``       one JSON file per request of the same name; the c
 it has read ``history.csv``    every change of a node's state, appended ``leases/ID/``     working
 directory of a lease, with ``output.log`` (standard output and error of its command) ``cluster.log``
 what the cluster process itself prints ``cluster.lock``   held while a cluster runs: there is one
-per directory ``hold``           while this file is there, the trace stands still at its first
+per directory ``hold``           while this file is there, the trace waits at its first
 second =================
 =======================================================================================================
 """

@@ -126,7 +126,7 @@ class LeaseProcess:
                 self._kill_all()
 
     def kill_all_now(self) -> None:
-        """Kill everything of the lease at once; for a cluster in a hurry."""
+        """Kill everything of the lease at once; for a cluster that must end now."""
         self._kill_all()
         self._killing = True
         self._scan_at = 0.0

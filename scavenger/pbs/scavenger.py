@@ -7,7 +7,7 @@ known yet, or qstat for what became of leases that are gone. What PBS's words me
 is as with every batch scheduler (:mod:`scavenger.batch`).
 
 PBS preempts by deleting, requeuing or suspending. Deleted and requeued leases get SIGTERM and the
-queue's kill_delay; a suspended one just stands still, so it counts as lost and is killed. A
+queue's kill_delay; a suspended one does nothing, so it counts as lost and is killed. A
 requeued lease must not begin again: it is deleted too.
 """
 

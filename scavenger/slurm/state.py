@@ -119,7 +119,7 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
 
 def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
     """A job of ours as the ledger has it. One that is suspended is lost: it keeps its memory and
-    may stand still for ever.
+    may do nothing for ever.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
     return LeaseJob(

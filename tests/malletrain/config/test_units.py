@@ -9,7 +9,6 @@ from malletrain.config.units import (
     parse_duration,
     parse_size,
     show_duration,
-    show_size,
 )
 
 
@@ -102,10 +101,3 @@ def test_sizes_survive_being_written(size):
 )
 def test_durations_for_reading(seconds, text):
     assert show_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(512, "512 B"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB")]
-)
-def test_sizes_for_reading(size, text):
-    assert show_size(size) == text

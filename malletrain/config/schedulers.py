@@ -297,7 +297,7 @@ class PbsScheduler(BatchScheduler, PbsLease):
 
 class GapsSection(Section):
     """Which idle nodes of a batch scheduler are gaps, that is, may be leased. `malletrain nodes
-    --explain` shows every rule's verdict.
+    --explain` shows what every rule says.
     """
 
     partitions: Words = key(
@@ -321,7 +321,7 @@ class GapsSection(Section):
     )
     idle_for: MaybeDuration = key(
         None,
-        description="How long a node must be idle, so that the main scheduler has had its turn; "
+        description="How long an idle node is left to the main scheduler before it is a gap; "
         "not given: one of its backfill cycles.",
     )
     hold: MaybeDuration = key(

@@ -336,7 +336,7 @@ class JobRounds:
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the launchers of the target to be up: shortly while those that could train stand
-        still, else longer. Those that are left after a loss wait for nobody: newcomers join in a
+        still, else longer. Those that are left after a loss wait for nobody: joiners come in a
         round of their own.
         """
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)

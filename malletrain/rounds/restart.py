@@ -280,7 +280,7 @@ class JobRounds:
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the launchers of the target: briefly while those that could train cannot, else
-        longer. After a loss nobody is waited for; newcomers join in a round of their own.
+        longer. After a loss nobody is waited for; joiners come in a round of their own.
         """
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:

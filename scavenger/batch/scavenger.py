@@ -65,7 +65,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.memory = memory or GapMemory()
         self.clock = clock
         self.site: SiteT | None = None
-        self._site_at = 0.0
+        self.site_at = 0.0
         self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
@@ -222,10 +222,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self._known_site(self.clock())
 
     def _known_site(self, now: float) -> SiteT:
-        if self.site is None or not 0 <= now - self._site_at < self.site_every_s:
+        if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
                 self.site = self._ask_site()
-                self._site_at = now
+                self.site_at = now
             except SchedulerError:
                 if self.site is None:
                     raise

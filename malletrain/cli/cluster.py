@@ -12,6 +12,7 @@ import click
 
 from malletrain.cli.common import Refused, Sentences, json_option, print_json, say
 from malletrain.cli.daemon import load, missing
+from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from scavenger.embedded.cluster_process import ClusterProcess
@@ -22,7 +23,7 @@ config_option = click.option(
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    envvar="MALLETRAIN_CONFIG",
+    envvar=env.CONFIG,
     show_envvar=True,
     help="Configuration with which the daemon started the cluster (TOML).",
 )

@@ -217,6 +217,19 @@ class NodeJob:
         """A member of the round is lost: the live workers here must not wait for it."""
         self._tell(message)
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether workers run here that have not served a drain. Those that have not begun, or that
+        ended because rank 0 has saved and left, hold nothing that could still be saved.
+        """
+        return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
+
+    @property
+    def has_rank_0(self) -> bool:
+        """Whether rank 0 of the round is on this node, as far as is known."""
+        entered = self._rounds.get(self.generation)
+        return entered is None or entered.group_rank == 0
+
     def save_alone(self, within_s: float) -> None:
         """The node is wanted back and no daemon is there to move the job: have what the workers did
         saved, if they can.

@@ -54,6 +54,10 @@ LAST_LOGS_S = 2.0
 """What a Goodbye that names no time leaves for the logs."""
 LAST_WORDS = 0.05, 0.5
 """Part of the grace time, and seconds at most, kept at its end for telling what was not sent."""
+PEER_SAVES_S = 2.0
+"""How long a node without rank 0 that is wanted back, while no daemon is there, trains on so that
+rank 0 may reach the end of its step and save. The main scheduler's job waits for it.
+"""
 LINGER_MS = 500
 
 log = logging.getLogger("malletrain.agent")
@@ -302,15 +306,13 @@ class NodeAgent:
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
-            if self._leave_by is not None and not self._exiting:
-                saved_alone = (
-                    self._run is not None and self._run.drain_wait and not self._link.connected
-                )
-                if saved_alone or now >= self._leave_by - self._margin():
-                    log.warning(
-                        "the lease ends and the daemon has not moved the job; stopping it here"
-                    )
-                    self._shut_down(self._margin() * 0.8)
+            if (
+                self._leave_by is not None
+                and not self._exiting
+                and (self._alone_for_nothing(now) or now >= self._leave_by - self._margin())
+            ):
+                log.warning("the lease ends and the daemon has not moved the job; stopping it here")
+                self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
                 self._ship(now)
 
@@ -333,6 +335,15 @@ class NodeAgent:
             self._exiting = True
         if following is not None and not self._exiting:
             self._start(following)
+
+    def _alone_for_nothing(self, now: float) -> bool:
+        """Whether the node is wanted back, no daemon is there to move the job, and nothing of the
+        job can be saved any more by waiting.
+        """
+        run, began = self._run, (self._leave_by or now) - self._config.grace_s
+        if run is None or self._link.connected:
+            return False
+        return not run.unsaved or (not run.has_rank_0 and now >= began + PEER_SAVES_S)
 
     def _margin(self) -> float:
         """Seconds before the end of the lease at which the agent stops the workers itself."""

@@ -59,8 +59,8 @@ def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
 class Noting(queue.PatchQueue):
     """Writes down, in a file of its process, which results became its own."""
 
-    def _store(self, number: int, members: Any) -> bool:
-        ours = super()._store(number, members)
+    def keep(self, number: int, members: Any) -> bool:
+        ours = super().keep(number, members)
         if ours:
             with (self.sampling.folder / f"stored-{os.getpid()}").open("a") as file:
                 file.write(f"{number}\n")

@@ -13,6 +13,7 @@ from malletrain import __version__
 from malletrain.cli.agent import agent
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
+from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
@@ -67,6 +68,7 @@ for _command in (
     top,
     daemon,
     check,
+    cluster,
     key,
     assess,
     simulate,

@@ -84,7 +84,7 @@ def logs(
                 wrote, newline = True, piece.text.endswith("\n")
             if piece.more and progressed:
                 continue
-            if not follow or piece.ended:
+            if piece.ended or not (follow or piece.arriving):
                 break
             if not progressed and time.monotonic() - asked < PACE_S:
                 time.sleep(PACE_S)  # the daemon answered at once although there was nothing

@@ -182,7 +182,14 @@ class JobsSection(Section):
     log_limit: Size = _key(
         "64 MiB",
         gt=0,
-        description="Size at which a log of one rank is cut; later output of that rank is dropped.",
+        description="Size at which a log of one rank is cut; its end then says how much later "
+        "output of that rank was dropped.",
+    )
+    log_wait: Duration = _key(
+        "60 s",
+        gt=0,
+        description="How long a node that no job needs is kept until what was printed there has "
+        "arrived. A node that the main scheduler wants back is never kept for that.",
     )
 
 

@@ -262,11 +262,17 @@ class Api:
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
                 "its logs."
             )
-        ended = JobState(row.state).ended
+        over = JobState(row.state).ended
+        arriving = over and self.core.agents.shipping(row.id)  # asked before it is read
         limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
-        return self.logs.read(
-            row.id, text(params, "stream", "rank0"), text(params, "cursor", ""), limit, ended
+        piece = self.logs.read(
+            row.id,
+            text(params, "stream", "rank0"),
+            text(params, "cursor", ""),
+            limit,
+            over and not arriving,
         )
+        return msgspec.structs.replace(piece, arriving=arriving)
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
         core = self.core

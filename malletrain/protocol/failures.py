@@ -46,5 +46,7 @@ def describe(failures: Iterable[Failure]) -> str:
         if first.exitcode < 0
         else f"exited with code {first.exitcode}"
     )
+    if first.cause:
+        return f"Rank {first.rank} {how}: {first.cause}"
     last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
     return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import by_cause
+from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, OF_NO_ROUND, TAKES_ROUND, AssignmentPhase
 from malletrain.rounds.actions import (
@@ -301,8 +301,8 @@ class JobRounds:
             return actions
         if not ready and ended:
             failures = by_cause(f for n in ended for f in self.held.phases[n].failures)
-            sentence = f"The launcher ended at once on {', '.join(ended)}; "
-            return self._break(Broke(failures, sentence + "see `malletrain logs --launcher`."))
+            sentence = f"The launcher ended at once on {', '.join(ended)}."
+            return self._break(Broke(failures, describe(failures) if failures else sentence))
         if not ready and coming and self._joiner_wait_s is None:
             return self._break(Broke((), f"No launcher came up in time on {', '.join(coming)}."))
         if coming and self._joiner_wait_s is None:

@@ -59,6 +59,10 @@ class Settings:
     seed: int = 0
     sweep_s: float = 1.0
     lifetime_s: float | None = None
+    trace: str | None = None
+    """The file that says which nodes are idle; kept to be told."""
+    speedup: float = 1.0
+    """How many of its seconds pass in one; kept to be told."""
 
 
 @dataclass
@@ -341,6 +345,14 @@ class EmbeddedCluster:
             "pid_start": own.start if own else -1,
             "boot_id": processes.boot_id(),
             "grace_s": self.settings.grace_s,
+            "options": {
+                "nodes": len(self.settings.nodes),
+                "trace": self.settings.trace,
+                "speedup": self.settings.speedup,
+                "grace": self.settings.grace_s,
+                "notice_fraction": self.settings.notice_fraction,
+                "seed": self.settings.seed,
+            },
             "nodes": {
                 n.name: {
                     "state": n.state,

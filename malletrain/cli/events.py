@@ -95,7 +95,7 @@ def events(
                 if as_json:
                     print_json_line(event)
                 else:
-                    print_text(tables.event(event, names))
+                    print_text(tables.EventLine(event, names))
             complete = len(page) < PAGE or since < 0
             since = page[-1].seq if page else max(0, since)
             if not follow and complete:

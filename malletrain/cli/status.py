@@ -110,4 +110,4 @@ def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(detail)
     else:
-        print_text(tables.job(detail, time.time()))
+        print_text(tables.job(detail))

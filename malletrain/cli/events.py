@@ -16,6 +16,7 @@ from malletrain.cli.common import (
     print_text,
     state_dir_option,
 )
+from malletrain.cli.completion import job_names
 
 if TYPE_CHECKING:
     from malletrain.client import Client
@@ -26,7 +27,12 @@ PAGE = 1000
 
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
-@click.option("--job", metavar="JOB", help="Only events of this job (id or name).")
+@click.option(
+    "--job",
+    metavar="JOB",
+    shell_complete=job_names(),
+    help="Only events of this job (id or name).",
+)
 @click.option(
     "--last",
     metavar="N",

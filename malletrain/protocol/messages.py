@@ -16,6 +16,7 @@ seconds).
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_NODES = 100_000
 """The most nodes that a job may ask for."""
+JOB_ID = re.compile(r"j[0-9]+")
+"""The form of a job's id, which no job's name may have."""
 
 _FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -126,7 +126,7 @@ def events():
             "The workers were asked for a snapshot at a step boundary and "
             "saved none within 60 s; the job goes on from the older one of 14:03:59.",
         ),
-        ("workers-failed", "Rank 1 was killed by signal 9. Often the node ran out of memory."),
+        ("workers-failed", "Rank 1 was killed by signal 9; often the node ran out of memory."),
     )
     return [
         event_view(
@@ -196,7 +196,7 @@ def whole():
                 generation=3, kind="loss", from_nodes=16, to_nodes=3, began=NOW - 300, cost_s=None
             ),
         ),
-        failure="Rank 1 was killed by signal 9. Often the node ran out of memory.",
+        failure="Rank 1 was killed by signal 9; often the node ran out of memory.",
         profile=ProfileView(
             "measured",
             "Every size wanted has been visited.",

@@ -89,7 +89,8 @@ class CommandRunner:
         elif said.kind is EventKind.NODES_DONATED:
             parts.curves.interrupted(job, dict(said.data))
         elif (
-            said.kind is EventKind.PROFILE_FINISHED and said.data["result"] == ProfileResult.UNKNOWN.value
+            said.kind is EventKind.PROFILE_FINISHED
+            and said.data["result"] == ProfileResult.UNKNOWN.value
         ):
             exponent = parts.config.allocation.prior_exponent
             parts.repository.notice(run, NO_CURVE.format(why=said.sentence, exponent=exponent))
@@ -126,7 +127,7 @@ class CommandRunner:
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
-            f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}.",
+            f"{_step(len(old), len(command.nodes))}: {', '.join(command.nodes)}.",
             job=run.row.id,
             nodes=list(command.nodes),
             before=list(old),
@@ -159,3 +160,8 @@ class CommandRunner:
         )
         parts.metrics.job_ended(job)
         del parts.runs[job]
+
+
+def _step(before: int, after: int) -> str:
+    nodes = f"{after} node{'s' if after != 1 else ''}"
+    return f"From {before} to {nodes}" if before else f"Started on {nodes}"

@@ -33,7 +33,7 @@ def tab(daemon):
             [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True
         )
         assert done.stderr == ""
-        return done.stdout.splitlines()
+        return done.stdout.split()
 
     return press
 

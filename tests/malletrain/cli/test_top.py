@@ -72,7 +72,7 @@ def test_control_c_ends_it_and_the_terminal_is_as_before(terminal):
 
 def test_the_terminal_echoes_again_afterwards(daemon):
     """What is typed after ``top`` is seen, which a terminal left in cbreak mode hides."""
-    command = f"{sys.executable} -c \"{SCRIPT.format(words=['top'])}\"; stty -a; exec cat"
+    command = f'{sys.executable} -c "{SCRIPT.format(words=["top"])}"; stty -a; exec cat'
     child = pexpect.spawn(
         "/bin/sh",
         ["-c", command],

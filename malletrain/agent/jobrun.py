@@ -25,6 +25,7 @@ from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, WorkerReports
 from malletrain.protocol import messages
+from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
@@ -42,7 +43,6 @@ from malletrain.protocol.messages import (
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.protocol.worker_channel import FlagsWriter
 
 log = logging.getLogger("malletrain.agent")
 

@@ -29,7 +29,7 @@ from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
     Alive,
@@ -251,8 +251,8 @@ class NodeAgent:
         while True:
             identity, *frames = await self._launchers.recv_multipart()
             try:
-                message = messages.decode(frames)
-            except messages.WireError as error:
+                message = wire.decode(frames)
+            except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
             if not isinstance(message, Phase | StoreUp | Drained):
@@ -271,7 +271,7 @@ class NodeAgent:
             self._tell(self._launcher_id, message)
 
     def _tell(self, identity: bytes, message: messages.Message) -> None:
-        send_now(self._launchers, [identity, *messages.encode(message)])
+        send_now(self._launchers, [identity, *wire.encode(message)])
 
     def _from_workers(self) -> None:
         for datagram in self._workers.receive():

@@ -19,7 +19,7 @@ from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from malletrain.protocol import messages
-from malletrain.protocol.messages import MAX_NODES
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 
 MOST_PROCESSES = 4096
 """Of one job on one node."""
@@ -102,7 +102,7 @@ def _size_problem(spec: messages.JobSpec) -> str:
         )
     if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
         return "A job needs a name of 1 to 200 printable characters."
-    if messages.JOB_ID.fullmatch(spec.name):
+    if JOB_ID.fullmatch(spec.name):
         return f"The name '{spec.name}' looks like the id of a job; give the job another."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
         return (

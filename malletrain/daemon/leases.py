@@ -147,6 +147,8 @@ class Leases:
             self.poll_error = str(e)
             self._parts.metrics.poll_failed()
             return
+        if self.poll_error:
+            log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.last_poll = "", found
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from malletrain.identity.keys import user_name
-from malletrain.protocol.messages import JOB_ID, MAX_NODES, JobSpec
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES
+from malletrain.protocol.messages import JobSpec
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
 from malletrain.submission.script import script_of

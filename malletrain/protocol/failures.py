@@ -6,6 +6,7 @@ may have been lost) is decided by :mod:`malletrain.rounds`, which waits for the 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from malletrain.protocol.messages import Failure
@@ -48,5 +49,7 @@ def describe(failures: Iterable[Failure]) -> str:
     )
     if first.cause:
         return f"Rank {first.rank} {how}: {first.cause}"
+    if first.exitcode == -signal.SIGKILL:
+        how += "; often the node ran out of memory"
     last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
     return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")

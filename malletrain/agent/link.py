@@ -139,6 +139,7 @@ class DaemonLink:
         socket.curve_serverkey = self._config.server_key.encode()
         socket.linger = 0
         socket.immediate = 1
+        socket.ipv6 = "[" in self._config.endpoint
         socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.asyncio.Poller()

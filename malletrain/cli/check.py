@@ -212,6 +212,19 @@ def address(config: Config) -> Iterator[tuple[bool, str]]:
             )
 
 
+def announced(config: Config) -> Iterator[tuple[bool, str]]:
+    """What agents on the nodes are told leads to this machine."""
+    from malletrain.daemon.advertise import AddressError
+    from malletrain.daemon.backends import backend
+
+    try:
+        host = backend(config).host(config)
+    except AddressError as error:
+        yield False, str(error)
+    else:
+        yield True, f"Agents and clients are told to reach the daemon at {host}."
+
+
 def database(config: Config) -> Iterator[tuple[bool, str]]:
     """The database can be opened, and its tables are of this version or can be brought to it.
     Nothing is created or migrated.
@@ -309,6 +322,7 @@ TESTS: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], 
     ("state directory", state_directory),
     ("keys", keys),
     ("address", address),
+    ("announced address", announced),
     ("database", database),
     ("main scheduler", scheduler),
     ("users", users),

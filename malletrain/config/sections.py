@@ -36,8 +36,8 @@ class DaemonSection(Section):
     advertise: str = _key(
         "",
         description="Host name or address that agents use to reach the daemon; empty: the host "
-        "in listen, or this "
-        "host's name when listen names all interfaces.",
+        "in listen, or the "
+        "address from which this host reaches its nodes when listen names all interfaces.",
     )
     database: str = _key(
         "",

@@ -89,7 +89,8 @@ class CommandRunner:
         elif said.kind is EventKind.NODES_DONATED:
             parts.curves.interrupted(job, dict(said.data))
         elif (
-            said.kind is EventKind.PROFILE_FINISHED and said.data["result"] == ProfileResult.UNKNOWN.value
+            said.kind is EventKind.PROFILE_FINISHED
+            and said.data["result"] == ProfileResult.UNKNOWN.value
         ):
             exponent = parts.config.allocation.prior_exponent
             parts.repository.notice(run, NO_CURVE.format(why=said.sentence, exponent=exponent))

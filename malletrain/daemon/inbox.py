@@ -236,9 +236,9 @@ class Inbox:
                 self.core.rounds.act(
                     run, run.rounds.adopt(run.row.generation, members, phases, now)
                 )
-                whole = run.rounds.stage is RoundStage.RUNNING and set(run.row.planned_nodes) == set(
-                    members
-                )
+                whole = run.rounds.stage is RoundStage.RUNNING and set(
+                    run.row.planned_nodes
+                ) == set(members)
                 if whole:
                     run.monitor.adopted(len(members), now)
                     self.core.audit.record(

@@ -244,7 +244,8 @@ class AllocationSection(Section):
     lease_wait: Duration = _key(
         format_duration(defaults.LEASE_WAIT_S),
         gt=0,
-        description="A lease asked for that has not come up by then is forgotten.",
+        description="A lease asked for that has not come up by then is forgotten; one that runs "
+        "and whose agent has not reported by then is cancelled.",
     )
     prior_exponent: float = _key(
         defaults.PRIOR_EXPONENT,

@@ -151,6 +151,7 @@ class Daemon:
             self._clock,
             self._metrics,
             self._scheduler.connect(self.config),
+            self.endpoint,
             agent_command(
                 self.endpoint, self.keys.server.public, self._scheduler.grace_s(self.config)
             ),

@@ -44,6 +44,11 @@ class EventKind(Word):
         "lease-released",
         "MalleTrain gives the node up: no job needs it, or another user's jobs need it more.",
     )
+    LEASE_UNHEARD = (
+        "lease-unheard",
+        "The one-node job runs, but its agent has not reported for too long. It is cancelled, and "
+        "the node is left alone for some minutes; the sentence guesses the cause.",
+    )
     LEASE_ENDED = (
         "lease-ended",
         "The one-node job of the main scheduler is over, or never came up; the sentence says why.",

@@ -19,7 +19,6 @@ from malletrain.daemon.admission import (
 )
 from malletrain.protocol.messages import MAX_NODES, JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
-from tests.waiting import PATIENCE_S
 
 INF, BIG = math.inf, 2**64 - 1
 

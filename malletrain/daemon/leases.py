@@ -190,6 +190,8 @@ class Leases:
 
     def _cancel_unheard(self, now: float) -> None:
         """End the leases that have run for too long without a word of their agents."""
+        if self._core.hearing.deaf_since is not None:
+            return
         waiting = [
             row.id
             for row in self.active.values()

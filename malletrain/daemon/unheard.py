@@ -13,6 +13,7 @@ from pathlib import Path
 
 _KEPT_BYTES = 2000
 _KEPT_LINES = 3
+_LONGEST_PAUSE_S = 60.0
 
 
 class Unheard:
@@ -24,19 +25,22 @@ class Unheard:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._since: dict[str, float] = {}
+        self._waited: dict[str, float] = {}
+        self._looked: float | None = None
 
     def overdue(self, waiting: Iterable[str], now: float) -> list[str]:
         """Those of the leases that run without an agent, ``waiting``, that have done so for too
         long. To be called at every poll: the time counts from when a lease was first seen so, and
         anew when its agent was there meanwhile.
         """
-        self._since = {lease: self._since.get(lease, now) for lease in waiting}
-        return [lease for lease, since in self._since.items() if now - since > self.limit_s]
-
-    def postpone(self, by_s: float) -> None:
-        """The daemon could hear nobody for so long: that time does not count."""
-        self._since = {lease: since + by_s for lease, since in self._since.items()}
+        # In a longer pause between two polls it was the daemon that did not listen.
+        since = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_PAUSE_S)
+        self._looked = now
+        self._waited = {
+            lease: self._waited[lease] + since if lease in self._waited else 0.0
+            for lease in waiting
+        }
+        return [lease for lease, waited in self._waited.items() if waited > self.limit_s]
 
 
 def last_words(folder: Path, lease: str) -> str:

@@ -10,7 +10,7 @@ rank, world = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
 for step in range(100000):
     time.sleep(0.05)
     malletrain.report(1)
-    with open(f"steps.{rank}.{os.getpid()}", "a") as file:
+    with open(f"count.{rank}.{os.getpid()}", "a") as file:
         file.write(f"{step}\\n")
     if os.path.exists("enough"):
         break
@@ -18,7 +18,7 @@ for step in range(100000):
 
 
 def pids(embedded):
-    return sorted(path.name for path in embedded.work.glob("steps.*"))
+    return sorted(path.name for path in embedded.work.glob("count.*"))
 
 
 def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_them(embedded):
@@ -48,6 +48,9 @@ def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_t
     assert pids(embedded) == workers
     (embedded.work / "enough").touch()
     embedded.until_state(job, "completed")
-    for path in embedded.work.glob("steps.*"):
+    done = 0
+    for path in embedded.work.glob("count.*"):
         steps = [int(line) for line in path.read_text().splitlines()]
         assert steps == list(range(len(steps))), "no step was repeated or left out"
+        done += len(steps)
+    assert embedded.job(job).samples == done

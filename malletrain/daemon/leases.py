@@ -104,6 +104,8 @@ class Leases:
                 else:
                     refused.pop(lease.id, None)
                     row = self.active.get(lease.id)
+                    if row is not None:
+                        self._parts.refusals.pop(row.owner, None)
                     if (
                         row is not None
                         and row.state == LeaseStatus.REQUESTED
@@ -113,6 +115,8 @@ class Leases:
                             lease.id, state=LeaseStatus.PENDING, scheduler_id=lease.scheduler_id
                         )
             for lease_id, reason in refused.items():
+                if (row := self.active.get(lease_id)) is not None:
+                    self._parts.refusals[row.owner] = reason
                 self._end(lease_id, reason)
         self._desk.being_taken -= {request.id for request in requests}
 
@@ -152,6 +156,8 @@ class Leases:
             self.poll_error = str(e)
             self._parts.metrics.poll_failed()
             return
+        if self.poll_error:
+            log.info("poll works again")
         self.poll_error, self.last_poll = "", found
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)

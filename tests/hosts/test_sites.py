@@ -44,7 +44,7 @@ def finish(site, job):
 
 def running(site, count):
     """A job on ``count`` nodes that does steps."""
-    job = site.submit("count.py", COUNT, f"{count}:{count}")
+    job = site.submit("train.py", COUNT, f"{count}:{count}")
     site.until(
         lambda: len(counts(site)) == count and all(len(s) > 3 for s in counts(site).values()),
         f"the job runs on {count} nodes",
@@ -71,7 +71,7 @@ def test_a_node_behind_a_firewall_is_cancelled_with_its_words_and_left_alone(boo
     site = boot(2, daemon=f'advertise = "{FRONT}"', allocation='lease_wait = "30 s"')
     site.bed.drop(site.bed.nodes[0], FRONT)
     site.start()
-    job = site.submit("count.py", COUNT, "1:2")
+    job = site.submit("train.py", COUNT, "1:2")
     [told] = site.until(lambda: site.events("lease-unheard"), "the silent lease is cancelled")
     assert told["node"] == "n1"
     assert FRONT in told["sentence"]
@@ -116,7 +116,7 @@ def test_the_daemons_own_trouble_interrupts_nobody(boot, trouble):
 @pytest.mark.sites
 def test_one_node_alone_that_is_cut_off_is_lost(boot):
     site = boot(3).start()
-    job = site.submit("count.py", COUNT, "2:3")
+    job = site.submit("train.py", COUNT, "2:3")
     site.until(lambda: len(counts(site)) == 3, "the job runs on 3 nodes")
     site.bed.link(site.bed.nodes[2], up=False)
     site.until(lambda: [e for e in site.events("node-lost") if e["node"] == "n3"], "n3 is lost")

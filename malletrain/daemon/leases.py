@@ -22,6 +22,7 @@ from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.schema import LeaseRow
+from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
     Lease,
     LeaseRequest,
@@ -206,7 +207,8 @@ class Leases:
         for lease in self._unheard.overdue(waiting, now):
             row, limit_s = self.active[lease], self._unheard.limit_s
             words = last_words(output_dir(self._parts.config), lease)
-            cause = likely_cause(words, row.node, self._endpoint)
+            kept = f"~{row.owner}/{KEPT_AT_HOME}/{lease}.out" if row.owner else ""
+            cause = likely_cause(words, row.node, self._endpoint, kept)
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)

@@ -56,12 +56,13 @@ def last_words(folder: Path, lease: str) -> str:
     return " / ".join([line for line in lines if line][-_KEPT_LINES:])
 
 
-def likely_cause(words: str, node: str, endpoint: str) -> str:
+def likely_cause(words: str, node: str, endpoint: str, kept: str = "") -> str:
     """Why an agent on ``node`` may not report, as sentences that say what to look at.
 
     Args:
         words: the last that the lease printed; empty: nothing is known.
         endpoint: where agents are told to reach the daemon.
+        kept: where the owner of the lease finds what it printed; empty: nowhere.
     """
     if words:
         return f"It said last: {words}"
@@ -70,5 +71,5 @@ def likely_cause(words: str, node: str, endpoint: str) -> str:
         f"Either {node} cannot connect to {host} (see whether a firewall keeps it from port "
         f"{port}, and whether {host} means this machine there; else set advertise in [daemon]), or "
         f"{sys.executable} does not start there for the owner of the lease (see whether the node "
-        "shares that directory)."
+        "shares that directory)." + (f" What the lease printed may be in {kept}." if kept else "")
     )

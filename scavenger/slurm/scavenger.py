@@ -166,7 +166,7 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
     def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
         return sbatch(self.settings, wanted, step), batch_script(
-            self.settings.template, wanted.argv, wanted.env, step
+            self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
 
     def check(self) -> list[tuple[bool, str]]:

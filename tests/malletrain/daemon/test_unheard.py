@@ -19,6 +19,7 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
         [told] = [e for e in daemon.events() if e.kind == "lease-unheard"]
         assert (told.node, told.lease) == (machine.requests[silent].node, silent)
         assert "has not reported for 1 s" in told.sentence
+        assert f"~ann/.local/state/malletrain/leases/{silent}.out" in told.sentence
         assert daemon.daemon.endpoint.rpartition(":")[2] in told.sentence
         until(
             lambda: [

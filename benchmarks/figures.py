@@ -46,7 +46,8 @@ from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves
 from malletrain.sim.workloads import Given, given, hpo
-from scavenger.trace.trace import Trace, read, read_names
+from scavenger.trace.files import read, read_names
+from scavenger.trace.trace import Trace
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 STREAM = 600

@@ -38,6 +38,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Shown
 
+from scavenger.trace import files
 from scavenger.trace import trace as traces
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -326,7 +327,7 @@ def main() -> None:
     parser.add_argument("--requests", default=",".join(REQUESTS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    idle = traces.read(SHARED / "summit_idle_week1.csv.gz")
+    idle = files.read(SHARED / "summit_idle_week1.csv.gz")
     rows = []
     sure: list[Change] = []
     for name in options.requests.split(","):

@@ -21,10 +21,10 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_script import PLACE
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings
-from scavenger.pbs.job import LeaseOptions
-from scavenger.pbs.parse import JobTable, RawNode, read_jobs, read_nodes
+from scavenger.pbs.job import PbsLeaseOptions
+from scavenger.pbs.parse import PbsJobTable, RawNode, read_jobs, read_nodes
 from scavenger.pbs.scavenger import PbsScavenger
-from scavenger.pbs.site import PbsSite, Queue
+from scavenger.pbs.site import PbsQueue, PbsSite
 
 DATE = "Fri Jan 15 08:00:00 2027"
 
@@ -166,19 +166,19 @@ class Recorded:
             made | {"substate": 42, "Variable_List": {**variables, "OMP_NUM_THREADS": "8"}} | more
         )
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
-        """As scavenger.pbs.source.Source."""
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
+        """As scavenger.pbs.source.PbsSource."""
         return read_nodes(self.pbsnodes), read_jobs(self.qstat, prefix)
 
 
 def measure(nodes: int, jobs: int) -> Row:
     """Reading the nodes, the jobs, the jobs after a repair, and what follows."""
     source, bad = Recorded(nodes, jobs), Recorded(nodes, jobs, bad=True)
-    lease, rules = LeaseOptions(queue="preemptable"), GapRules(use_planned=True)
+    lease, rules = PbsLeaseOptions(queue="preemptable"), GapRules(use_planned=True)
     settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", lease, rules, user="me", idle_for_s=0.0)
     scavenger = PbsScavenger(settings, source=source, memory=GapMemory(), clock=lambda: NOW)
     queues = {
-        name: Queue(name, True, True, True, priority)
+        name: PbsQueue(name, True, True, True, priority)
         for name, priority in (("prod", 150), ("preemptable", 10))
     }
     site = PbsSite((23, 6), "23.06.06", "pbs0", queues=queues)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from allocator import NodeInfo, ScalingCurve, make_bid, place, solve
 from scavenger.horizon import SurvivalEstimator
+from scavenger.trace import files
 from scavenger.trace import trace as traces
 
 CURVE = ScalingCurve.of(
@@ -116,7 +117,7 @@ def main() -> None:
         "--json", action="store_true", help="one JSON object a line instead of a table"
     )
     args = parser.parse_args()
-    whole = traces.read(args.trace).window(0.0, 3600.0 * args.hours)
+    whole = files.read(args.trace).window(0.0, 3600.0 * args.hours)
     samples = [whole.sample(min(args.nodes, len(whole.names)), seed) for seed in range(args.seeds)]
     base: dict[str, list[float]] = {}
     for mode in MODES:

@@ -25,7 +25,7 @@ import psutil
 
 from malletrain.client import Client
 from malletrain.protocol import messages
-from scavenger.embedded.scavenger import start_cluster
+from scavenger.embedded.cluster_process import start_cluster
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 LIVE_SCRIPT = Path(__file__).with_name("train_live.py")

@@ -39,7 +39,7 @@ def row(
     from malletrain.sim.settings import SimSettings
     from malletrain.sim.workload_files import read_curves
     from malletrain.sim.workloads import hpo
-    from scavenger.trace.trace import read, read_names
+    from scavenger.trace.files import read, read_names
 
     began = time.perf_counter()
     trace = read(

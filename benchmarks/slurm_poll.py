@@ -19,11 +19,11 @@ from scavenger.batch.lease_script import PLACE
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.hostlist import expand, fold
-from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import (
-    JobTable,
     NodeTable,
-    Reservation,
+    SlurmJobTable,
+    SlurmReservation,
     read_jobs,
     read_nodes,
     read_reservations,
@@ -90,8 +90,8 @@ class Recorded:
             for i in range(20)
         )
 
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
-        """As scavenger.slurm.source.Source."""
+    def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
+        """As scavenger.slurm.source.SlurmSource."""
         return (
             read_nodes(self.sinfo, MARK),
             read_jobs(self.squeue, MARK, prefix),
@@ -107,7 +107,7 @@ def measure(nodes: int, jobs: int) -> Row:
     settings = BatchSettings(
         "t",
         f"#!/bin/sh\n{PLACE}\n",
-        LeaseOptions(),
+        SlurmLeaseOptions(),
         GapRules(use_planned=True),
         user="me",
         idle_for_s=0.0,

@@ -15,8 +15,8 @@ from typing import Any
 
 from malletrain.client import Client
 from malletrain.protocol import messages
-from scavenger.embedded.scavenger import start_cluster
-from scavenger.trace import replay, synthesis, trace
+from scavenger.embedded.cluster_process import start_cluster
+from scavenger.trace import files, lengths, replay, synthesis, trace
 
 SPEEDUP = 5.0
 """Seconds of the trace that pass in one: a median gap of 475 s on Summit lasts 95 s here."""
@@ -31,9 +31,9 @@ PRELOAD = "diffusers.models.unets.unet_2d,diffusers.schedulers,xarray,h5netcdf"
 def _trace_for(nodes: int, seconds: float, source: Path | None) -> trace.Trace:
     names = [f"n{k + 1}" for k in range(nodes)]
     if source is not None:
-        return replay.fit(trace.read(source), names, speedup=SPEEDUP, duration_s=seconds)
-    model = synthesis.Model(
-        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+        return replay.fit(files.read(source), names, speedup=SPEEDUP, duration_s=seconds)
+    model = synthesis.MachineModel(
+        IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
     return synthesis.synthesise(model, names, seconds * SPEEDUP, 3).sped_up(SPEEDUP)
 
@@ -71,7 +71,7 @@ def train_on_trace(
     """
     folder.mkdir(parents=True, exist_ok=True)
     replayed = folder / "trace.csv"
-    trace.write(_trace_for(nodes, seconds, source), replayed)
+    files.write(_trace_for(nodes, seconds, source), replayed)
     state = folder / "state"
     cluster = start_cluster(
         state / "cluster",

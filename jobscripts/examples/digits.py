@@ -3,8 +3,8 @@ gloo) that MalleTrain can rescale.
 
 The 1,797 images of 8x8 pixels ship with scikit-learn, so nothing is downloaded. Runs anywhere:
 
-    malletrain submit --nodes 1:4 digits.py --snapshot digits.pt
-    torchrun --nproc-per-node 2 digits.py --snapshot digits.pt
+    malletrain submit --nodes 1:4 digits.py --snapshot
+    torchrun --nproc-per-node 2 digits.py --snapshot
     python digits.py
 
 The batch size is the global one, therefore the result does not depend on the number of workers, but
@@ -87,8 +87,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--snapshot",
+        nargs="?",
+        const=True,
         metavar="PATH",
-        help="where to keep the state of the run; without it a stopped run begins anew",
+        help="keep the state of the run, at PATH or where malletrain.Snapshot() puts it; without "
+        "this option a stopped run begins anew",
     )
     parser.add_argument(
         "--snapshot-every", type=float, default=10.0, metavar="S", help="seconds between snapshots"
@@ -121,7 +124,7 @@ def main() -> None:
     snapshot = None
     if args.snapshot:
         snapshot = malletrain.Snapshot(  # malletrain
-            args.snapshot,
+            None if args.snapshot is True else args.snapshot,
             every_s=args.snapshot_every,
             model=model,
             optimizer=optimizer,

@@ -1,7 +1,7 @@
 """The same training as digits.py in live mode: nodes come and go without a process being started
 again.
 
-    malletrain submit --live --nodes 1:4 digits_live.py --snapshot digits_live.pt
+    malletrain submit --live --nodes 1:4 digits_live.py --snapshot
     torchrun --nproc-per-node 2 digits_live.py
     python digits_live.py
 

@@ -9,6 +9,5 @@
 exec >>"${MALLETRAIN_OUTPUT:-/dev/null}" 2>&1 </dev/null
 : "${PBS_JOBID:?this script runs in a PBS job}"
 cd / || exit
-# PBS sends SIGTERM to every process of the job's session, so to the agent too, and waits for it although the shell above it ends at once
-# (openpbs, src/resmom/linux: kill_session and scan_for_terminated).
+# The agent takes the place of this shell and of the one above it (shell.sh), so that PBS's SIGTERM reaches it and PBS sees it end.
 exec "$@"

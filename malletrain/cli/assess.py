@@ -104,7 +104,8 @@ def assess(
     from malletrain.sim.idle import idle_nodes
     from malletrain.sim.observation import moment, observe
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace.trace import TraceError, read
+    from scavenger.trace.checks import TraceError
+    from scavenger.trace.files import read
 
     given = {"--sacct": sacct, "--pbs-logs": pbs_logs, "--swf": swf, "--trace": trace}
     chosen = [(name, path) for name, path in given.items() if path is not None]

@@ -237,7 +237,8 @@ def simulate(
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.report import table
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace.trace import TraceError, read, read_names
+    from scavenger.trace.checks import TraceError
+    from scavenger.trace.files import read, read_names
 
     try:
         trace = read(trace_file, names=read_names(node_list) if node_list else None)

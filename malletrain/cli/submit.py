@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from malletrain.cli.common import REFUSED, asking, json_option, print_json, state_dir_option
+from malletrain.cli.snapshot_paths import snapshot_paths
+from malletrain.protocol import env
+
+if TYPE_CHECKING:
+    from malletrain.client import Client
+    from malletrain.protocol.messages import JobSpec
+
+MOST_COMPARED = 50
+"""Unfinished jobs that a new one's snapshot path is compared with, the newest."""
 
 
 # Options end at SCRIPT, so that the script's own options need no "--" before them and are never
@@ -105,12 +116,23 @@ from malletrain.cli.common import REFUSED, asking, json_option, print_json, stat
     help='What nodes are worth to a service: CSV with the header "nodes,value", or TOML with a '
     "table [value] of lines such as 4 = 100.0.",
 )
+@click.option(
+    "--resume-from",
+    metavar="JOB|PATH",
+    help="Begin from the snapshot of another job, or from this file. Without it another job's "
+    "snapshot is refused.",
+)
 @state_dir_option
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def submit(
-    script: str, args: tuple[str, ...], state_dir: Path | None, as_json: bool, **options: Any
+    script: str,
+    args: tuple[str, ...],
+    resume_from: str | None,
+    state_dir: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Submit the training SCRIPT as a job that follows the idle nodes.
 
@@ -135,6 +157,16 @@ def submit(
     except SpecError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     with asking(state_dir) as client:
+        if resume_from is not None:
+            if os.path.exists(resume_from):
+                resume_from = os.path.abspath(resume_from)
+            elif os.sep in resume_from:
+                raise click.UsageError(f"--resume-from: there is no file {resume_from}.")
+            else:
+                resume_from = client.job(resume_from).job.id
+            spec = msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: resume_from})
+        for sentence in _shared_snapshots(client, spec):
+            click.echo(sentence, err=True)
         job = client.submit(spec)
     if as_json:
         print_json(job)
@@ -142,6 +174,25 @@ def submit(
         click.echo(
             f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
         )
+
+
+def _shared_snapshots(client: Client, spec: JobSpec) -> list[str]:
+    """What to say about unfinished jobs that save to the path of ``spec``."""
+    mine = snapshot_paths(spec.script, spec.args, spec.workdir)
+    if not mine:
+        return []
+    said = []
+    unfinished = [job for job in client.jobs() if job.ended is None and job.owner == spec.owner]
+    for job in unfinished[-MOST_COMPARED:]:
+        theirs = client.job(job.id).spec
+        paths = snapshot_paths(theirs["script"], theirs.get("args", ()), theirs["workdir"])
+        said += [
+            f"Warning: job {job.id} ({job.name}) is not finished and saves to the same snapshot, "
+            f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
+            "none: Snapshot() finds one by itself."
+            for path in sorted(mine & paths)
+        ]
+    return said
 
 
 @click.command()

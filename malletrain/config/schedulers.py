@@ -86,6 +86,14 @@ class BatchScheduler(SchedulerTable):
     time_limit: Duration = key(
         "12 h", gt=0, description="Longest time limit of a lease; in Slurm whole minutes count."
     )
+    lease_time: MaybeDuration = key(
+        None,
+        gt=0,
+        description="How long leases usually last; their nodes are leased again when they end, "
+        "unless the main scheduler has a use for them. Each lease lasts three quarters of that or "
+        "more, so that they do not end together. Not given: time_limit. A reservation that PBS "
+        "grants only on nodes whose jobs end before it needs it short.",
+    )
     time_min: Duration = key(
         "5 min",
         description="Shortest lease that is of use, for which the main scheduler may find a "
@@ -262,6 +270,12 @@ class PbsLease(Section):
         [],
         description="Further words of qsub for the leases, options and their values one text "
         'each, such as ["-l", "filesystems=home"].',
+    )
+    shell: str = key(
+        "",
+        description="Program that PBS starts for a lease (qsub -S) and that becomes the lease's "
+        "script, under this path on the nodes; empty: shell.sh in jobscripts/pbs, where MalleTrain "
+        "is installed.",
     )
     rerunnable: Literal["auto", "yes", "no"] = key(
         "auto",

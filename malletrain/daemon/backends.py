@@ -12,7 +12,8 @@ from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.daemon import batch
 from malletrain.daemon.advertise import advertised
-from scavenger.embedded.scavenger import LocalScavenger, start_cluster
+from scavenger.embedded.cluster_process import start_cluster
+from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.pbs.site import KILL_DELAY_S
 from scavenger.slurm.site import KILL_WAIT_S

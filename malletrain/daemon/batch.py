@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from malletrain.config.model import Config
@@ -12,7 +12,7 @@ from malletrain.config.schedulers import BatchScheduler
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.identity.state_directory import make_private_dir
 from malletrain.shipped import shipped
-from scavenger.batch.commands import Commands, Policy
+from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
@@ -48,14 +48,16 @@ def connect_pbs(config: Config) -> PbsScavenger:
     return PbsScavenger(pbs_settings(config), commands, memory=_memory(config), api=table.api)
 
 
-def slurm_settings(config: Config) -> BatchSettings[slurm_job.LeaseOptions]:
+def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]:
     """What the scavenger of Slurm is told."""
-    return _settings(config, "slurm", config.scheduler.slurm, slurm_job.LeaseOptions)
+    return _settings(config, "slurm", config.scheduler.slurm, slurm_job.SlurmLeaseOptions)
 
 
-def pbs_settings(config: Config) -> BatchSettings[pbs_job.LeaseOptions]:
+def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
     """What the scavenger of PBS is told."""
-    return _settings(config, "pbs", config.scheduler.pbs, pbs_job.LeaseOptions)
+    settings = _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
+    shell = settings.lease.shell or str(shipped("jobscripts/pbs/shell.sh").resolve())
+    return replace(settings, lease=replace(settings.lease, shell=shell))
 
 
 def _settings(
@@ -85,6 +87,7 @@ def _settings(
         backfill=backfill,
         spare_s=table.spare,
         time_limit_s=table.time_limit,
+        lease_s=table.lease_time,
         time_min_s=table.time_min if backfill or gaps.use_planned else None,
         start_within_s=table.start_within,
         submit_rate=table.submit_rate,
@@ -96,9 +99,9 @@ def _settings(
     )
 
 
-def _policy(table: BatchScheduler) -> Policy:
+def _policy(table: BatchScheduler) -> CommandPolicy:
     """How the scheduler's commands are run."""
-    return Policy(table.command_timeout, table.command_tries)
+    return CommandPolicy(table.command_timeout, table.command_tries)
 
 
 def _memory(config: Config) -> GapMemory:

@@ -158,7 +158,7 @@ class Leases:
             self._parts.metrics.poll_failed()
             return
         if self.poll_error:
-            log.info("poll works again")
+            log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.last_poll = "", found
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)

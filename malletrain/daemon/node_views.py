@@ -64,6 +64,8 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
             agent.owner,
         )
     for node in rules.keys() - views.keys():
-        views[node] = NodeView(node, "busy", "", "", now)
+        # A node may be free and no gap all the same, because a rule leaves it alone.
+        free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
+        views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
     return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]

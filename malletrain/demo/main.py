@@ -30,7 +30,7 @@ from malletrain.render.timeline import Timeline, draw
 from malletrain.shipped import shipped
 from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
-from scavenger.trace import replay, synthesis, trace
+from scavenger.trace import files, lengths, replay, synthesis, trace
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
@@ -120,7 +120,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
         )
         loading = stage.loading_s()
         cut = given or cut_trace(options)
-        trace.write(cut, folder.trace)
+        files.write(cut, folder.trace)
         times, counts = cut.idle_count()
         offered = plan.offered_node_seconds(
             list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s
@@ -188,7 +188,7 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
     names = [f"n{k + 1}" for k in range(options.nodes)]
     if options.trace is not None:
         return replay.fit(
-            trace.read(options.trace),
+            files.read(options.trace),
             names,
             speedup=SPEEDUP,
             duration_s=options.duration_s,
@@ -231,8 +231,8 @@ def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Tr
 
 def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
     """A synthetic trace with Summit's lengths of gaps as it comes, in real seconds."""
-    model = synthesis.Model(
-        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+    model = synthesis.MachineModel(
+        IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
     return synthesis.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
 

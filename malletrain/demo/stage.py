@@ -24,7 +24,7 @@ from pathlib import Path
 
 from malletrain.client import Client, ClientError
 from malletrain.launch import supervisor
-from scavenger.embedded.scavenger import ClusterProcess, start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
 
 LIFETIME_S = 900.0
@@ -138,7 +138,7 @@ class DemoStage:
 
     def start_cluster(self, nodes: int, **options: object) -> None:
         """The embedded cluster; ``options`` as
-        :func:`scavenger.embedded.scavenger.start_cluster`.
+        :func:`scavenger.embedded.cluster_process.start_cluster`.
         """
         with _later():
             self.cluster = start_cluster(

@@ -31,8 +31,8 @@ class Run:
 
     Args:
         snapshot: path of a snapshot file in a folder that all nodes share: what a suspended job, or
-            one that lost all its nodes, goes on from. Written in the background. Without it such a
-            job begins anew.
+            one that lost all its nodes, goes on from. Written in the background. True: the job's
+            own default path (:class:`malletrain.Snapshot`). Without it such a job begins anew.
         snapshot_every_s: seconds between snapshots.
         device: where the script trains; by default the GPU of this process if there is one, else
             the CPU.
@@ -53,7 +53,7 @@ class Run:
     def __init__(
         self,
         *,
-        snapshot: str | os.PathLike[str] | None = None,
+        snapshot: str | os.PathLike[str] | bool | None = None,
         snapshot_every_s: float = 60.0,
         device: torch.device | str | None = None,
         warmup: Callable[[], None] | None = None,

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from malletrain.training import rng
-from malletrain.training.snapshot import SnapshotError, check_object, unwrapped
+from malletrain.training.objects import check_object, unwrapped
+from malletrain.training.snapshot_file import SnapshotError
 
 
 class StateError(RuntimeError):

@@ -18,8 +18,8 @@ from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
 from malletrain.training import report
+from malletrain.training.objects import unwrapped
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.snapshot import unwrapped
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +41,7 @@ class Training:
         self,
         objects: dict[str, Any],
         device: torch.device,
-        snapshot: str | os.PathLike[str] | None,
+        snapshot: str | os.PathLike[str] | bool | None,
         every_s: float,
     ) -> None:
         self.device = device
@@ -61,8 +61,9 @@ class Training:
         self._lost_share = 0
         self._counters: dict[str, Any] = {}
         self.snapshot: BackgroundSnapshot | None = None
-        if snapshot is not None:
-            self.snapshot = BackgroundSnapshot(snapshot, every_s, run=self._counters, **objects)
+        if snapshot is not None and snapshot is not False:
+            path = None if snapshot is True else snapshot
+            self.snapshot = BackgroundSnapshot(path, every_s, run=self._counters, **objects)
 
     # --- steps ---
 

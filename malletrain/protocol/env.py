@@ -31,6 +31,7 @@ MUNGE_SOCKET = "MALLETRAIN_MUNGE_SOCKET"
 NODE = "MALLETRAIN_NODE"
 NODE_CLASS = "MALLETRAIN_NODE_CLASS"
 PRELOAD = "MALLETRAIN_PRELOAD"
+RESUME_FROM = "MALLETRAIN_RESUME_FROM"
 RUN_DIR = "MALLETRAIN_RUN_DIR"
 SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
@@ -63,6 +64,8 @@ TABLE = (
     (HOST, "Address under which other nodes reach this one.", "user, agent",
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
+    (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
+     "training"),
     (JOB_KEY, "Secret that all processes of a service share, as hexadecimal text.", "agent",
      "membership"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),

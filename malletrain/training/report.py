@@ -37,7 +37,7 @@ QUIET_S = 0.01
 _EXIT_PATIENCE_S = 0.2
 _MOST_SAMPLES = 1e15
 
-_told: set[str] = set()
+told: set[str] = set()
 
 
 def tell(sentence: str, once: str | None = None) -> None:
@@ -45,9 +45,9 @@ def tell(sentence: str, once: str | None = None) -> None:
     process. Never raises.
     """
     if once is not None:
-        if once in _told:
+        if once in told:
             return
-        _told.add(once)
+        told.add(once)
     try:
         print(f"malletrain: {sentence}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # stderr is closed or absent
@@ -171,7 +171,7 @@ def _connect() -> _Worker | None:
     return _worker
 
 
-def _forget() -> None:
+def forget() -> None:
     """A forked child (a DataLoader worker, say) is not the worker its parent is: it starts from
     nothing if it ever reports.
     """
@@ -182,7 +182,7 @@ def _forget() -> None:
     _worker, _connected = None, False
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=forget)
 
 
 def _at_exit() -> None:

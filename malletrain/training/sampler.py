@@ -1,19 +1,22 @@
 """A global sample order that survives rescales: every sample of an epoch exactly once, whatever the
 world sizes were.
 
-Decides which samples form each global batch and which of them this rank trains on. The position is
-a number of samples of the epoch, the same on every rank and at every world size; it does not decide
-when the position is saved (:mod:`malletrain.training.snapshot` does).
+Decides how far the training has come in that order, and hands out this rank's batches from there.
+The position is a number of samples of the epoch, the same on every rank and at every world size.
+Which samples form a batch is :mod:`malletrain.training.epoch_plan`'s, when the position is saved
+:mod:`malletrain.training.snapshot`'s.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
-from malletrain.protocol import env
+from malletrain.training.epoch_plan import EpochPlan, order, whole_number
+from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 
 _STATE_VERSION = 1
@@ -42,10 +45,8 @@ class ElasticSampler:
             MALLETRAIN_MAX_WORLD_SIZE, else the world size.
         drop_last: drop a remainder smaller than a global batch instead of training on it.
 
-    The tail: a remainder smaller than ``max_world_size`` could leave a rank without a sample, and
-    collectives would hang. It is therefore taken into the batch before, which grows by up to
-    ``max_world_size - 1`` samples (over all ranks). At every step boundary the number of samples
-    left is 0 or at least ``max_world_size``.
+    The tail: a remainder smaller than ``max_world_size`` is taken into the batch before
+    (:class:`malletrain.training.epoch_plan.EpochPlan` says why).
 
     Raises:
         ValueError: when the sizes do not fit each other; the message says which.
@@ -68,72 +69,55 @@ class ElasticSampler:
         self.rank = here_rank if rank is None else rank
         self.world_size = here_world if world_size is None else world_size
         if max_world_size is None:
-            max_world_size = max(_env_max_world(), self.world_size)
+            max_world_size = max_world(self.world_size)
         self.max_world_size = max_world_size
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self._check(global_batch_size, batch_size)
         self._per_rank = batch_size
-        self.global_batch_size = global_batch_size or (batch_size or 0) * self.world_size
+        self._plan = self._planned(global_batch_size, batch_size)
         self.epoch = 0
         self.position = 0
         self._handed_out = (0, 0)
         self._advances = 0
         self._ended = False
-        self._order: tuple[tuple[int, int, bool], Any] | None = None
+        self._order: tuple[tuple[int, int], Any] | None = None
 
-    def _check(self, global_batch_size: int | None, batch_size: int | None) -> None:
+    def _planned(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
             raise ValueError(
                 "ElasticSampler needs exactly one of global_batch_size (over all ranks) and "
                 "batch_size (per rank)."
             )
-        given = {
-            "num_samples": self.num_samples,
-            "global_batch_size": global_batch_size,
-            "batch_size": batch_size,
-            "world_size": self.world_size,
-            "max_world_size": self.max_world_size,
-        }
-        for name, value in given.items():
-            if value is not None and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
-                raise ValueError(
-                    f"ElasticSampler: {name} must be a whole number from 1, not {value!r}."
-                )
+        if batch_size is not None:
+            whole_number("batch_size", batch_size)
+        whole_number("world_size", self.world_size)
+        plan = EpochPlan(
+            self.num_samples,
+            (batch_size or 0) * self.world_size if global_batch_size is None else global_batch_size,
+            self.world_size,
+            self.max_world_size,
+            self.drop_last,
+        )
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"ElasticSampler: rank {self.rank} is not one of the {self.world_size} ranks "
                 f"0..{self.world_size - 1}."
             )
-        if self.max_world_size < self.world_size:
-            raise ValueError(
-                f"ElasticSampler: max_world_size is {self.max_world_size}, but there are "
-                f"{self.world_size} ranks already; "
-                "it is the largest number of ranks the job will ever have."
-            )
-        if self.num_samples < self.max_world_size:
-            raise ValueError(
-                f"ElasticSampler: {self.num_samples} samples are fewer than the "
-                f"{self.max_world_size} ranks the job may have, so that "
-                "some rank would have nothing to train on. Submit the job with fewer nodes at most."
-            )
-        if global_batch_size is not None and global_batch_size < self.max_world_size:
+        if plan.global_batch_size < self.max_world_size and batch_size is None:
             raise ValueError(
                 f"ElasticSampler: a global batch of {global_batch_size} samples cannot be "
                 f"shared by the {self.max_world_size} ranks the "
                 "job may have. Raise global_batch_size or submit the job with fewer nodes at most."
             )
-        largest = global_batch_size or (batch_size or 0) * self.max_world_size
-        if self.drop_last and self.num_samples < largest:
-            raise ValueError(
-                f"ElasticSampler: with drop_last an epoch of {self.num_samples} samples has no "
-                f"full global batch of {largest} samples. "
-                "Use a smaller batch or drop_last=False."
-            )
+        plan.check_largest(global_batch_size or (batch_size or 0) * self.max_world_size)
+        return plan
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a full step over all ranks, at this world size."""
+        return self._plan.global_batch_size
 
     def resize(self, rank: int, world_size: int) -> None:
         """Go on as ``rank`` of ``world_size``, from the position reached; iterators made before
@@ -150,52 +134,12 @@ class ElasticSampler:
                 f"{self.max_world_size} ranks; give the sampler "
                 "the largest number of ranks the job will ever have (max_world_size)."
             )
+        batch = self.global_batch_size
         if self._per_rank is not None:
-            self.global_batch_size = self._per_rank * world_size
+            batch = self._per_rank * world_size
         self.rank, self.world_size = rank, world_size
+        self._plan = replace(self._plan, global_batch_size=batch, world_size=world_size)
         self._handed_out = (self.epoch, self.position)
-
-    # --- the plan of an epoch ---
-
-    def _batch_at(self, position: int) -> int:
-        """Size of the global batch that starts at ``position``; 0 at the end of the epoch."""
-        left = self.num_samples - position
-        size = self.global_batch_size
-        if self.drop_last:
-            return size if left >= size else 0
-        if (
-            left < self.world_size
-        ):  # only after a state written with a smaller max_world_size: no batch can be made of it
-            return 0
-        return left if left - size < self.max_world_size else size
-
-    def _share(self, batch: int) -> tuple[int, int]:
-        """(start, size) of this rank's share of a global batch of ``batch`` samples."""
-        base, extra = divmod(batch, self.world_size)
-        return self.rank * base + min(self.rank, extra), base + (self.rank < extra)
-
-    def _steps_from(self, position: int) -> int:
-        left = self.num_samples - position
-        steps = max(
-            0, (left - self.max_world_size) // self.global_batch_size - 1
-        )  # full batches for sure; then batch by batch
-        position += steps * self.global_batch_size
-        while size := self._batch_at(position):
-            position += size
-            steps += 1
-        return steps
-
-    def _permutation(self, epoch: int) -> Any:
-        """The order of an epoch: something whose slices have ``tolist()``, or a range."""
-        if not self.shuffle:
-            return range(self.num_samples)
-        key = (self.seed, epoch, self.shuffle)
-        if self._order is None or self._order[0] != key:
-            import torch
-
-            generator = torch.Generator().manual_seed(_mix(self.seed, epoch))
-            self._order = (key, torch.randperm(self.num_samples, generator=generator))
-        return self._order[1]
 
     # --- what a DataLoader needs ---
 
@@ -203,27 +147,39 @@ class ElasticSampler:
         """This rank's batches from the position to the end of the epoch, as lists of indices; none
         is ever empty.
         """
+        _refuse_wrapping(self, inspect.currentframe())
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         epoch, position = self.epoch, self.position
-        order = self._permutation(epoch)
-        while batch := self._batch_at(position):
-            start, size = self._share(batch)
-            piece = order[position + start : position + start + size]
+        indices = self._indices(epoch)
+        while batch := self._plan.batch_at(position):
+            start, size = self._plan.share(batch, self.rank)
+            share = indices[position + start : position + start + size]
             position += batch
             self._handed_out = max(self._handed_out, (epoch, position))
-            yield list(piece) if isinstance(piece, range) else piece.tolist()
+            yield list(share) if isinstance(share, range) else share.tolist()
+
+    def _indices(self, epoch: int) -> Any:
+        """The order of an epoch: something whose slices have ``tolist()``, or a range."""
+        if not self.shuffle:
+            return range(self.num_samples)
+        if self._order is None or self._order[0] != (self.seed, epoch):
+            self._order = ((self.seed, epoch), order(self.num_samples, self.seed, epoch))
+        return self._order[1]
 
     def __len__(self) -> int:
         """Steps left in this epoch, at this world size. For a whole epoch see
         :attr:`steps_per_epoch`.
         """
-        return self._steps_from(self.position)
+        return self._plan.steps_from(self.position)
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch at this world size. With ``batch_size`` it changes with the
         scale.
         """
-        return self._steps_from(0)
+        return self._plan.steps_from(0)
 
     # --- what the training loop needs ---
 
@@ -279,7 +235,7 @@ class ElasticSampler:
             RuntimeError: when more batches are reported done than were taken from the loader.
         """
         for _ in range(batches):
-            after = self.position + self._batch_at(self.position)
+            after = self.position + self._plan.batch_at(self.position)
             if (self.epoch, after) > self._handed_out:
                 raise RuntimeError(
                     "sampler.advance() was called more often than batches were taken from the "
@@ -292,7 +248,7 @@ class ElasticSampler:
             self._roll_over()
 
     def _roll_over(self) -> None:
-        if not self._batch_at(self.position):
+        if not self._plan.batch_at(self.position):
             lost = self.num_samples - self.position
             if lost and not self.drop_last:
                 tell(
@@ -308,8 +264,8 @@ class ElasticSampler:
         """
         found: list[tuple[int, int]] = []
         position = self.position
-        while len(found) < batches and (batch := self._batch_at(position)):
-            found.append((self._share(batch)[1], batch))
+        while len(found) < batches and (batch := self._plan.batch_at(position)):
+            found.append((self._plan.share(batch, self.rank)[1], batch))
             position += batch
         return found
 
@@ -322,8 +278,8 @@ class ElasticSampler:
         makes the result the exact mean over the global batch when the shares are uneven; it is 1.0
         when they are even.
         """
-        batch = self._batch_at(self.position)
-        return self._share(batch)[1] * self.world_size / batch if batch else 1.0
+        batch = self._plan.batch_at(self.position)
+        return self._plan.share(batch, self.rank)[1] * self.world_size / batch if batch else 1.0
 
     # --- what a snapshot needs ---
 
@@ -384,31 +340,20 @@ class ElasticSampler:
         self._roll_over()
 
 
-def rank_and_world() -> tuple[int, int]:
-    """(rank, world size) from torch.distributed when it is initialised, else from the environment
-    torchrun sets, else (0, 1).
+def _refuse_wrapping(sampler: ElasticSampler, frame: FrameType | None) -> None:
+    """Raises TypeError when ``frame``'s caller would take the batches for something else: torch's
+    BatchSampler for single samples, accelerate's shards for batches of all ranks.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-
-
-def _env_max_world() -> int:
-    try:
-        return int(os.environ.get(env.MAX_WORLD_SIZE, "1"))
-    except ValueError:
-        return 1
-
-
-def _mix(seed: int, epoch: int) -> int:
-    """One 32-bit seed from two numbers (splitmix64): torch's CPU generator looks at the lower 32
-    bits only.
-    """
-    value = (seed * 0x9E3779B97F4A7C15 + epoch + 1) % 2**64
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ (value >> shift)) * factor % 2**64
-    return (value ^ (value >> 31)) % 2**32
+    caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
+    names = {cls.__name__ for cls in type(caller).__mro__}
+    if "BatchSamplerShard" in names:
+        raise TypeError(
+            "ElasticSampler hands out this rank's share already, and accelerator.prepare(loader) "
+            "would share it out once more. Use the loader as it is: leave it out of prepare()."
+        )
+    if "BatchSampler" in names and getattr(caller, "sampler", None) is sampler:
+        raise TypeError(
+            "ElasticSampler yields whole batches, but the DataLoader was given it as sampler=. "
+            "Write DataLoader(dataset, batch_sampler=sampler), without batch_size, shuffle and "
+            "drop_last."
+        )

@@ -14,23 +14,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol.worker_channel import Capable, Drained, FlagsReader, SnapshotTaken
-from malletrain.training import report, rng, snapshot_file
-from malletrain.training.drain import stand_still
-from malletrain.training.sampler import rank_and_world
+from malletrain.training import choice, owner, report, rng, snapshot_file
+from malletrain.training import objects as parts
+from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
 
 __all__ = ["Snapshot", "SnapshotError"]
 
-STAND_STILL_S = 60.0
-SHARED_FOLDER_WAIT_S = 30.0
 _RETRY_S = 60.0
 
 # What the person at the keyboard can do, by the disk's reason.
@@ -49,12 +46,12 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Taken:
-    """A state set aside to be written: what goes to the disk, and (samples, steps) reported by
-    then.
-    """
+    """A state set aside to be written."""
 
     payload: dict[str, Any]
+    """What goes to the disk."""
     totals: tuple[float, int]
+    """(samples, steps) reported by then."""
 
 
 class Snapshot:
@@ -62,7 +59,8 @@ class Snapshot:
 
     Args:
         path: of the newest snapshot, in a folder that all nodes share. The one before stays beside
-            it as ``path.prev``.
+            it as ``path.prev``. Without it a folder of the run's own below ``malletrain-snapshots``
+            in the working folder, by job, script and arguments; the log says which.
         every_s: seconds between snapshots taken by :meth:`step`; ``math.inf`` for on demand only.
         keep: how many earlier snapshots stay (``.prev``, ``.prev2``, …).
         objects: what to save, by name: anything with ``state_dict()`` and ``load_state_dict()``
@@ -79,7 +77,11 @@ class Snapshot:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], every_s: float = 60.0, keep: int = 1, **objects: Any
+        self,
+        path: str | os.PathLike[str] | None = None,
+        every_s: float = 60.0,
+        keep: int = 1,
+        **objects: Any,
     ) -> None:
         if not every_s >= 0:
             raise ValueError(
@@ -93,7 +95,12 @@ class Snapshot:
                 "model=model, optimizer=optimizer)."
             )
         for name, value in objects.items():
-            check_object("Snapshot", name, value)
+            parts.check_object("Snapshot", name, value)
+        self._owner = owner.this_run()
+        if path is None:
+            path = owner.own_path(self._owner)
+            if rank_and_world()[0] == 0:
+                report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
         self.path = os.path.abspath(os.fspath(path))
         self.every_s = every_s
         self.keep = keep
@@ -111,144 +118,59 @@ class Snapshot:
 
     # --- restore ---
 
-    def restore(self) -> bool:
+    def restore(self, resume_from: str | os.PathLike[str] | None = None) -> bool:
         """Load the newest good snapshot; call it on every rank, after ``init_process_group`` and
         before the training loop.
+
+        A damaged newest snapshot is passed over for the one before, and the user told. Every rank
+        loads the one that rank 0 chose.
+
+        Args:
+            resume_from: another job, or the path of a snapshot, that this run may begin from; by
+                default what ``malletrain submit --resume-from`` said. The run's own snapshot comes
+                first.
 
         Returns:
             False when there is no snapshot yet (a new run), True when the objects now are as they
             were when it was saved.
 
-        A damaged newest snapshot is passed over for the one before, and the user told. Every rank
-        loads the one that rank 0 chose.
-
         Raises:
             SnapshotError: when snapshots exist but none is good (starting anew silently would throw
-                the run away), when a state does not fit its object, or when this rank cannot see
-                the snapshot that rank 0 restored.
+                the run away), when it belongs to another job that was not asked for, when a state
+                does not fit its object, or when this rank cannot see the snapshot that rank 0
+                restored.
         """
         report.mark("restoring")
-        rank, world = rank_and_world()
-        store = _group_store() if world > 1 else None
-        if store is None:
-            payload, name = self._newest()
-        else:
-            payload, name = self._agreed(store, rank)
+        wanted = owner.asked_for(resume_from)
+        payload, name = self._choose(self.path, wanted)
+        if payload is None and wanted:
+            payload, name = self._choose(owner.path_of(wanted), wanted)
         if payload is not None:
-            self._newest_is_bad = name != self.path
-            self._known = None if self._newest_is_bad else snapshot_file.signature(self.path)
-            self._load(payload, name)
+            mine = name == self.path
+            self._newest_is_bad = not mine and name.startswith(self.path)
+            self._known = snapshot_file.signature(self.path) if mine else None
+            parts.put_back(self._objects, payload, name)
             self._saved_at = payload.get("time")
         self._due = time.monotonic() + self.every_s
         report.mark("restored")
         return payload is not None
 
-    def _newest(self) -> tuple[dict[str, Any] | None, str]:
-        problems: list[str] = []
-        names = snapshot_file.candidates(self.path, self.keep)
-        for name in names:
-            try:
-                payload = snapshot_file.read(name)
-            except (SnapshotError, OSError) as error:
-                problems.append(str(error))
-                continue
-            if problems:
-                report.tell(
-                    f"{' '.join(problems)} Going on from {name}, saved "
-                    f"{_clock(payload.get('time'))}."
-                )
-            elif name != self.path:
-                report.tell(
-                    f"{self.path} is absent. Going on from {name}, saved "
-                    f"{_clock(payload.get('time'))}."
-                )
-            return payload, name
-        if problems:
-            raise SnapshotError(
-                f"{' '.join(problems)} No good snapshot is left. To train anew from the "
-                "beginning, move "
-                f"{'it' if len(names) == 1 else 'them'} away or give Snapshot another path."
-            )
-        return None, ""
-
-    def _agreed(self, store: Any, rank: int) -> tuple[dict[str, Any] | None, str]:
-        """Rank 0 chooses and says which; the others load that one. Folders of network file systems
-        show a new file late on some nodes.
+    def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
+        """(payload, file) of the newest snapshot at ``path`` that may be used, the same on all
+        ranks.
         """
-        self._restores += 1
-        label = hashlib.sha256(self.path.encode(errors="surrogateescape")).hexdigest()[:16]
-        key = f"malletrain/snapshot/{report.generation()}/{label}/{self._restores}"
-        if rank == 0:
-            verdict = (
-                "!The worker of rank 0 failed while it restored the snapshot; its log says why."
-            )
-            try:
-                payload, name = self._newest()
-                verdict = "" if payload is None else f"={payload['id']}"
-            except SnapshotError as error:
-                verdict = f"!{error}"
-                raise
-            finally:
-                store.set(key, verdict or "-")
-            return payload, name
-        verdict = store.get(key).decode()
-        if verdict == "-":
-            return None, ""
-        if verdict.startswith("!"):
-            raise SnapshotError(verdict[1:])
-        deadline = time.monotonic() + SHARED_FOLDER_WAIT_S
-        while True:
-            for name in snapshot_file.candidates(self.path, self.keep):
-                try:
-                    payload = snapshot_file.read(name, check=False)
-                except (SnapshotError, OSError):
-                    continue
-                if payload["id"] == verdict[1:]:
-                    return payload, name
-            if time.monotonic() > deadline:
-                raise SnapshotError(
-                    f"Rank {rank} cannot see the snapshot that rank 0 restored from {self.path} "
-                    f"({SHARED_FOLDER_WAIT_S:.0f} s waited). "
-                    "Give Snapshot a path in a folder that all nodes share."
-                )
-            time.sleep(0.2)
 
-    def _load(self, payload: dict[str, Any], name: str) -> None:
-        saved = payload["objects"]
-        for key, value in self._objects.items():
-            if key not in saved:
-                report.tell(
-                    f"Snapshot {name} holds nothing called {key!r}; it starts as the script "
-                    "made it."
-                )
-                continue
-            target = unwrapped(value)
-            try:
-                if isinstance(target, dict):
-                    target.update(saved[key])
-                else:
-                    target.load_state_dict(saved[key])
-            except (
-                RuntimeError,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                IndexError,
-            ) as error:
-                reason = " ".join(str(error).split())  # torch writes several lines
-                raise SnapshotError(
-                    f"The state of {key!r} in snapshot {name} does not fit the script's "
-                    f"{type(target).__name__}: {reason} "
-                    "If the script changed on purpose, give Snapshot another path."
-                ) from error
-        for key in saved:
-            if key not in self._objects:
-                report.tell(
-                    f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
-                    "left out of later snapshots."
-                )
-        rng.load(payload.get("rng", {}))
+        def check(payload: dict[str, Any], name: str) -> None:
+            owner.check(payload, name, self._owner, wanted)
+
+        rank, world = rank_and_world()
+        store = choice.group_store() if world > 1 else None
+        if store is None:
+            return choice.newest(path, self.keep, check)
+        self._restores += 1
+        label = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+        key = f"malletrain/snapshot/{report.generation()}/{label}/{self._restores}"
+        return choice.agreed(path, self.keep, check, store, key, rank)
 
     # --- save ---
 
@@ -316,7 +238,7 @@ class Snapshot:
         wait = min(self.every_s, _RETRY_S)
         self._due = finished + wait
         last = (
-            f"The last good one, saved {_clock(self._saved_at)}, stays"
+            f"The last good one, saved {choice.clock(self._saved_at)}, stays"
             if self._saved_at
             else "There is none yet"
         )
@@ -340,36 +262,40 @@ class Snapshot:
         return sentence
 
     def _refuse_if_overtaken(self) -> None:
-        """A worker left over from an earlier round (its launcher was killed) must not overwrite the
-        snapshots of the round after it.
+        """Neither another run that names the same path, nor a worker left over from an earlier
+        round (its launcher was killed), overwrites what is there.
         """
         now = snapshot_file.signature(self.path)
         if now is None or now == self._known:
             return
         try:
-            theirs = int(snapshot_file.read(self.path, check=False).get("generation", 0))
+            there = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
-        if theirs > report.generation():
+        theirs = owner.of(there)
+        if theirs and theirs != self._owner and (theirs.job or self._owner.job):
             raise SnapshotError(
-                f"Round {theirs} of this job has saved there, and this process belongs to round "
-                f"{report.generation()}: it is left over "
+                f"It is that of {theirs}, and is not overwritten. Give each run a path of its own, "
+                "or none at all."
+            )
+        round_there = int(there.get("generation", 0))
+        if round_there > report.generation():
+            raise SnapshotError(
+                f"Round {round_there} of this job has saved there, and this process belongs to "
+                f"round {report.generation()}: it is left over "
                 "and its work is not kept."
             )
         self._known = now
 
     def _payload(self) -> dict[str, Any]:
-        states: dict[str, Any] = {}
-        for name, value in self._objects.items():
-            target = unwrapped(value)
-            states[name] = dict(target) if isinstance(target, dict) else target.state_dict()
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
+            "owner": owner.named(self._owner),
             "generation": report.generation(),
             "time": time.time(),
             "world_size": rank_and_world()[1],
-            "objects": states,
+            "objects": parts.states(self._objects),
             "rng": rng.state(),
         }
 
@@ -380,7 +306,7 @@ class Snapshot:
         ``report()``. Never raises; costs under 1 µs when nothing is due.
 
         Rank 0 saves when ``every_s`` has passed, and when the agent asks for it because the job is
-        about to be rescaled or its node is wanted. After such a snapshot it stands still (60 s at
+        about to be rescaled or its node is wanted. After such a snapshot it waits (60 s at
         most), because the launcher is about to stop it and what it would do now would be lost; the
         other ranks wait for it in their next collective.
         """
@@ -399,28 +325,14 @@ class Snapshot:
             self._announced = True
             if writes and self._flags is not None:
                 report.send(Capable)
-            if writes:
-                self._describe()
+            count = parts.parameters(self._objects) if writes else 0
+            if count:
+                report.describe(parameters=count)
         if time.monotonic() >= self._due:
             if writes:
                 self._save()
             else:
                 self._due = time.monotonic() + self.every_s
-
-    def _describe(self) -> None:
-        modules = [
-            value
-            for value in map(unwrapped, self._objects.values())
-            if callable(getattr(value, "parameters", None))
-        ]
-        try:
-            count = sum(
-                int(parameter.numel()) for module in modules for parameter in module.parameters()
-            )
-        except Exception:  # something with parameters() that are not tensors
-            return
-        if count:
-            report.describe(parameters=count)
 
     def _serve(self, number: int) -> None:
         self._served = number
@@ -431,73 +343,6 @@ class Snapshot:
         if sentence is not None:
             report.send(Drained, number=number, saved=False, sentence=sentence)
             return
-        self._stand_still(number)
-
-    def _stand_still(self, number: int) -> None:
         assert self._flags is not None
-        self._served = stand_still(self._flags, number, STAND_STILL_S)
+        self._served = wait_to_be_stopped(self._flags, number)
         self._due = time.monotonic() + self.every_s
-
-
-_NOT_SAVABLE = {
-    "FullyShardedDataParallel": "its state is spread over the ranks (use "
-    "torch.distributed.checkpoint)",
-    "FSDPModule": "its state is spread over the ranks (use torch.distributed.checkpoint)",
-    "ZeroRedundancyOptimizer": "its state is spread over the ranks",
-}
-
-
-def check_object(owner: str, name: str, value: Any) -> None:
-    """Raises TypeError when ``value`` is nothing whose state can be saved; ``owner`` is who asks,
-    for the message.
-    """
-    for cls in type(value).__mro__:
-        if cls.__name__ in _NOT_SAVABLE:
-            raise TypeError(
-                f"{owner}: {name} is a {cls.__name__}, which rank 0 cannot save alone: "
-                f"{_NOT_SAVABLE[cls.__name__]}."
-            )
-    if isinstance(value, dict):
-        return
-    if not (
-        callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-    ):
-        raise TypeError(
-            f"{owner}: {name} is a {type(value).__name__} without state_dict() and "
-            "load_state_dict(). Pass objects that have them, "
-            "or a dict of plain values."
-        )
-
-
-def unwrapped(value: Any) -> Any:
-    """The module inside DDP, DataParallel and torch.compile, in whatever order they were
-    applied.
-    """
-    while True:
-        names = {cls.__name__ for cls in type(value).__mro__}
-        if names & {"DistributedDataParallel", "DataParallel"}:
-            value = value.module
-        elif "OptimizedModule" in names:
-            value = value._orig_mod
-        else:
-            return value
-
-
-def _group_store() -> Any:
-    """The key-value store of the default process group, which works with every backend; None when
-    there is no group.
-    """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    get: Callable[[], Any] | None = getattr(
-        distributed.distributed_c10d, "_get_default_store", None
-    )
-    return get() if get is not None else None
-
-
-def _clock(when: float | None) -> str:
-    return (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "at an unknown time"
-    )

@@ -25,7 +25,7 @@ KILL_WAIT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Policy:
+class CommandPolicy:
     """``timeout_s``: after so many seconds a command is killed. ``tries``: how often one that may
     be repeated is run; ``pause_s``: seconds in between, doubling.
     """
@@ -36,7 +36,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """What a command that ended said. Text is UTF-8; bytes that are not come back unchanged when
     encoded with ``surrogateescape``.
     """
@@ -58,7 +58,7 @@ class CommandError(SchedulerError):
     when it ended by itself.
     """
 
-    def __init__(self, sentence: str, result: Result | None = None) -> None:
+    def __init__(self, sentence: str, result: CommandResult | None = None) -> None:
         super().__init__(sentence)
         self.result = result
 
@@ -70,7 +70,7 @@ class Commands:
     ``environment``: that of every command for which no other is given; ``None``: this process's.
     """
 
-    policy: Policy = field(default_factory=Policy)
+    policy: CommandPolicy = field(default_factory=CommandPolicy)
     environment: Mapping[str, str] | None = None
     sleep: Callable[[float], None] = time.sleep
 
@@ -81,7 +81,7 @@ class Commands:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """Run once. A status other than 0 is returned, not raised; CommandError when it did not end
         by itself.
         """
@@ -110,7 +110,7 @@ class Commands:
         raise error
 
 
-def failure(result: Result) -> CommandError:
+def failure(result: CommandResult) -> CommandError:
     """The error of a command that ended with a status other than 0."""
     how = (
         f"was ended by signal {-result.status}"
@@ -134,7 +134,7 @@ def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
 
 def _run(
     argv: tuple[str, ...], stdin: bytes, env: Mapping[str, str] | None, limit_s: float
-) -> Result:
+) -> CommandResult:
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -169,7 +169,7 @@ def _run(
     finally:
         _end(process)
     seconds = time.monotonic() - began
-    return Result(
+    return CommandResult(
         argv,
         status,
         out.decode("utf-8", "surrogateescape"),

@@ -24,6 +24,7 @@ class NodeFacts(NamedTuple):
     maintenance that has it now; ``reserved_from``: when the next one begins. ``planned``: held for
     a waiting job, which is expected to start at ``planned_at``. ``idle_since``: since when it has
     been idle without a break, as far as was seen. ``lease``: our lease on it or waiting for it.
+    ``drained``: that an administrator takes it out of use, so that who runs on it has to leave.
     """
 
     name: str
@@ -38,6 +39,7 @@ class NodeFacts(NamedTuple):
     features: Sequence[str] = ()
     idle_since: float | None = None
     lease: str = ""
+    drained: str = ""
 
     @property
     def free_until(self) -> float | None:
@@ -93,14 +95,14 @@ def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     if node.reserved_from is None:
         return True, "no reservation"
     left = node.reserved_from - now
-    return left >= rules.min_free_s, f"a reservation begins in {_span(left)}{_needed(left, rules)}"
+    return left >= rules.min_free_s, f"a reservation begins in {span(left)}{_needed(left, rules)}"
 
 
 def _planned(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     if not node.planned and node.planned_at is None:
         return True, "no waiting job is planned on it"
     left = None if node.planned_at is None else node.planned_at - now
-    when = "" if left is None else f", which is expected to start in {_span(left)}"
+    when = "" if left is None else f", which is expected to start in {span(left)}"
     if not rules.use_planned:
         return False, f"it is held for a waiting job{when}"
     if left is None:
@@ -143,7 +145,7 @@ def _hours(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
         return True, "leases are allowed at any hour"
     return (
         left > 0,
-        f"leases are allowed for {_span(left)} from now"
+        f"leases are allowed for {span(left)} from now"
         if left > 0
         else "no leases are allowed at this hour",
     )
@@ -152,8 +154,8 @@ def _hours(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
 def _turn(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
     since = 0.0 if node.idle_since is None else now - node.idle_since
     passed = since >= rules.idle_for_s
-    turn = "" if passed else f"; the main scheduler has its turn for {_span(rules.idle_for_s)}"
-    return passed, f"it has been idle for {_span(since)}{turn}"
+    turn = "" if passed else f"; the main scheduler has its turn for {span(rules.idle_for_s)}"
+    return passed, f"it has been idle for {span(since)}{turn}"
 
 
 def _hold(node: NodeFacts, rules: GapRules, now: float) -> Verdict:
@@ -294,10 +296,10 @@ def _or_endless(horizon: float | None) -> float:
 
 
 def _needed(left: float, rules: GapRules) -> str:
-    return "" if left >= rules.min_free_s else f", and a lease needs {_span(rules.min_free_s)}"
+    return "" if left >= rules.min_free_s else f", and a lease needs {span(rules.min_free_s)}"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """``12 s``, ``3 min``, ``4.5 h``."""
     seconds = max(0.0, seconds)
     if seconds < 120:

@@ -2,78 +2,54 @@
 part, and gives them back.
 
 Everything that is the same for :mod:`scavenger.slurm` and :mod:`scavenger.pbs`, which say how their
-scheduler is read, what its settings mean and how a lease is asked for. Which node is a gap is
-:mod:`scavenger.batch.rules`' decision, what becomes of a lease :mod:`scavenger.batch.lease_books`',
-how jobs are submitted and cancelled :mod:`scavenger.batch.submission`'s; this module brings them
-together.
+scheduler is read and how a lease is asked for. Which node is a gap :mod:`scavenger.batch.rules`
+decides, what becomes of a lease :mod:`scavenger.batch.lease_ledger`, how jobs are submitted and
+cancelled :mod:`scavenger.batch.submission`; this module brings them together.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Generic
 
 from scavenger.batch.commands import Commands
+from scavenger.batch.ending import LeaseEnder
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import hold_for
-from scavenger.batch.lease_books import LeaseBooks, LeaseJob
+from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
-from scavenger.batch.rules import Choice, Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.batch.leaving import must_leave
+from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
+from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, PollResult, SchedulerError
 
 SUBMITTERS = 4
 HOLD_POLL_S = 2.0
-SiteT = TypeVar("SiteT")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a batch scheduler said at one look.
-
-    ``facts``: of every node. ``jobs``: lease id → its job; ``gone``: leases whose jobs were there
-    before and are no more. ``hold``: why no lease may be asked for now; ``kept``: idle node → why
-    this one may not. ``hurry``: nodes are just being taken back, so that the next look should come
-    soon.
-    """
-
-    facts: Mapping[str, NodeFacts]
-    jobs: Mapping[str, LeaseJob]
-    gone: Mapping[str, Lease] = field(default_factory=dict)
-    hold: str = ""
-    kept: Mapping[str, str] = field(default_factory=dict)
-    hurry: bool = False
-
-
-@dataclass(frozen=True)
-class View(Generic[SiteT]):
-    """What was concluded from one look. ``unwanted``: jobs of ours that have to be cancelled."""
-
-    time: float
-    site: SiteT
-    answer: Answer
-    rules: GapRules
-    leases: tuple[Lease, ...]
-    unwanted: list[LeaseJob]
-    choice: Choice
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     """A connection to one batch scheduler. One call at a time.
 
-    ``title``: the scheduler's name in sentences. ``site_every_s``: how often it is asked what is
-    configured. ``limit_step_s``: what time limits are a multiple of.
+    Subclasses say how their scheduler is read and how a lease is asked for.
     """
 
     name: str
     title: str
+    """The scheduler's name in sentences."""
+    oldest: tuple[int, int]
+    """The oldest release that will do."""
+    when_silent: str
+    """What to do when it cannot be asked, a sentence."""
     site_every_s: float
+    """How often it is asked what is configured, seconds."""
     limit_step_s: float
+    """What time limits are a multiple of, seconds."""
 
     def __init__(
         self,
@@ -90,17 +66,23 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.clock = clock
         self.site: SiteT | None = None
         self._site_at = 0.0
-        self.books = LeaseBooks(
+        self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
         self.submitter = Submitter(
             dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
         )
+        self.ender = LeaseEnder(self.ledger, self.submitter)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
         """Leases that were found to be gone since the last poll."""
 
     # --- what differs ---
+
+    @property
+    @abstractmethod
+    def asked_through(self) -> str:
+        """How it is read, in a word."""
 
     @abstractmethod
     def _ask_site(self) -> SiteT:
@@ -109,7 +91,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """
 
     @abstractmethod
-    def _read(self, site: SiteT, hold_s: float, now: float) -> Answer:
+    def _read(self, site: SiteT, hold_s: float, now: float) -> SchedulerAnswer:
         """Ask for nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: how
         long to hold after a preemption.
         """
@@ -131,15 +113,34 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """The command that submits a lease, and its script. Raises SchedulerError."""
 
     @abstractmethod
-    def check(self) -> list[tuple[bool, str]]:
-        """What works with this scheduler and what does not, and what to change."""
+    def _findings(self, site: SiteT) -> Iterator[Finding]:
+        """(works, sentence) per thing tested of a scheduler that answers and is new enough."""
 
     def _usual_s(self, site: SiteT) -> float:
         """Seconds between two polls when nothing is urgent."""
         return self.settings.poll_interval_s
 
-    def _act(self, view: View[SiteT]) -> None:
-        """What has to be done at a poll beside cancelling jobs."""
+    def _ask_options(self, site: SiteT) -> Sequence[str]:
+        """Options with which the command that cancels asks a lease to leave instead; none: a
+        cancelled lease has its grace time anyway.
+        """
+        return ()
+
+    def check(self) -> list[Finding]:
+        """(works, sentence) per thing tested; every sentence says what to change."""
+        try:
+            site = self.known_site()
+        except SchedulerError as error:
+            return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
+        if site.version < self.oldest:
+            oldest = ".".join(str(part) for part in self.oldest)
+            sentence = (
+                f"{self.title} {site.called} is older than {oldest}, the oldest that MalleTrain "
+                f"supports; update {self.title}."
+            )
+            return [(False, sentence)]
+        asked = f"{self.title} {site.called} answers; it is asked through {self.asked_through}."
+        return [(True, asked), *self._findings(site)]
 
     # --- polling ---
 
@@ -148,10 +149,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         cannot be asked.
         """
         began = time.monotonic()
-        view = self._look()
-        self._act(view)
-        if view.unwanted:
-            self.submitter.cancel(view.unwanted)
+        view = self.look()
+        grace_s = self.grace_s(view.site)
+        self.ender.cancel(view.unwanted, grace_s, view.time)
+        self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
         now = view.time
         gone, self._gone = self._gone, {}
@@ -166,14 +167,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*view.leases, *gone.values()),
+            leases=(*self.ender.with_asked(view.leases, grace_s), *gone.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
-            poll_again_s=self._interval(view, time.monotonic() - began),
+            poll_again_s=self.poll_again_s(view, time.monotonic() - began),
         )
 
-    def _look(self) -> View[SiteT]:
+    def look(self) -> LookResult[SiteT]:
         """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
         it was understood.
         """
@@ -191,7 +192,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self._idle_since = {
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
-        leases, unwanted = self.books.look(answer.jobs, answer.hold, answer.kept, now)
+        leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.kept, now)
         leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         self.memory.update(
             [
@@ -207,9 +208,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             rules,
             now,
             lambda node: self._horizon(node, now),
-            self.books.room(active, now, self.settings.owner),
+            self.ledger.room(active, now, self.settings.owner),
         )
-        return View(now, site, answer, rules, leases, unwanted, choice)
+        running = {lease.id for lease in leases if lease.state is LeaseState.RUNNING}
+        self.ender.forget(running, now)
+        notice_s = self.grace_s(site) + self.settings.spare_s
+        leave = must_leave(leases, facts, notice_s, now)
+        leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
+        return LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -235,14 +241,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),
         )
 
-    def _interval(self, view: View[SiteT], took_s: float) -> float:
+    def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
         """At most a tenth of the time goes into asking. Every second or two while nodes are taken
         back, then at most a third.
         """
         usual = self._usual_s(view.site)
         return (
             max(min(usual, HOLD_POLL_S), 3 * took_s)
-            if view.answer.hurry
+            if view.answer.urgent
             else max(usual, 10 * took_s)
         )
 
@@ -263,7 +269,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         user's.
         """
         for lease_id, user in leases.items():
-            self.books.know(
+            self.ledger.know(
                 lease_id, (self.settings.submit_as and user) or self.settings.user, self.clock()
             )
 
@@ -276,7 +282,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.know(
             {request.id: request.owner or "" for request in requests}
         )  # so that a look knows their jobs, should there be any
-        view = self._look()
+        view = self.look()
         first: dict[str, LeaseRequest] = {}
         for request in requests:
             first.setdefault(request.node, request)
@@ -297,32 +303,32 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             for request, one in ((request, taken[request.node]) for request in requests)
         ]
 
-    def _take_safely(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
+    def _take_safely(self, request: LeaseRequest, view: LookResult[SiteT]) -> Lease:
         try:
             return self._take_one(request, view)
         except SchedulerError as error:
             return _refused(request, str(error))
 
-    def _take_one(self, request: LeaseRequest, view: View[SiteT]) -> Lease:
-        if (known := self.books.jobs.get(request.id)) is not None:
+    def _take_one(self, request: LeaseRequest, view: LookResult[SiteT]) -> Lease:
+        if (known := self.ledger.jobs.get(request.id)) is not None:
             return known.lease
         wanted = self._wanted(request, view)
         argv, script = self._submission(wanted, view.site)
         try:
             number = self.submitter.submit(argv, script, request.owner)
         except LimitReachedError as error:
-            self.books.limit_reached(self.books.user_of(request.id), str(error), view.time)
+            self.ledger.limit_reached(self.ledger.user_of(request.id), str(error), view.time)
             raise
         except UnsureError as error:
-            self.books.give_up(request.id, str(error), view.time)
+            self.ledger.give_up(request.id, str(error), view.time)
             raise
         lease = Lease(request.id, number, LeaseState.PENDING, request.node)
-        self.books.jobs[request.id] = LeaseJob(
-            lease, self.books.user_of(request.id), request.node, view.time
+        self.ledger.jobs[request.id] = LeaseJob(
+            lease, self.ledger.user_of(request.id), request.node, view.time
         )
         return lease
 
-    def _wanted(self, request: LeaseRequest, view: View[SiteT]) -> Wanted:
+    def _wanted(self, request: LeaseRequest, view: LookResult[SiteT]) -> Wanted:
         """The lease that a request comes to. Raises SchedulerError when it may not be asked for."""
         s, now = self.settings, view.time
         facts = view.answer.facts.get(request.node)
@@ -332,11 +338,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             raise SchedulerError(f"{request.node} is no gap any more: {reason}")
         free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
         limit_s = s.limit_s(
-            self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
+            request.id, self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
         )
         if limit_s is None:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-        if reason := self.books.refusal(self.books.user_of(request.id), now):
+        if reason := self.ledger.refusal(self.ledger.user_of(request.id), now):
             raise SchedulerError(reason)
         grace_s = self.grace_s(view.site)
         env = {
@@ -373,15 +379,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """Cancel the jobs of these leases. Raises CommandError when one may still be there."""
         jobs = []
         for lease in leases:
-            self.books.give_up(lease.id, "given back", self.clock())
-            known = self.books.jobs.get(lease.id)
+            self.ledger.give_up(lease.id, "given back", self.clock())
+            known = self.ledger.jobs.get(lease.id)
             if known is None and lease.scheduler_id:
                 known = LeaseJob(
-                    replace(lease, state=LeaseState.RUNNING), self.books.user_of(lease.id)
+                    replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
                 )
             if known is not None and known.alive:
                 jobs.append(known)
-        if error := self.submitter.cancel(jobs):
+        # Before anything was asked of the scheduler its grace time is not known.
+        grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
+        if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error
 
 

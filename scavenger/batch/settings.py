@@ -5,12 +5,15 @@ may be under it. Pure.
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from scavenger.batch.rules import GapRules
 
+SPREAD = 0.25
+"""By so much of their usual time leases differ in length."""
 LEAST_LIMIT_S = 60.0
 """No lease is shorter: starting a job takes part of it. Slurm counts time limits in whole minutes
 anyway.
@@ -32,7 +35,8 @@ class BatchSettings(Generic[OptionsT]):
     ``idle_for_s``: how long a node must be idle; None: one scheduling cycle. ``backfill``: no
     preemption is counted on, so every lease ends before the next known use of its node, and leaves
     ``spare_s`` of the time until then unused. ``time_limit_s``: the longest lease; ``time_min_s``:
-    the shortest that is of use, None where the main scheduler need not fit leases in.
+    the shortest that is of use, None where the main scheduler need not fit leases in. ``lease_s``:
+    how long one usually is, None: as long as the longest.
 
     ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
     per second. ``max_leases``: at once; 0 for no limit. ``hold_s``: how long no lease is asked for
@@ -53,6 +57,7 @@ class BatchSettings(Generic[OptionsT]):
     backfill: bool = False
     spare_s: float = 30.0
     time_limit_s: float = 12 * 3600.0
+    lease_s: float | None = None
     time_min_s: float | None = None
     start_within_s: float = 60.0
     submit_rate: float = 10.0
@@ -77,10 +82,20 @@ class BatchSettings(Generic[OptionsT]):
         """The shortest lease that is asked for."""
         return max(LEAST_LIMIT_S, self.time_min_s or 0.0)
 
-    def limit_s(self, step_s: float, *within_s: float | None) -> float | None:
-        """Time limit in seconds, a multiple of ``step_s``, of a lease that must end within each of
-        ``within_s`` from now (None: no such end). None: too short to be of use.
+    def limit_s(self, lease: str, step_s: float, *within_s: float | None) -> float | None:
+        """Time limit of a lease in seconds. None: too short to be of use.
+
+        Leases that were asked for together must not end together, which would take all its nodes
+        from a job at once: each has its own part, three quarters or more, of the usual time.
+
+        Args:
+            lease: its id.
+            step_s: what limits are a multiple of, seconds.
+            within_s: seconds from now within which it must end; None: no such end.
         """
-        longest = min([self.time_limit_s, *(s for s in within_s if s is not None)])
+        usual_s = min(self.lease_s or self.time_limit_s, self.time_limit_s)
+        if self.lease_s is not None:
+            usual_s *= 1.0 - SPREAD * zlib.crc32(lease.encode()) / 2**32
+        longest = min([usual_s, *(s for s in within_s if s is not None)])
         limit = math.floor(longest / step_s + 1e-9) * step_s
         return limit if limit > 0 and limit >= min(self.least_s, self.time_limit_s) else None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scavenger.batch.commands import CommandError, Commands, failure
 from scavenger.batch.lease_script import owner_prefix
@@ -77,6 +77,17 @@ class Dialect:
     ended: re.Pattern[str]
     cancel: str
     at_once: int
+    kill: tuple[str, ...] = ()
+    """The command that kills what runs of suspended jobs; empty: to cancel them is enough."""
+
+
+class Cancelled(NamedTuple):
+    """What came of cancelling jobs."""
+
+    accepted: frozenset[str]
+    """Ids of the jobs that will end, as far as the scheduler says."""
+    problem: CommandError | None
+    """What went wrong; jobs that have ended are no error."""
 
 
 class OwnedJob(Protocol):
@@ -129,10 +140,21 @@ class Submitter:
             raise UnsureError(sentence)
         raise SchedulerError(sentence)
 
-    def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> CommandError | None:
-        """End jobs, many at once for each owner. Returns what went wrong; jobs that have ended are
-        no error.
+    def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> Cancelled:
+        """End jobs, many at once for each owner.
+
+        Args:
+            jobs: those to end.
+            options: of the command; with some of them jobs are only sent a signal.
         """
+        return self._on([self.dialect.cancel, *options], jobs)
+
+    def kill(self, jobs: Sequence[OwnedJob]) -> Cancelled:
+        """Kill what runs of jobs that cannot hear a signal to end."""
+        return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
+
+    def _on(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
+        accepted: set[str] = set()
         problem = None
         by_owner: dict[str | None, list[str]] = {}
         for job in jobs:
@@ -140,24 +162,22 @@ class Submitter:
             by_owner.setdefault(owner, []).append(job.id)
         for owner, ids in by_owner.items():
             for begin in range(0, len(ids), self.dialect.at_once):
+                some = ids[begin : begin + self.dialect.at_once]
                 try:
-                    argv = [
-                        self.dialect.cancel,
-                        *options,
-                        *ids[begin : begin + self.dialect.at_once],
-                    ]
-                    result = self.commands.run(self._as(owner, argv))
+                    result = self.commands.run(self._as(owner, [*command, *some]))
                 except CommandError as error:
                     problem = error
                     continue
                 # One line for each job: that one of them has ended says nothing of the others.
-                complaints = [line for line in result.stderr.splitlines() if line.strip()]
-                if result.status != 0 and (
-                    not complaints
-                    or not all(self.dialect.ended.search(line) for line in complaints)
-                ):
+                lines = [line for line in result.stderr.splitlines() if line.strip()]
+                named = {id: [line for line in lines if _names(line, id)] for id in some}
+                refused = [line for line in lines if not self.dialect.ended.search(line)]
+                if result.status != 0 and (refused or not lines):
                     problem = failure(result)
-        return problem
+                clear = lines and all(any(_names(line, id) for id in some) for line in lines)
+                if result.status == 0 or clear:
+                    accepted |= {id for id, said in named.items() if not said}
+        return Cancelled(frozenset(accepted), problem)
 
     def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
         """The command as ``owner``, then by its full path: sudo looks for commands in a PATH of its
@@ -166,3 +186,8 @@ class Submitter:
         prefix = owner_prefix(self.submit_as, owner)
         found = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
         return [*prefix, found or argv[0], *argv[1:]]
+
+
+def _names(line: str, job_id: str) -> bool:
+    """Whether a complaint is about this job."""
+    return re.search(rf"(?<![\w.]){re.escape(job_id)}(?!\w)", line) is not None

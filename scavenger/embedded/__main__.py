@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger.embedded.cluster import Cluster, Settings
+from scavenger.embedded.cluster import EmbeddedCluster, Settings
 from scavenger.embedded.layout import Layout, read_json
 
 
@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         replay = None
         if args.trace is not None:
+            from scavenger.trace.files import read
             from scavenger.trace.replay import Replay, fit
-            from scavenger.trace.trace import read
 
             whole = read(args.trace, duration_s=args.trace_end)
             if set(whole.names) < set(
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sweep_s=args.sweep,
             lifetime_s=args.lifetime,
         )
-        Cluster(settings, replay).run()
+        EmbeddedCluster(settings, replay).run()
     return 0
 
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
-import re
 import select
 import signal
 import time
@@ -31,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from scavenger.embedded import processes
 from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
-from scavenger.embedded.lease import Lease
+from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
 from scavenger.embedded.record import Record
+from scavenger.embedded.requests import RequestRefused, TakeRequest, read_take
 
 if TYPE_CHECKING:  # a cluster without a trace needs no numpy
     from scavenger.trace.replay import Replay
@@ -42,7 +41,6 @@ POLL_S = 0.05
 HEARTBEAT_S = 1.0
 KEEP_ENDED = 256
 """Ended leases kept in cluster.json, newest first to stay."""
-_LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,15 @@ class Settings:
     lifetime_s: float | None = None
 
 
-class Refused(ValueError):
-    """A request that cannot be done; the message says why."""
-
-
 @dataclass
-class Node:
+class VirtualNode:
     """A virtual node. ``idle_since`` (epoch seconds) is when the current gap began, None while the
     main scheduler uses it.
     """
 
     name: str
     idle_since: float | None = None
-    lease: Lease | None = None
+    lease: LeaseProcess | None = None
 
     @property
     def state(self) -> str:
@@ -86,15 +80,7 @@ class Node:
         return "leased" if self.lease.state == "running" else "busy"
 
 
-def notice_given(count: int, fraction: float, seed: int) -> bool:
-    """Whether preemption number ``count`` (from 0) is announced: evenly spread, so that any run of
-    them has the fraction asked for.
-    """
-    phase = random.Random(seed).random()
-    return math.floor((count + 1) * fraction + phase) > math.floor(count * fraction + phase)
-
-
-class Cluster:
+class EmbeddedCluster:
     """The scheduler loop. Single-threaded: the processes of leases are tied to the life of the
     thread that starts them.
     """
@@ -103,8 +89,8 @@ class Cluster:
         self.settings = settings
         self.replay = replay
         self.layout = Layout(settings.directory.resolve())
-        self.nodes = {name: Node(name) for name in settings.nodes}
-        self.leases: dict[str, Lease] = {}
+        self.nodes = {name: VirtualNode(name) for name in settings.nodes}
+        self.leases: dict[str, LeaseProcess] = {}
         self.totals: dict[str, float] = {
             "offered_node_s": 0.0,
             "leased_node_s": 0.0,
@@ -123,8 +109,7 @@ class Cluster:
         self._accounted = self._started = self._trace_began = time.monotonic()
         self._record = Record(self.layout)
 
-    # -- the loop
-    # ----------------------------------------
+    # -- the loop --
 
     def run(self) -> None:
         """Run until asked to stop. The caller holds the directory's lock."""
@@ -191,8 +176,7 @@ class Cluster:
             else:
                 lease.leave(now, wall, self.settings.grace_s, "the cluster stops")
 
-    # -- nodes
-    # ----------------------------------------
+    # -- nodes --
 
     def _follow_trace(self, now: float, wall: float) -> None:
         if self.replay is None:
@@ -213,7 +197,7 @@ class Cluster:
             if node.lease is None:
                 self._changed(node)
 
-    def _preempt(self, node: Node, now: float, wall: float) -> None:
+    def _preempt(self, node: VirtualNode, now: float, wall: float) -> None:
         lease = node.lease
         if lease is None or lease.state != "running" or lease.notice is not None:
             return
@@ -233,16 +217,15 @@ class Cluster:
         self._record.log(node.name, "preempted", lease.id, lease.reason)
         self._dirty = True
 
-    def _free(self, node: Node) -> None:
+    def _free(self, node: VirtualNode) -> None:
         node.lease = None
         self._changed(node)
 
-    def _changed(self, node: Node) -> None:
+    def _changed(self, node: VirtualNode) -> None:
         self._record.log(node.name, node.state)
         self._dirty = True
 
-    # -- leases
-    # ----------------------------------------
+    # -- leases --
 
     def _reap(self, now: float, wall: float) -> None:
         by_pid = {lease.pid: lease for lease in self.leases.values() if lease.state == "running"}
@@ -263,7 +246,7 @@ class Cluster:
         for path in waiting(self.layout.spool):
             try:
                 answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
-            except (Refused, ValueError, OSError) as error:
+            except (RequestRefused, ValueError, OSError) as error:
                 self.totals["refused_requests"] += 1
                 answer = {"ok": False, "error": str(error)}
             self._dirty = True
@@ -273,7 +256,7 @@ class Cluster:
 
     def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
         if not isinstance(request, dict) or request.get("format") != FORMAT:
-            raise Refused(
+            raise RequestRefused(
                 f"The request is not a JSON object of format {FORMAT}; client and cluster are "
                 "of different versions."
             )
@@ -286,7 +269,9 @@ class Cluster:
                 if lease is not None:
                     lease.leave(now, wall, self.settings.grace_s, "given back")
             return {}
-        raise Refused(f"The request is of an unknown kind or incomplete: {str(kind)[:40]!r}.")
+        raise RequestRefused(
+            f"The request is of an unknown kind or incomplete: {str(kind)[:40]!r}."
+        )
 
     def _take(self, entry: Any, now: float, wall: float) -> dict[str, Any]:
         """Start a lease; a refused one is answered as ended at once, with the reason, as a
@@ -297,44 +282,32 @@ class Cluster:
         if known is not None:  # asked again after an answer got lost
             return {"id": lease_id, **known.record()}
         try:
-            lease = self._start(lease_id, entry, now, wall)
-        except (Refused, OSError) as error:
+            lease = self._start(read_take(entry), now, wall)
+        except (RequestRefused, OSError) as error:
             return {"id": lease_id, "node": "", "state": "ended", "pid": 0, "reason": str(error)}
         return {"id": lease_id, **lease.record()}
 
-    def _start(self, lease_id: str, entry: Any, now: float, wall: float) -> Lease:
-        if not _LEASE_ID.fullmatch(lease_id):
-            raise Refused(
-                f"The lease id {lease_id[:100]!r} is not made of 1-100 letters, digits, '.', "
-                "'_' and '-'."
-            )
-        argv, env, duration = entry.get("argv"), entry.get("env", {}), entry.get("duration_s")
-        if not (isinstance(argv, list) and argv and all(isinstance(a, str) for a in argv)):
-            raise Refused("The command must be a list of at least one string.")
-        if not (isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
-            raise Refused("The environment must be an object of strings.")
-        if not (duration is None or (isinstance(duration, int | float) and duration > 0)):
-            raise Refused(f"The time limit must be a positive number of seconds; got {duration!r}.")
-        node = self.nodes.get(str(entry.get("node")))
+    def _start(self, wanted: TakeRequest, now: float, wall: float) -> LeaseProcess:
+        node = self.nodes.get(wanted.node)
         if node is None:
-            raise Refused(f"There is no node {str(entry.get('node'))[:100]!r} in this cluster.")
+            raise RequestRefused(f"There is no node {wanted.node[:100]!r} in this cluster.")
         if self._stopping:
-            raise Refused("The cluster is stopping.")
+            raise RequestRefused("The cluster is stopping.")
         if node.state != "idle":
-            raise Refused(f"Node {node.name} is {node.state}, not idle.")
+            raise RequestRefused(f"Node {node.name} is {node.state}, not idle.")
         lease = start_lease(
-            lease_id,
+            wanted.id,
             node.name,
-            argv,
-            env,
-            folder=self.layout.lease(lease_id),
+            wanted.argv,
+            wanted.env,
+            folder=self.layout.lease(wanted.id),
             cluster=str(self.layout.root),
             wall=wall,
-            ends_by=None if duration is None else now + duration,
+            ends_by=None if wanted.duration_s is None else now + wanted.duration_s,
         )
-        self.leases[lease_id] = node.lease = lease
+        self.leases[wanted.id] = node.lease = lease
         self.totals["leases"] += 1
-        self._record.log(node.name, "leased", lease_id)
+        self._record.log(node.name, "leased", wanted.id)
         self._prune()
         return lease
 
@@ -343,8 +316,7 @@ class Cluster:
         for lease_id in ended[:-KEEP_ENDED]:
             del self.leases[lease_id]
 
-    # -- books
-    # ----------------------------------------
+    # -- what is counted and written --
 
     def _account(self, now: float) -> None:
         elapsed, self._accounted = now - self._accounted, now
@@ -395,7 +367,7 @@ class Cluster:
                 processes.send(process, signal.SIGKILL)
 
 
-def _install_signals(cluster: Cluster) -> int:
+def _install_signals(cluster: EmbeddedCluster) -> int:
     """Count requests to stop; wake the loop when a child ends. Returns the descriptor to wait
     on.
     """

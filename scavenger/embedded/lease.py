@@ -15,7 +15,9 @@ decision.
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -33,7 +35,7 @@ SCAN_EVERY_S = 0.1
 
 
 @dataclass
-class Lease:
+class LeaseProcess:
     """A lease and its process. Times named ``*_at`` are epoch seconds; deadlines are on the
     monotonic clock.
     """
@@ -172,7 +174,7 @@ def start(
     cluster: str,
     wall: float,
     ends_by: float | None,
-) -> Lease:
+) -> LeaseProcess:
     """Start the command of a lease in its own session, tied to this process's life. Raises OSError
     when it cannot be started.
 
@@ -191,7 +193,7 @@ def start(
             env={**os.environ, **env, **marks, "MALLETRAIN_NODE": node},
             start_new_session=True,
         )
-    return Lease(
+    return LeaseProcess(
         lease_id,
         node,
         tuple(f"{k}={v}" for k, v in marks.items()),
@@ -200,6 +202,14 @@ def start(
         ends_by,
         process,
     )
+
+
+def notice_given(count: int, fraction: float, seed: int) -> bool:
+    """Whether preemption number ``count`` (from 0) is announced: evenly spread, so that any run of
+    them has the fraction asked for.
+    """
+    phase = random.Random(seed).random()
+    return math.floor((count + 1) * fraction + phase) > math.floor(count * fraction + phase)
 
 
 def describe_exit(status: int) -> str:

@@ -1,5 +1,4 @@
-"""The scavenger of the embedded cluster: the client of :mod:`scavenger.embedded.cluster`, and the
-way to start one.
+"""The scavenger of the embedded cluster: the client of :mod:`scavenger.embedded.cluster`.
 
 Every virtual node that the cluster shows as idle is a gap: its main scheduler has no queue behind
 it. Nothing is decided here about who gets a lease.
@@ -8,16 +7,11 @@ it. Nothing is decided here about who gets a lease.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scavenger.embedded import processes
 from scavenger.embedded.layout import (
     FORMAT,
     Layout,
@@ -63,7 +57,7 @@ class LocalScavenger:
 
     def poll(self) -> PollResult:
         """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory."""
-        state = self._state()
+        state = self.state()
         nodes = state["nodes"]
         now = float(state["time"])
         watch = self._watch
@@ -143,7 +137,7 @@ class LocalScavenger:
     def check(self) -> list[tuple[bool, str]]:
         """Whether a cluster runs in the directory and answers."""
         try:
-            state = self._state()
+            state = self.state()
         except SchedulerError as error:
             return [(False, str(error))]
         age = time.time() - float(state["time"])
@@ -174,12 +168,15 @@ class LocalScavenger:
         return found
 
     def totals(self) -> dict[str, float]:
-        """The cluster's own books: node-seconds offered, leased and used in grace time, leases,
+        """The cluster's own counts: node-seconds offered, leased and used in grace time, leases,
         preemptions, orphans.
         """
-        return {k: float(v) for k, v in self._state(must_run=False)["totals"].items()}
+        return {k: float(v) for k, v in self.state(must_run=False)["totals"].items()}
 
-    def _state(self, must_run: bool = True) -> dict[str, Any]:
+    def state(self, must_run: bool = True) -> dict[str, Any]:
+        """What the cluster last wrote of itself (cluster.json). Raises SchedulerError when none is
+        there, or none runs and ``must_run``.
+        """
         try:
             state = read_json(self.layout.state)
         except (OSError, ValueError) as error:
@@ -210,7 +207,7 @@ class LocalScavenger:
         return f"Start it with: python -m scavenger.embedded --dir {self.layout.root} --nodes 6"
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._state()
+        self.state()
         name = request_name()
         try:
             write_json(self.layout.spool / name, {"format": FORMAT, **request})
@@ -228,7 +225,7 @@ class LocalScavenger:
             if time.monotonic() > deadline:
                 # Withdrawn, so that it does not happen after the caller was told that it failed.
                 (self.layout.spool / name).unlink(missing_ok=True)
-                self._state()
+                self.state()
                 raise SchedulerError(
                     f"The cluster in {self.layout.root} gave no answer within "
                     f"{self.timeout_s:g} s; see {self.layout.log}."
@@ -256,154 +253,3 @@ def _lease(lease_id: str, record: dict[str, Any]) -> Lease:
         record["reason"],
         record.get("leaving_by") if record["state"] == "running" else None,
     )
-
-
-@dataclass(frozen=True)
-class ClusterProcess:
-    """A running embedded cluster, started by this process or another."""
-
-    directory: Path
-    pid: int
-    pid_start: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def attach(cls, directory: str | os.PathLike[str]) -> ClusterProcess:
-        """The cluster that runs in ``directory``. Raises SchedulerError when none does."""
-        scavenger = LocalScavenger(directory)
-        state = scavenger._state()
-        return cls(scavenger.layout.root, int(state["pid"]), int(state["pid_start"]))
-
-    def scavenger(self) -> LocalScavenger:
-        """A connection to it."""
-        return LocalScavenger(self.directory)
-
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        if self.process is not None:
-            self.process.poll()  # reaps it when it is our child
-        return processes.alive(self.pid, self.pid_start)
-
-    def go_on(self) -> None:
-        """Let the trace begin that :func:`start_cluster` was told to hold. Harmless where it has
-        begun.
-        """
-        Layout(self.directory).hold.unlink(missing_ok=True)
-
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop it in order (leases get their grace time); after ``timeout_s`` by force. Returns
-        when it is gone.
-        """
-        for number, patience in (
-            (signal.SIGTERM, timeout_s),
-            (signal.SIGTERM, 5.0),
-            (signal.SIGKILL, 5.0),
-        ):
-            if not self.alive():
-                return
-            os.kill(self.pid, number)
-            deadline = time.monotonic() + patience
-            while self.alive() and time.monotonic() < deadline:
-                time.sleep(0.02)
-        if self.alive():
-            raise SchedulerError(
-                f"The cluster in {self.directory} (process {self.pid}) does not end, even when "
-                "killed."
-            )
-
-
-def start_cluster(
-    directory: str | os.PathLike[str],
-    nodes: int,
-    *,
-    trace: str | os.PathLike[str] | None = None,
-    speedup: float = 1.0,
-    start_s: float | None = None,
-    duration_s: float | None = None,
-    trace_end_s: float | None = None,
-    at_end: str = "repeat",
-    hold: bool = False,
-    grace_s: float = 5.0,
-    notice_fraction: float = 1.0,
-    sweep_s: float = 1.0,
-    seed: int = 0,
-    lifetime_s: float | None = None,
-    timeout_s: float = START_TIMEOUT_S,
-) -> ClusterProcess:
-    """Start a cluster as a process in its own session, which outlives this one, and wait until it
-    is ready.
-
-    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stands
-    still at its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the
-    cluster's own words when it does not start.
-    """
-    layout = Layout(Path(directory).resolve())
-    layout.create()
-    layout.hold.touch() if hold else layout.hold.unlink(missing_ok=True)
-    argv = [
-        sys.executable,
-        "-m",
-        "scavenger.embedded",
-        "--dir",
-        str(layout.root),
-        "--nodes",
-        str(nodes),
-        "--speedup",
-        repr(speedup),
-        "--at-end",
-        at_end,
-        "--grace",
-        repr(grace_s),
-        "--notice-fraction",
-        repr(notice_fraction),
-        "--sweep",
-        repr(sweep_s),
-        "--seed",
-        str(seed),
-    ]
-    optional = {
-        "--trace": None if trace is None else str(Path(trace).resolve()),
-        "--trace-end": trace_end_s,
-        "--start": start_s,
-        "--duration": duration_s,
-        "--lifetime": lifetime_s,
-    }
-    argv += [
-        word
-        for option, value in optional.items()
-        if value is not None
-        for word in (option, str(value))
-    ]
-    with open(layout.log, "ab") as log:
-        said_before = log.tell()
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + timeout_s
-    while True:
-        state = read_json(layout.state)
-        if (
-            state is not None
-            and state.get("pid") == process.pid
-            and state.get("state") == "running"
-        ):
-            return ClusterProcess(layout.root, process.pid, int(state["pid_start"]), process)
-        if process.poll() is not None:
-            with open(layout.log, "rb") as log_again:
-                log_again.seek(said_before)
-                words = log_again.read().decode(errors="replace").strip()
-            raise SchedulerError(
-                f"The embedded cluster did not start: {words or 'it said nothing'} (see "
-                f"{layout.log})"
-            )
-        if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise SchedulerError(
-                f"The embedded cluster was not ready within {timeout_s:g} s; see {layout.log}."
-            )
-        time.sleep(0.02)

@@ -4,7 +4,8 @@
 Used for the processes of a lease: when the embedded cluster is killed without a chance to clean up,
 the kernel sends them SIGKILL (PR_SET_PDEATHSIG, prctl(2)). The setting survives exec; children of
 the command do not inherit it. Standard library only, no package import: it is run by its path and
-replaced by the command at once.
+replaced by the command at once. ``malletrain.launch`` has one of its own for the workers of a job:
+the scavenger may not import malletrain.
 """
 
 import ctypes

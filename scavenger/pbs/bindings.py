@@ -10,9 +10,11 @@ any case, which alone can do so as another user.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,14 @@ import msgspec
 
 from scavenger.batch.commands import shorten
 from scavenger.interface import SchedulerError
-from scavenger.pbs.parse import JOB_ATTRIBUTES, JobTable, RawJob, RawNode, checked_nodes, job_table
+from scavenger.pbs.parse import (
+    JOB_ATTRIBUTES,
+    PbsJobTable,
+    RawJob,
+    RawNode,
+    checked_nodes,
+    job_table,
+)
 
 NODE_ATTRIBUTES = ("state", "jobs", "resv", "comment", "queue", "resources_available")
 NEEDED = (
@@ -34,21 +43,30 @@ NEEDED = (
 )
 
 
-def load_module() -> tuple[ModuleType | None, str]:
-    """``pbs_ifl``, if it can be imported and has what is needed; else None and why not."""
+def load_module(installed: Path | None = None) -> tuple[ModuleType | None, str]:
+    """``pbs_ifl``, if it can be imported and has what is needed; else None and why not.
+
+    Args:
+        installed: where PBS is installed; its bindings are in ``lib/python/altair`` there.
+    """
+    folders = [] if installed is None else [str(installed / "lib" / "python" / "altair")]
+    before = list(sys.path)
     try:
+        sys.path += folders
         module = importlib.import_module("pbs_ifl")
     except Exception as error:  # ImportError, or whatever its library does when it finds no PBS
         return (
             None,
             f"pbs_ifl cannot be imported ({shorten(str(error) or type(error).__name__, 80)})",
         )
+    finally:
+        sys.path[:] = before
     missing = [name for name in NEEDED if not hasattr(module, name)]
     return (None, f"pbs_ifl lacks {', '.join(missing)}") if missing else (module, "")
 
 
 class BindingsSource:
-    """Reads through pbs_ifl; see :class:`scavenger.pbs.source.Source`."""
+    """Reads through pbs_ifl; see :class:`scavenger.pbs.source.PbsSource`."""
 
     name = "bindings"
 
@@ -59,7 +77,7 @@ class BindingsSource:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pbs_ifl")
         self._running: Future[Any] | None = None
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         """Vnodes and jobs now. Raises SchedulerError."""
         if self._running is not None and not self._running.done():
             raise SchedulerError("PBS still gives its Python bindings no answer.")
@@ -78,7 +96,7 @@ class BindingsSource:
             ) from None
         return checked_nodes(nodes), jobs
 
-    def _read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+    def _read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         connection = self.module.pbs_connect(self.server)
         if connection < 0:
             raise SchedulerError(

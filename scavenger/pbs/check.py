@@ -8,73 +8,53 @@ tested with one that is held (``-h``) and deleted at once. What only the schedul
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from scavenger.batch.lease_books import LeaseJob
+from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.lease_script import lease_script
+from scavenger.batch.look import Finding
+from scavenger.batch.settings import BatchSettings
+from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import qsub
+from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub
 from scavenger.pbs.site import PbsSite
+from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import by_host
 
-if TYPE_CHECKING:
-    from scavenger.pbs.scavenger import PbsScavenger
-
-OLDEST = (18, 1)
-"""The first release whose qstat and pbsnodes print JSON (openpbs pull request 249)."""
-Finding = tuple[bool, str]
 WAYS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
 
-def check(scavenger: PbsScavenger) -> list[Finding]:
+@dataclass(frozen=True)
+class PbsChecked:
+    """What is looked at."""
+
+    site: PbsSite
+    settings: BatchSettings[PbsLeaseOptions]
+    grace_s: float
+    """Seconds a preempted lease has."""
+    source: PbsSource
+    reservations: Reservations
+    submitter: Submitter
+    now: float
+
+
+def findings(checked: PbsChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
-    try:
-        site = scavenger.known_site()
-    except SchedulerError as error:
-        return [
-            (
-                False,
-                f"PBS cannot be asked: {error} Run MalleTrain where qstat works (/etc/pbs.conf "
-                "must name the server).",
-            )
-        ]
-    found = list(_version(site, scavenger))
-    if not found[0][0]:
-        return found
-    found += _server(site)
-    found += _queue(site, scavenger)
-    if scavenger.settings.backfill:
-        found += _backfill(site, scavenger)
-    else:
-        found += _preemption(site, scavenger)
-        found += _grace(site, scavenger)
-    found += _nodes(site, scavenger)
+    parts = [_server, _queue]
+    parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
+    found = [finding for part in [*parts, _shell, _nodes] for finding in part(checked)]
+    yield from found
     if all(works for works, _ in found):
-        found += _permission(scavenger, site)
-    return found
+        yield from _permission(checked)
 
 
-def _version(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
-    if site.version < OLDEST:
-        oldest = ".".join(str(part) for part in OLDEST)
-        yield (
-            False,
-            f"PBS {site.shown_version} is older than {oldest}, the oldest that MalleTrain "
-            "supports; update PBS.",
-        )
-        return
-    yield (
-        True,
-        f"PBS {site.shown_version} (server {site.server}) answers; it is asked through its "
-        f"{scavenger.source.name}.",
-    )
-
-
-def _server(site: PbsSite) -> Iterator[Finding]:
-    if not site.scheduling:
+def _server(checked: PbsChecked) -> Iterator[Finding]:
+    if not checked.site.scheduling:
         yield False, "PBS starts no jobs at present; run: qmgr -c 'set server scheduling = True'"
-    if not site.sees_others:
+    if not checked.site.sees_others:
         yield (
             True,
             (
@@ -86,16 +66,16 @@ def _server(site: PbsSite) -> Iterator[Finding]:
         )
 
 
-def _queue(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
-    name = scavenger.settings.lease.queue
-    known = ", ".join(sorted(q.name for q in site.queues.values() if not q.acl)) or "none"
+def _queue(checked: PbsChecked) -> Iterator[Finding]:
+    name = checked.settings.lease.queue
+    known = ", ".join(sorted(q.name for q in checked.site.queues.values() if not q.acl)) or "none"
     if not name:
         yield (
             False,
             f"No queue is named for the leases; set queue in [scheduler.pbs] to one of {known}.",
         )
         return
-    queue = site.queues.get(name)
+    queue = checked.site.queues.get(name)
     if queue is None:
         yield (
             False,
@@ -114,13 +94,13 @@ def _queue(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
         )
     else:
         yield True, f"Queue {name} takes and starts jobs (Priority {queue.priority})."
-        yield from _walltime(name, queue.min_walltime_s, queue.max_walltime_s, scavenger)
+        yield from _walltime(name, queue.min_walltime_s, queue.max_walltime_s, checked)
 
 
 def _walltime(
-    name: str, least: float | None, most: float | None, scavenger: PbsScavenger
+    name: str, least: float | None, most: float | None, checked: PbsChecked
 ) -> Iterator[Finding]:
-    s = scavenger.settings
+    s = checked.settings
     if most is not None and s.time_limit_s > most:
         yield (
             False,
@@ -141,24 +121,24 @@ def _walltime(
         )
 
 
-def _preemption(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
-    name = scavenger.settings.lease.queue
-    queue = site.queues.get(name)
+def _preemption(checked: PbsChecked) -> Iterator[Finding]:
+    name = checked.settings.lease.queue
+    queue = checked.site.queues.get(name)
     if queue is None:
         return
     instead = (
         'or set mode = "backfill" in [scheduler.pbs] for leases that end before the nodes '
         "are wanted"
     )
-    above = site.above(name)
-    if queue.priority >= site.preempt_queue_prio:
+    above = checked.site.above(name)
+    if queue.priority >= checked.site.preempt_queue_prio:
         yield (
             False,
             (
                 f"Queue {name} has Priority {queue.priority}, which makes it an express queue "
                 "whose jobs preempt others (preempt_queue_prio is "
-                f"{site.preempt_queue_prio}); set queue in [scheduler.pbs] to one with a lower "
-                "Priority."
+                f"{checked.site.preempt_queue_prio}); set queue in [scheduler.pbs] to one "
+                "with a lower Priority."
             ),
         )
     elif not above:
@@ -166,25 +146,25 @@ def _preemption(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
             False,
             (
                 f"No queue preempts {name}: none has a Priority of preempt_queue_prio "
-                f"({site.preempt_queue_prio}) or more, so leases would "
+                f"({checked.site.preempt_queue_prio}) or more, so leases would "
                 "keep others waiting; run qmgr -c 'set queue MAIN Priority = "
-                f"{site.preempt_queue_prio}' for the queues of the main jobs and "
+                f"{checked.site.preempt_queue_prio}' for the queues of the main jobs and "
                 f"set preemptive_sched: True in sched_config, {instead}."
             ),
         )
     else:
-        ways = ", ".join(WAYS[way] for way in site.preempt_order)
+        ways = ", ".join(WAYS[way] for way in checked.site.preempt_order)
         yield (
             True,
             (
                 f"Jobs of {', '.join(above)} preempt those of {name} if sched_config says "
                 "preemptive_sched: True, which MalleTrain cannot see; "
                 f"a preempted job is {ways}, whichever works first "
-                f"(preempt_order{'' if site.preempt_known else ', by default'})."
+                f"(preempt_order{'' if checked.site.preempt_known else ', by default'})."
             ),
         )
         others = sorted(
-            q.name for q in site.queues.values() if _waits(site, q.name, above, scavenger)
+            q.name for q in checked.site.queues.values() if _waits(q.name, above, checked)
         )
         if others:
             yield (
@@ -192,36 +172,36 @@ def _preemption(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
                 f"Jobs of {', '.join(others)} do not preempt leases and may have to wait for "
                 "them to end; keep time_limit short.",
             )
-        if site.suspends:
+        if checked.site.suspends:
             yield (
                 True,
                 (
                     "Preempted leases are suspended: they get no signal and keep their memory "
-                    "until MalleTrain deletes them, at the next poll. "
+                    "until MalleTrain kills them (qsig, qdel), at the next poll. "
                     "qmgr -c 'set sched preempt_order = D' lets them leave in order."
                 ),
             )
-        if scavenger.settings.lease.rerunnable == "no" and site.requeues:
+        if checked.settings.lease.rerunnable == "no" and checked.site.requeues:
             yield (
                 False,
                 (
                     "Leases are not rerunnable, and PBS preempts by nothing else "
-                    f"(preempt_order = {site.preempt_order}), so they would never "
+                    f"(preempt_order = {checked.site.preempt_order}), so they would never "
                     "be preempted; take rerunnable out of [scheduler.pbs]."
                 ),
             )
 
 
-def _waits(site: PbsSite, name: str, above: list[str], scavenger: PbsScavenger) -> bool:
-    queue = site.queues[name]
-    own = scavenger.settings.lease.queue
+def _waits(name: str, above: list[str], checked: PbsChecked) -> bool:
+    queue = checked.site.queues[name]
+    own = checked.settings.lease.queue
     return queue.execution and queue.enabled and name not in above and name != own and not queue.acl
 
 
-def _grace(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
-    wanted = scavenger.settings.wanted_grace_s
-    name = scavenger.settings.lease.queue
-    grace = scavenger.grace_s(site)
+def _grace(checked: PbsChecked) -> Iterator[Finding]:
+    wanted = checked.settings.wanted_grace_s
+    name = checked.settings.lease.queue
+    grace = checked.grace_s
     if grace < wanted:
         yield (
             False,
@@ -240,8 +220,8 @@ def _grace(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
         )
 
 
-def _backfill(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
-    if site.estimates:
+def _backfill(checked: PbsChecked) -> Iterator[Finding]:
+    if checked.site.estimates:
         yield (
             True,
             (
@@ -262,20 +242,38 @@ def _backfill(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
         )
 
 
-def _nodes(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
+def _shell(checked: PbsChecked) -> Iterator[Finding]:
+    """Whether agents will lead their jobs' sessions."""
+    shell = checked.settings.lease.shell
+    if not shell or shell == PLAIN_SHELL:
+        yield (
+            True,
+            "Agents run below a shell that ends before them, so PBS notices up to 10 s late that a "
+            "preempted lease has left; set shell in [scheduler.pbs] to shell.sh of jobscripts/pbs.",
+        )
+    elif not os.access(shell, os.X_OK) or not re.fullmatch(r"/[^@,\s]+", shell):
+        yield (
+            False,
+            f"{shell} cannot be the shell of a lease: it must be an executable file here and on "
+            "the nodes, under an absolute path without spaces, commas and @; set shell in "
+            "[scheduler.pbs] to a copy of jobscripts/pbs/shell.sh that is.",
+        )
+
+
+def _nodes(checked: PbsChecked) -> Iterator[Finding]:
     """Whether the answers that every poll needs can be read, and whether any node is for the
     leases.
     """
     try:
-        nodes, _ = scavenger.source.read(scavenger.settings.prefix)
-        scavenger.reservations.of(nodes, scavenger.clock())
+        nodes, _ = checked.source.read(checked.settings.prefix)
+        checked.reservations.of(nodes, checked.now)
     except SchedulerError as error:
         yield False, f"PBS's nodes, jobs and reservations cannot be read: {error}"
         return
     hosts = by_host(nodes)
-    queue = scavenger.settings.lease.queue
-    found = site.queues.get(queue)
-    queues_of = site.queues_of()
+    queue = checked.settings.lease.queue
+    found = checked.site.queues.get(queue)
+    queues_of = checked.site.queues_of()
     mine = [
         host
         for host, vnodes in hosts.items()
@@ -294,11 +292,11 @@ def _nodes(site: PbsSite, scavenger: PbsScavenger) -> Iterator[Finding]:
         )
 
 
-def _permission(scavenger: PbsScavenger, site: PbsSite) -> Iterator[Finding]:
+def _permission(checked: PbsChecked) -> Iterator[Finding]:
     """As a lease would be submitted, but held and to any node, and deleted at once."""
-    s = scavenger.settings
+    s = checked.settings
     limit_s = min(s.least_s, s.time_limit_s)
-    queue = site.queues.get(s.lease.queue)
+    queue = checked.site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)
     select = ":".join(
@@ -307,18 +305,26 @@ def _permission(scavenger: PbsScavenger, site: PbsSite) -> Iterator[Finding]:
     name = s.prefix + "check"
     try:
         script = lease_script(s.template, ["true"], {})
-        argv = [*qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=site.requeues), "-h"]
-        number = scavenger.submitter.submit(argv, script, None)
+        argv = [
+            *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=checked.site.requeues),
+            "-h",
+        ]
+        number = checked.submitter.submit(argv, script, None)
     except SchedulerError as error:
         yield (
             False,
-            f"A lease could not be submitted: {error} Change queue, account, project, select, "
-            "place or options in [scheduler.pbs].",
+            f"A lease could not be submitted: {error} "
+            + (
+                "PBS takes no jobs of this user, who is root mostly: run check, and the daemon, as "
+                "another user."
+                if "Bad UID" in str(error)
+                else "Change queue, account, project, select, place or options in [scheduler.pbs]."
+            ),
         )
         return
-    problem = scavenger.submitter.cancel(
+    problem = checked.submitter.cancel(
         [LeaseJob(Lease("check", number, LeaseState.PENDING), s.user)]
-    )
+    ).problem
     if problem is None:
         yield True, "A lease can be submitted and deleted (one was, held)."
     else:

@@ -20,6 +20,7 @@ from scavenger.pbs.state import Host
 
 MAX_NAME = 230
 """Longest name of a job in the oldest PBS supported (pbs_ifl.h, PBS_MAXJOBNAME)."""
+PLAIN_SHELL = "/bin/sh"
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _JOB_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
@@ -27,25 +28,32 @@ _WORD = re.compile(r"[^\s:+,=()\"']+")
 
 
 @dataclass(frozen=True)
-class LeaseOptions:
+class PbsLeaseOptions:
     """How the site wants its lease jobs.
 
-    ``resources``: what of its node a lease asks for in full. ``select``: further resources of its
-    chunk, such as ``system=polaris``. ``place``: how the node is shared. ``options``: further words
-    of qsub. ``rerunnable``: auto for what the scheduler's way of preempting needs.
+    Accounts and the like that are empty are left to PBS.
     """
 
     queue: str = ""
     account: str = ""
     project: str = ""
     resources: tuple[str, ...] = ("ncpus", "ngpus", "mem")
+    """What of its node a lease asks for in full."""
     select: str = ""
+    """Further resources of its chunk, such as ``system=polaris``."""
     place: str = "pack:exclhost"
+    """How the node is shared."""
     options: tuple[str, ...] = ()
+    """Further words of qsub."""
     rerunnable: Literal["auto", "yes", "no"] = "auto"
+    """auto: what the scheduler's way of preempting needs."""
+    shell: str = ""
+    """Program that becomes the lease's script, under this path on the nodes; empty: /bin/sh, which
+    stays above it.
+    """
 
 
-def select_of(options: LeaseOptions, host: str, vnodes: Host) -> str:
+def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
     """The chunk of a lease: the host by name, and all it has of ``options.resources``. Raises
     SchedulerError for a name that PBS could not tell from the rest of the chunk.
     """
@@ -77,7 +85,7 @@ def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def qsub(
-    settings: BatchSettings[LeaseOptions],
+    settings: BatchSettings[PbsLeaseOptions],
     *,
     name: str,
     select: str,
@@ -106,7 +114,7 @@ def qsub(
         "-e",
         "/dev/null",
         "-S",
-        "/bin/sh",
+        options.shell or PLAIN_SHELL,
         "-l",
         f"select={select}",
         "-l",
@@ -160,5 +168,9 @@ PBS = Dialect(
     ),
     cancel="qdel",
     at_once=100,
+    # qdel sends SIGTERM, which a suspended job hears when it is resumed, and no SIGKILL after it.
+    # Tried on OpenPBS 23.06: after qsig and qdel it was gone in 0.7 s, after qdel alone when the
+    # job had ended for which it was suspended.
+    kill=("qsig", "-s", "SIGKILL"),
 )
-"""What ``qsub`` and ``qdel`` say."""
+"""What ``qsub``, ``qdel`` and ``qsig`` say."""

@@ -121,3 +121,10 @@ def number_of(value: Any, otherwise: float = 0.0) -> float:
             return otherwise
     match = re.match(r"-?\d+(?:\.\d+)?", text_of(value))
     return float(match[0]) if match and len(match[0]) < 300 else otherwise
+
+
+def truth_of(value: Any, otherwise: bool) -> bool:
+    """A truth value that may stand as a text; ``otherwise`` when there is none."""
+    if isinstance(value, bool):
+        return value
+    return otherwise if value is None else text_of(value).lower() in ("true", "t", "yes", "y", "1")

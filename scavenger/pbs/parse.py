@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode, number_of, text_of, words_of
+from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 
 JOB_ATTRIBUTES = (
     "Job_Name",
@@ -32,8 +32,11 @@ JOB_ATTRIBUTES = (
     "Resource_List",
     "run_count",
     "Exit_status",
+    "Rerunable",
 )
 """What is read of a job."""
+DSV_MARK = "\x1f"
+"""What stands between the fields of qstat's DSV output."""
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
 _HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
 _MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
@@ -70,6 +73,7 @@ class RawJob(msgspec.Struct):
     Resource_List: Any = None
     run_count: Any = 0
     Exit_status: Any = None
+    Rerunable: Any = True
 
 
 class _Jobs(msgspec.Struct):
@@ -77,7 +81,7 @@ class _Jobs(msgspec.Struct):
     Jobs: dict[str, RawJob] = {}
 
 
-class Job(NamedTuple):
+class PbsJob(NamedTuple):
     """One job; times in epoch seconds, None when not known. ``vnodes``: those it has; ``host``: the
     one it asked for by name. ``start`` and ``planned_on`` (vnodes): what the scheduler expects of a
     waiting job. ``runs``: how often it was started. ``exit``: its exit status once it has ended.
@@ -97,18 +101,19 @@ class Job(NamedTuple):
     comment: str
     runs: int
     exit: int | None
+    rerunnable: bool = True
 
 
-class JobTable(NamedTuple):
+class PbsJobTable(NamedTuple):
     """``pending``: jobs of others for which a start is expected. ``ours``: every job with our mark
     in its name.
     """
 
-    pending: list[Job]
-    ours: list[Job]
+    pending: list[PbsJob]
+    ours: list[PbsJob]
 
 
-class Reservation(NamedTuple):
+class PbsReservation(NamedTuple):
     """One reservation; ``name`` is its id (R for one, S for a standing one, M for maintenance)."""
 
     name: str
@@ -131,16 +136,34 @@ def checked_nodes(nodes: dict[str, RawNode]) -> dict[str, RawNode]:
     return nodes
 
 
-def read_jobs(text: str, prefix: str) -> JobTable:
+def read_jobs(text: str, prefix: str) -> PbsJobTable:
     """Read ``qstat -f -F json``; ``prefix``: what the names of our own jobs begin with. Raises
     SchedulerError when it is something else.
     """
     return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
 
 
-def job_table(raw: Mapping[str, RawJob], prefix: str) -> JobTable:
+def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
+    """Read ``qstat -x -f -F dsv -D DSV_MARK IDS``. Of several ids its JSON shows the first only
+    (OpenPBS 23.06).
+    """
+    found = {}
+    for part in re.split(r"^Job Id: ", text, flags=re.MULTILINE)[1:]:
+        job_id, *fields = part.rstrip("\n").split(mark)
+        values: dict[str, Any] = {"Resource_List": {}}
+        for field in fields:
+            name, _, value = field.partition("=")
+            if name.startswith("Resource_List."):
+                values["Resource_List"][name.partition(".")[2]] = value
+            elif name in JOB_ATTRIBUTES:
+                values[name] = value
+        found[job_id] = msgspec.convert(values, RawJob)
+    return job_table(found, prefix)
+
+
+def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
     """The jobs that matter: ours, and those of others for which a start is expected."""
-    table = JobTable([], [])
+    table = PbsJobTable([], [])
     for job_id, job in raw.items():
         name = job.Job_Name
         if isinstance(name, str) and name.startswith(prefix):
@@ -152,11 +175,11 @@ def job_table(raw: Mapping[str, RawJob], prefix: str) -> JobTable:
     return table
 
 
-def _job(job_id: str, raw: RawJob) -> Job:
+def _job(job_id: str, raw: RawJob) -> PbsJob:
     estimated = raw.estimated if isinstance(raw.estimated, dict) else {}
     resources = raw.Resource_List if isinstance(raw.Resource_List, dict) else {}
     host = _HOST.search(text_of(resources.get("select")))
-    return Job(
+    return PbsJob(
         id=job_id,
         name=text_of(raw.Job_Name),
         user=text_of(raw.Job_Owner).partition("@")[0],
@@ -171,6 +194,7 @@ def _job(job_id: str, raw: RawJob) -> Job:
         comment=text_of(raw.comment),
         runs=int(number_of(raw.run_count)),
         exit=None if raw.Exit_status is None else int(number_of(raw.Exit_status)),
+        rerunnable=truth_of(raw.Rerunable, True),
     )
 
 
@@ -179,9 +203,9 @@ def vnodes_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[1] or match[2] for match in _VNODE.finditer(text)))
 
 
-def read_reservations(text: str) -> dict[str, Reservation]:
+def read_reservations(text: str) -> dict[str, PbsReservation]:
     """Read ``pbs_rstat -f``: id → reservation. Raises SchedulerError when it is something else."""
-    found: dict[str, Reservation] = {}
+    found: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
     for line in [*text.splitlines(), "Resv ID: "]:
@@ -196,7 +220,7 @@ def read_reservations(text: str) -> dict[str, Reservation]:
                         f"The answer of pbs_rstat cannot be understood: {fields['id'][:60]} has "
                         "no times."
                     )
-                found[fields["id"]] = Reservation(
+                found[fields["id"]] = PbsReservation(
                     fields["id"], start, end, fields.get("reserve_state", "")
                 )
             fields = {"id": line.partition(":")[2].strip()} if line.strip() != "Resv ID:" else {}
@@ -244,7 +268,7 @@ def read_duration(value: Any) -> float | None:
     return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
-def planned_uses(pending: Iterable[Job]) -> dict[str, float]:
+def planned_uses(pending: Iterable[PbsJob]) -> dict[str, float]:
     """Vnode → the earliest time at which a waiting job is expected to start there."""
     uses: dict[str, float] = {}
     for job in pending:

@@ -7,7 +7,7 @@ known yet, or qstat for what became of leases that are gone. What PBS's words me
 is as with every batch scheduler (:mod:`scavenger.batch`).
 
 PBS preempts by deleting, requeuing or suspending. Deleted and requeued leases get SIGTERM and the
-queue's kill_delay; a suspended one just stands still, so it counts as lost and is deleted. A
+queue's kill_delay; a suspended one just stands still, so it counts as lost and is killed. A
 requeued lease must not begin again: it is deleted too.
 """
 
@@ -15,26 +15,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import TakenBack
-from scavenger.batch.lease_books import own_jobs
+from scavenger.batch.lease_ledger import own_jobs
 from scavenger.batch.lease_script import lease_script
-from scavenger.batch.scavenger import Answer, BatchScavenger
+from scavenger.batch.look import Finding, SchedulerAnswer
+from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import PBS, LeaseOptions, qsub, select_of
-from scavenger.pbs.parse import Job, read_jobs
+from scavenger.pbs.check import PbsChecked, findings
+from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
+from scavenger.pbs.parse import DSV_MARK, PbsJob, read_ended
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
 from scavenger.pbs.source import (
     Api,
-    CommandSource,
+    PbsCommandSource,
+    PbsSource,
     Reservations,
-    Source,
     asking_environment,
     source_for,
     submitting_environment,
@@ -59,19 +61,21 @@ scheduler_iteration.
 ASKED_AT_ONCE = 50
 
 
-class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
+class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
     """A connection to one PBS. One call at a time."""
 
     name = "pbs"
     title = "PBS"
+    oldest = (18, 1)  # whose qstat and pbsnodes print JSON first (openpbs pull request 249)
+    when_silent = "Run MalleTrain where qstat works (/etc/pbs.conf must name the server)."
     site_every_s = 120.0
     limit_step_s = 1.0
 
     def __init__(
         self,
-        settings: BatchSettings[LeaseOptions],
+        settings: BatchSettings[PbsLeaseOptions],
         commands: Commands | None = None,
-        source: Source | None = None,
+        source: PbsSource | None = None,
         memory: GapMemory | None = None,
         clock: Callable[[], float] = time.time,
         api: Api = "commands",
@@ -87,14 +91,19 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
             clock,
         )
         self.api = api
-        self.source = source or CommandSource(commands)
+        self.source = source or PbsCommandSource(commands)
         """How PBS is read; settled when its server is known."""
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
         self._hosts: Mapping[str, Host] = {}
-        self._own: Mapping[str, Job] = {}
+        self._own: Mapping[str, PbsJob] = {}
         """Of the last look: the vnodes of each host, and lease id → its job."""
         self._taken = TakenBack()
+
+    @property
+    def asked_through(self) -> str:
+        """Its commands, or its bindings."""
+        return f"its {self.source.name}"
 
     def _ask_site(self) -> PbsSite:
         site = ask_site(self.commands)
@@ -103,11 +112,11 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
             self._settled = True
         return site
 
-    def _read(self, site: PbsSite, hold_s: float, now: float) -> Answer:
+    def _read(self, site: PbsSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs = self.source.read(s.prefix)
         reservations = self.reservations.of(nodes, now)
-        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
+        own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
         reading = Reading(hosts, jobs.pending, own, reservations)
@@ -115,7 +124,7 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
         gone = self._find_gone(own, now)
-        given_up = self.books.given_up
+        given_up = self.ledger.given_up
         if any(
             is_taken_back(job)
             for i, job in own.items()
@@ -126,22 +135,27 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
         grace_s = self.grace_s(site)
         found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
         taken = self._taken.why(hold_s, now)
-        return Answer(facts, found, gone, hold=self._closed(site) or taken, hurry=bool(taken))
+        leave = self._never_preempted(site, own)
+        return SchedulerAnswer(
+            facts, found, gone, hold=self._closed(site) or taken, leave=leave, urgent=bool(taken)
+        )
 
-    def _find_gone(self, own: Mapping[str, Job], now: float) -> dict[str, Lease]:
+    def _find_gone(self, own: Mapping[str, PbsJob], now: float) -> dict[str, Lease]:
         """Leases that were there at the last look and are no more, with what PBS remembers of
         them.
         """
         left = {
-            lease: job for lease, job in self.books.jobs.items() if lease not in own and job.alive
+            lease: job for lease, job in self.ledger.jobs.items() if lease not in own and job.alive
         }
-        given_up = self.books.given_up
+        given_up = self.ledger.given_up
         asked = [job.id for lease, job in left.items() if lease not in given_up][:ASKED_AT_ONCE]
-        found: dict[str, Job] = {}
+        found: dict[str, PbsJob] = {}
         if asked:
             try:
-                result = self.commands.run(["qstat", "-x", "-f", "-F", "json", *asked])
-                found = {job.id: job for job in read_jobs(result.stdout, self.settings.prefix).ours}
+                ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
+                result = self.commands.run([*ask, *asked])
+                ended = read_ended(result.stdout, self.settings.prefix).ours
+                found = {job.id: job for job in ended}
             except SchedulerError:
                 pass  # a site without job_history_enable knows nothing of what has ended
         gone = {}
@@ -150,6 +164,8 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
             reason = (
                 given_up[lease][1]
                 if lease in given_up
+                else self.ender.asked[lease][1]
+                if lease in self.ender.asked
                 else ended_because(last)
                 if last is not None
                 else "it ended"
@@ -157,11 +173,24 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
             gone[lease] = replace(
                 job.lease, node=job.wanted, state=LeaseState.ENDED, reason=reason, leaving_by=None
             )
-            if lease not in given_up and (
-                job.id not in found or terminated_by(found[job.id]) == "Scheduler"
+            if (
+                lease not in given_up
+                and lease not in self.ender.asked
+                and (job.id not in found or terminated_by(found[job.id]) == "Scheduler")
             ):
                 self._taken.mark(now)
         return gone
+
+    def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
+        """Leases that PBS cannot preempt since its preempt_order was changed, and why."""
+        if not site.requeues or self.settings.lease.rerunnable != "auto":
+            return {}
+        why = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
+        return {
+            lease: f"{why} and this lease is not rerunnable"
+            for lease, job in own.items()
+            if not job.rerunnable
+        }
 
     def _closed(self, site: PbsSite) -> str:
         """Why PBS would start no lease; empty when it would."""
@@ -206,8 +235,15 @@ class PbsScavenger(BatchScavenger[LeaseOptions, PbsSite]):
         env = {**wanted.env, "MALLETRAIN_OUTPUT": str(wanted.output or "/dev/null")}
         return argv, lease_script(self.settings.template, wanted.argv, env)
 
-    def check(self) -> list[tuple[bool, str]]:
-        """What works with this PBS and what does not, and what to change."""
-        from scavenger.pbs.check import check
-
-        return check(self)
+    def _findings(self, site: PbsSite) -> Iterator[Finding]:
+        return findings(
+            PbsChecked(
+                site,
+                self.settings,
+                self.grace_s(site),
+                self.source,
+                self.reservations,
+                self.submitter,
+                self.clock(),
+            )
+        )

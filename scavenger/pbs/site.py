@@ -16,7 +16,7 @@ import msgspec
 
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode, number_of, text_of, words_of
+from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 from scavenger.pbs.parse import RawNode, read_duration
 
 KILL_DELAY_S = 10.0
@@ -33,7 +33,7 @@ _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Queue:
+class PbsQueue:
     """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
     nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
     ``kill_delay_s``: from SIGTERM to SIGKILL.
@@ -70,7 +70,12 @@ class PbsSite:
     preempt_known: bool = False
     estimates: bool = True
     sees_others: bool = True
-    queues: Mapping[str, Queue] = field(default_factory=dict)
+    queues: Mapping[str, PbsQueue] = field(default_factory=dict)
+
+    @property
+    def called(self) -> str:
+        """Its release and its server, for sentences."""
+        return f"{self.shown_version} (server {self.server})"
 
     @property
     def requeues(self) -> bool:
@@ -166,7 +171,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         version=read_version(shown),
         shown_version=shown,
         server=name,
-        scheduling=_truth(attributes.get("scheduling"), True),
+        scheduling=truth_of(attributes.get("scheduling"), True),
         iteration_s=number_of(
             settings.get("scheduler_iteration") or attributes.get("scheduler_iteration"),
             SCHEDULER_ITERATION_S,
@@ -175,7 +180,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         preempt_order=_order(settings.get("preempt_order", "")),
         preempt_known=bool(settings),
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
-        sees_others=_truth(attributes.get("query_other_jobs"), False),
+        sees_others=truth_of(attributes.get("query_other_jobs"), False),
         queues={queue: _queue(queue, values) for queue, values in table.items()},
     )
 
@@ -190,16 +195,16 @@ def read_version(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _queue(name: str, values: Mapping[str, Any]) -> Queue:
+def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
     chunk, maximum, minimum = (
         values.get(key) for key in ("default_chunk", "resources_max", "resources_min")
     )
     delay = values.get("kill_delay")
-    return Queue(
+    return PbsQueue(
         name=name,
         execution=text_of(values.get("queue_type")).lower().startswith("e"),
-        enabled=_truth(values.get("enabled"), False),
-        started=_truth(values.get("started"), False),
+        enabled=truth_of(values.get("enabled"), False),
+        started=truth_of(values.get("started"), False),
         priority=int(number_of(values.get("Priority"))),
         chunk={k: v for k, v in chunk.items() if isinstance(v, str) and not v[:1].isdigit()}
         if isinstance(chunk, dict)
@@ -211,9 +216,9 @@ def _queue(name: str, values: Mapping[str, Any]) -> Queue:
         if isinstance(minimum, dict) and "walltime" in minimum
         else None,
         kill_delay_s=KILL_DELAY_S if delay is None else number_of(delay, KILL_DELAY_S),
-        from_route_only=_truth(values.get("from_route_only"), False),
+        from_route_only=truth_of(values.get("from_route_only"), False),
         acl=words_of(values.get("acl_users"))
-        if _truth(values.get("acl_user_enable"), False)
+        if truth_of(values.get("acl_user_enable"), False)
         else (),
         destinations=words_of(values.get("route_destinations")),
     )
@@ -225,9 +230,3 @@ def _order(text: str) -> str:
     """
     letters = [c for c in text if c in "SCRD"]
     return "".join(dict.fromkeys(letters)) or PREEMPT_ORDER
-
-
-def _truth(value: Any, otherwise: bool) -> bool:
-    if isinstance(value, bool):
-        return value
-    return otherwise if value is None else text_of(value).lower() in ("true", "t", "yes", "y", "1")

@@ -15,9 +15,9 @@ from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.bindings import BindingsSource, load_module
 from scavenger.pbs.parse import (
-    JobTable,
+    PbsJobTable,
+    PbsReservation,
     RawNode,
-    Reservation,
     read_jobs,
     read_nodes,
     read_reservations,
@@ -41,19 +41,19 @@ _KEPT = (
 )
 
 
-class Source(Protocol):
+class PbsSource(Protocol):
     """How the state of a PBS is read."""
 
     name: str
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         """Vnodes and jobs now; ``prefix``: what the names of our jobs begin with. Raises
         SchedulerError.
         """
         ...
 
 
-class CommandSource:
+class PbsCommandSource:
     """Reads through pbsnodes and qstat."""
 
     name = "commands"
@@ -61,9 +61,11 @@ class CommandSource:
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], JobTable]:
-        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then waiting for a node
-        in use, never on an idle one unseen.
+    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
+        """See :class:`PbsSource`.
+
+        Jobs first: a lease that starts meanwhile is then waiting for a node in use, never on an
+        idle one unseen.
         """
         jobs = self.commands.ask(["qstat", "-f", "-F", "json"])
         nodes = self.commands.ask(["pbsnodes", "-av", "-F", "json"])
@@ -77,10 +79,10 @@ class Reservations:
 
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
-        self._known: dict[str, Reservation] = {}
+        self._known: dict[str, PbsReservation] = {}
         self._at = float("-inf")
 
-    def of(self, nodes: Mapping[str, RawNode], now: float) -> Mapping[str, Reservation]:
+    def of(self, nodes: Mapping[str, RawNode], now: float) -> Mapping[str, PbsReservation]:
         """Every reservation named by one of ``nodes``. Raises SchedulerError."""
         named = {name for node in nodes.values() if node.resv for name in reservations_of(node)}
         if named and (
@@ -90,7 +92,7 @@ class Reservations:
             # One that pbs_rstat does not show (it has just ended, say) is not asked for again at
             # every poll.
             self._known = {
-                **dict.fromkeys(named - found.keys(), Reservation("", 0.0, 0.0, "")),
+                **dict.fromkeys(named - found.keys(), PbsReservation("", 0.0, 0.0, "")),
                 **found,
             }
             self._at = now
@@ -131,17 +133,18 @@ def submitting_environment(
     return {**{k: v for k, v in asking.items() if k not in ("LC_ALL", "TZ")}, **own}
 
 
-def source_for(api: Api, commands: Commands, server: str) -> Source:
+def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
     """The source to use. Raises SchedulerError when the bindings are asked for and cannot be
     used.
     """
     if api == "commands":
-        return CommandSource(commands)
-    module, why = load_module()
+        return PbsCommandSource(commands)
+    qstat = shutil.which("qstat", path=(commands.environment or {}).get("PATH"))
+    module, why = load_module(Path(qstat).resolve().parents[1] if qstat else None)
     if module is not None:
         return BindingsSource(module, server, commands.policy.timeout_s)
     if api == "bindings":
         raise SchedulerError(
             f'{why}; install PBS\'s bindings (pbs_ifl), or set api = "auto" in [scheduler.pbs].'
         )
-    return CommandSource(commands)
+    return PbsCommandSource(commands)

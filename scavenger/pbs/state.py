@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from scavenger.batch.lease_books import LeaseJob
+from scavenger.batch.commands import shorten
+from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState
 from scavenger.pbs.json_text import number_of, text_of
-from scavenger.pbs.parse import Job, RawNode, Reservation, planned_uses, reservations_of
+from scavenger.pbs.parse import PbsJob, PbsReservation, RawNode, planned_uses, reservations_of
 
 IDLE_STATES = frozenset({"free", "resv-exclusive"})
 RESERVED_STATES = frozenset({"resv-exclusive"})
@@ -37,6 +38,8 @@ TROUBLE_STATES = {
     "wait-provisioning": "it waits to be provisioned",
 }
 """States of vnodes that take no jobs, whether or not somebody still runs on them, in words."""
+DRAINED_STATES = frozenset({"offline", "maintenance"})
+"""Those among them by which an administrator wants whoever runs there to go."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
@@ -62,9 +65,9 @@ class Reading(NamedTuple):
     """One look at PBS: vnodes by host, jobs, reservations."""
 
     hosts: Mapping[str, Host]
-    pending: Sequence[Job]
-    own: Mapping[str, Job]
-    reservations: Mapping[str, Reservation]
+    pending: Sequence[PbsJob]
+    own: Mapping[str, PbsJob]
+    reservations: Mapping[str, PbsReservation]
 
 
 def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
@@ -82,7 +85,7 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
     return hosts
 
 
-def terminated_by(job: Job) -> str:
+def terminated_by(job: PbsJob) -> str:
     """Who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for qdel;
     empty when nobody did. It stands there while the job still runs in its grace time.
     """
@@ -90,7 +93,7 @@ def terminated_by(job: Job) -> str:
     return match[1] if match else ""
 
 
-def is_taken_back(job: Job) -> bool:
+def is_taken_back(job: PbsJob) -> bool:
     """Whether the scheduler is ending it, or has suspended or requeued it."""
     return (
         terminated_by(job) == "Scheduler"
@@ -100,21 +103,21 @@ def is_taken_back(job: Job) -> bool:
     )
 
 
-def is_suspended(job: Job) -> bool:
+def is_suspended(job: PbsJob) -> bool:
     """Whether its processes are stopped."""
     return job.state in SUSPENDED_STATES or (
         job.state == "R" and job.substate in SUSPENDED_SUBSTATES
     )
 
 
-def was_requeued(job: Job) -> bool:
+def was_requeued(job: PbsJob) -> bool:
     """Whether it waits although it has run, or runs a second time: it was preempted by requeuing
     it.
     """
     return job.runs > (0 if job.state in PENDING_STATES else 1)
 
 
-def lost_because(job: Job) -> str:
+def lost_because(job: PbsJob) -> str:
     """Why a lease is over although its job is there still; empty when it is not."""
     if is_suspended(job):
         return "the main scheduler suspended it"
@@ -123,7 +126,7 @@ def lost_because(job: Job) -> str:
     return "it is held" if job.state == "H" else ""
 
 
-def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
+def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
     """The lease that a job is. ``grace_s``: how long one that is being ended has at most."""
     if job.state in ENDED_STATES:
         return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
@@ -142,8 +145,8 @@ def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
 
 
-def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
-    """A job of ours as the books have it."""
+def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
+    """A job of ours as the ledger has it."""
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
@@ -151,10 +154,11 @@ def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
         job.submitted,
         lost_because(job),
         job.state == "E",
+        is_suspended(job),
     )
 
 
-def ended_because(job: Job) -> str:
+def ended_because(job: PbsJob) -> str:
     """Why a job has ended, in words."""
     if by := terminated_by(job):
         return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
@@ -188,7 +192,7 @@ def describe(
     kept: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
-        state, idle, trouble, resv_state = _state(vnodes)
+        state, idle, trouble, resv_state, drained = _state(vnodes)
         reserved, reserved_from = _reserved(vnodes, reading.reservations, resv_state, now)
         planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
         first = vnodes[0][1]
@@ -209,6 +213,7 @@ def describe(
             features=features,
             idle_since=idle_since.get(host, now) if idle else None,
             lease=holders.get(host, ""),
+            drained=drained,
         )
     return facts
 
@@ -226,13 +231,13 @@ def features_of(node: RawNode) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _state(vnodes: Host) -> tuple[str, bool, str, bool]:
+def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
     """(as it is shown, whether nobody runs there, why it takes no jobs, whether a reservation has
-    it) of a host.
+    it, why who runs there has to leave) of a host.
     """
     if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # most of them
-        return "free", True, "", False
-    shown, idle, trouble, reserved = [], True, "", False
+        return "free", True, "", False, ""
+    shown, idle, trouble, reserved, drained = [], True, "", False, ""
     for _, node in vnodes:
         text = text_of(node.state)
         words = [word.strip().lower() for word in text.split(",")]
@@ -242,18 +247,20 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool]:
             text = "partly used"
         reserved = reserved or not RESERVED_STATES.isdisjoint(words)
         for word in words:
-            if word in IDLE_STATES or word in BUSY_STATES or trouble:
+            if word in IDLE_STATES or word in BUSY_STATES:
                 continue
-            comment = text_of(node.comment)
+            comment = shorten(text_of(node.comment))
             sentence = TROUBLE_STATES.get(word, f"its state {word!r} is none that MalleTrain knows")
-            trouble = sentence + (f" ({comment})" if comment else "")
+            sentence += f" ({comment})" if comment else ""
+            trouble = trouble or sentence
+            drained = drained or (sentence if word in DRAINED_STATES else "")
         if text not in shown:
             shown.append(text)
-    return "; ".join(shown), idle, trouble, reserved
+    return "; ".join(shown), idle, trouble, reserved, drained
 
 
 def _reserved(
-    vnodes: Host, known: Mapping[str, Reservation], resv_state: bool, now: float
+    vnodes: Host, known: Mapping[str, PbsReservation], resv_state: bool, now: float
 ) -> tuple[str, float | None]:
     """The reservation that has the host now, in words, and when the next one begins."""
     active, coming = "", None

@@ -18,7 +18,7 @@ from typing import Any
 
 from scavenger.batch.commands import shorten
 from scavenger.interface import SchedulerError
-from scavenger.slurm.parse import Job, JobTable, NodeGroup, NodeTable, Reservation
+from scavenger.slurm.parse import NodeGroup, NodeTable, SlurmJob, SlurmJobTable, SlurmReservation
 
 OLDEST = (23, 2)
 FLAG_WORDS = {
@@ -74,7 +74,7 @@ def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]
 
 
 class PyslurmSource:
-    """Reads through pyslurm; see :class:`scavenger.slurm.Source`."""
+    """Reads through pyslurm; see :class:`scavenger.slurm.SlurmSource`."""
 
     name = "pyslurm"
 
@@ -84,7 +84,7 @@ class PyslurmSource:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pyslurm")
         self._running: Future[Any] | None = None
 
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+    def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """Nodes, jobs and reservations now. Raises SchedulerError."""
         jobs = self._load("Jobs", lambda found: job_table(found, prefix))
         partitions = self._load(
@@ -117,7 +117,8 @@ def items(collection: Any) -> Iterable[Any]:
     """The objects of one of pyslurm's collections, which are mappings by name or id (lists in some
     versions).
     """
-    return collection.values() if hasattr(collection, "values") else collection
+    found: Iterable[Any] = collection.values() if hasattr(collection, "values") else collection
+    return found
 
 
 def node_table(nodes: Any, up: set[str]) -> NodeTable:
@@ -146,15 +147,15 @@ def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
     return NodeGroup(word + marks, word, marks, features, "", reason)
 
 
-def job_table(jobs: Any, prefix: str) -> JobTable:
+def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
     """``pyslurm.Jobs``: those that wait, and ours."""
-    table = JobTable([], [])
+    table = SlurmJobTable([], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
         mine = name.startswith(prefix)
         if not mine and state != "PENDING":
             continue
-        made = Job(
+        made = SlurmJob(
             state,
             str(job.id),
             str(job.user_name),
@@ -173,13 +174,15 @@ def job_table(jobs: Any, prefix: str) -> JobTable:
     return table
 
 
-def reservations(found: Any) -> list[Reservation]:
+def reservations(found: Any) -> list[SlurmReservation]:
     """``pyslurm.Reservations`` that hold nodes."""
     made = []
     for r in items(found):
         start, end = _time(r.start_time), _time(r.end_time)
         if r.nodes and start is not None and end is not None:
-            made.append(Reservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper()))
+            made.append(
+                SlurmReservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper())
+            )
     return made
 
 

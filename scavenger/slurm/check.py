@@ -7,77 +7,50 @@ Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from scavenger.batch.commands import CommandError
+from scavenger.batch.commands import CommandError, Commands
+from scavenger.batch.look import Finding
+from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
-from scavenger.slurm.job import batch_script, sbatch
+from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.site import Partition, SlurmSite
-
-if TYPE_CHECKING:
-    from scavenger.slurm.scavenger import SlurmScavenger
-
-OLDEST = (20, 11)
-Finding = tuple[bool, str]
+from scavenger.slurm.source import SlurmSource
 
 
-def check(scavenger: SlurmScavenger) -> list[Finding]:
+@dataclass(frozen=True)
+class SlurmChecked:
+    """What is looked at."""
+
+    site: SlurmSite
+    settings: BatchSettings[SlurmLeaseOptions]
+    grace_s: float
+    """Seconds a preempted lease has."""
+    source: SlurmSource
+    commands: Commands
+
+
+def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
-    try:
-        site = scavenger.known_site()
-    except SchedulerError as error:
-        return [
-            (
-                False,
-                f"Slurm cannot be asked: {error} Run MalleTrain where sinfo works (SLURM_CONF "
-                "may name its configuration).",
-            )
-        ]
-    found = list(_version(site, scavenger))
-    if not found[0][0]:
-        return found
-    found += _partitions(site, scavenger)
-    if scavenger.settings.backfill:
-        found += _backfill(site)
-    else:
-        found += _preemption(site, scavenger)
-        found += _grace(site, scavenger)
-    found += _permission(scavenger, site)
-    found += _gpus(scavenger)
-    found += _sight(site, scavenger)
-    return found
+    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace]
+    for part in (_partitions, *by_mode, _permission, _gpus, _sight):
+        yield from part(checked)
 
 
-def _version(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    shown = ".".join(f"{part:02d}" for part in site.version)
-    cluster = site.settings.get("ClusterName", "?")
-    if site.version < OLDEST:
-        yield (
-            False,
-            f"Slurm {shown} is older than {OLDEST[0]}.{OLDEST[1]:02d}, the oldest that "
-            "MalleTrain supports; update Slurm.",
-        )
-        return
-    yield (
-        True,
-        f"Slurm {shown} (cluster {cluster}) answers; it is asked through {scavenger.source.name}.",
-    )
-
-
-def _partitions(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    names = scavenger.settings.lease.partitions
-    if not names and not scavenger.settings.lease.qos:
-        known = ", ".join(sorted(site.partitions))
+def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
+    names = checked.settings.lease.partitions
+    if not names and not checked.settings.lease.qos:
+        known = ", ".join(sorted(checked.site.partitions))
         yield (
             False,
             "No partition is named for the leases; set partition in [scheduler.slurm] to one "
             f"of {known}, or set qos.",
         )
     for name in names:
-        partition = site.partitions.get(name)
+        partition = checked.site.partitions.get(name)
         if partition is None:
-            known = ", ".join(sorted(site.partitions)) or "none"
+            known = ", ".join(sorted(checked.site.partitions)) or "none"
             yield (
                 False,
                 f"Slurm has no partition {name}; set partition in [scheduler.slurm] to one of "
@@ -92,12 +65,12 @@ def _partitions(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]
             yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
 
 
-def _preemption(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
+def _preemption(checked: SlurmChecked) -> Iterator[Finding]:
     instead = (
         'or set mode = "backfill" in [scheduler.slurm] for leases that end before the '
         "nodes are wanted"
     )
-    if site.preempt_type in ("none", ""):
+    if checked.site.preempt_type in ("none", ""):
         yield (
             False,
             (
@@ -107,14 +80,14 @@ def _preemption(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]
             ),
         )
         return
-    if site.preempt_type == "qos":
-        yield from _preempting_qos(site, scavenger)
+    if checked.site.preempt_type == "qos":
+        yield from _preempting_qos(checked)
         return
-    for name in scavenger.settings.lease.partitions:
-        partition = site.partitions.get(name)
+    for name in checked.settings.lease.partitions:
+        partition = checked.site.partitions.get(name)
         if partition is None:
             continue
-        mode = site.preempt_mode_of(name).upper()
+        mode = checked.site.preempt_mode_of(name).upper()
         if mode == "OFF":
             yield (
                 False,
@@ -130,7 +103,7 @@ def _preemption(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]
                     "for it."
                 ),
             )
-        elif not (above := _above(site, partition)):
+        elif not (above := _above(checked.site, partition)):
             yield (
                 False,
                 (
@@ -151,8 +124,8 @@ def _above(site: SlurmSite, lease: Partition) -> list[str]:
     )
 
 
-def _preempting_qos(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    qos = scavenger.settings.lease.qos
+def _preempting_qos(checked: SlurmChecked) -> Iterator[Finding]:
+    qos = checked.settings.lease.qos
     if not qos:
         sentence = (
             "Slurm preempts by QOS (PreemptType=preempt/qos), and no QOS is named; set "
@@ -161,7 +134,7 @@ def _preempting_qos(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Find
         yield False, sentence + "that others preempt."
         return
     try:
-        printed = scavenger.commands.ask(
+        printed = checked.commands.ask(
             ["sacctmgr", "-nP", "show", "qos", "format=name,preempt,preemptmode"]
         )
     except CommandError as error:
@@ -182,13 +155,13 @@ def _preempting_qos(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Find
         yield True, f"Jobs of QOS {', '.join(above)} preempt those of {qos} (PreemptMode={mode})."
 
 
-def _grace(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    wanted = scavenger.settings.wanted_grace_s
-    grace = scavenger.grace_s(site)
+def _grace(checked: SlurmChecked) -> Iterator[Finding]:
+    wanted = checked.settings.wanted_grace_s
+    grace = checked.grace_s
     where = (
         f"partition {name}"
-        if (name := scavenger.settings.lease.main_partition)
-        else f"QOS {scavenger.settings.lease.qos}"
+        if (name := checked.settings.lease.main_partition)
+        else f"QOS {checked.settings.lease.qos}"
     )
     if grace < wanted:
         yield (
@@ -206,7 +179,7 @@ def _grace(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
             f"A preempted lease has {grace:g} s to leave; jobs need {wanted:g} s at most to "
             "take a snapshot and stop.",
         )
-    if site.user_signal:
+    if checked.site.user_signal:
         yield True, "Preemption signals the agent at once (preempt_send_user_signal)."
     else:
         yield (
@@ -219,8 +192,8 @@ def _grace(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
         )
 
 
-def _backfill(site: SlurmSite) -> Iterator[Finding]:
-    if site.backfill_cycle_s is None:
+def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
+    if checked.site.backfill_cycle_s is None:
         yield (
             False,
             'mode = "backfill" needs SchedulerType=sched/backfill in slurm.conf; Slurm has '
@@ -229,27 +202,27 @@ def _backfill(site: SlurmSite) -> Iterator[Finding]:
     else:
         yield (
             True,
-            f"The backfill scheduler runs every {site.backfill_cycle_s:.3g} s; leases end "
+            f"The backfill scheduler runs every {checked.site.backfill_cycle_s:.3g} s; leases end "
             "before the next known use of their node.",
         )
 
 
-def _permission(scavenger: SlurmScavenger, site: SlurmSite) -> Iterator[Finding]:
+def _permission(checked: SlurmChecked) -> Iterator[Finding]:
     """As a lease would be submitted, but to any node."""
-    s = scavenger.settings
+    s = checked.settings
     try:
         script = batch_script(s.template, ["true"], {}, False)
     except SchedulerError as error:
         yield False, str(error)
         return
-    wanted = Wanted(s.prefix + "check", "any", (), {}, s.least_s, scavenger.grace_s(site), None)
+    wanted = Wanted(s.prefix + "check", "any", (), {}, s.least_s, checked.grace_s, None)
     argv = [
         word
         for word in sbatch(s, wanted, False)
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:
-        result = scavenger.commands.run([*argv, "--test-only"], stdin=script)
+        result = checked.commands.run([*argv, "--test-only"], stdin=script)
     except CommandError as error:
         yield False, str(error)
         return
@@ -266,17 +239,17 @@ def _permission(scavenger: SlurmScavenger, site: SlurmSite) -> Iterator[Finding]
         )
 
 
-def _gpus(scavenger: SlurmScavenger) -> Iterator[Finding]:
+def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
     """GPUs that leases would leave unused."""
-    lease = scavenger.settings.lease
+    lease = checked.settings.lease
     if any("gpu" in word for word in (lease.gres, *lease.options)):
         return
     try:
-        table, _, _ = scavenger.source.read(scavenger.settings.prefix)
+        table, _, _ = checked.source.read(checked.settings.prefix)
     except SchedulerError as error:
         yield False, str(error)
         return
-    named = set(scavenger.settings.lease.partitions)
+    named = set(checked.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
     }
@@ -296,18 +269,18 @@ def _gpus(scavenger: SlurmScavenger) -> Iterator[Finding]:
         )
 
 
-def _sight(site: SlurmSite, scavenger: SlurmScavenger) -> Iterator[Finding]:
-    cycle = site.backfill_cycle_s
-    if scavenger.settings.idle_for_s is None and cycle is not None:
+def _sight(checked: SlurmChecked) -> Iterator[Finding]:
+    cycle = checked.site.backfill_cycle_s
+    if checked.settings.idle_for_s is None and cycle is not None:
         yield True, f"A node is a gap when it was idle for one backfill cycle, here {cycle:.3g} s."
-    if "jobs" in site.hidden:
+    if "jobs" in checked.site.hidden:
         # Operators see everything; whether this user is one shows only in what squeue leaves out.
         yield (
-            not scavenger.settings.backfill,
+            not checked.settings.backfill,
             (
                 "PrivateData=jobs hides the jobs of others from users who are no operators, so "
                 "it may not be known when a waiting job is "
                 "expected to start; let an operator's account run the daemon"
-                + ("." if scavenger.settings.backfill else ", or rely on preemption.")
+                + ("." if checked.settings.backfill else ", or rely on preemption.")
             ),
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scavenger.batch.rules import NodeFacts
 from scavenger.slurm.hostlist import expand
-from scavenger.slurm.parse import Job
+from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 
 WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
@@ -41,8 +41,8 @@ class Claims(NamedTuple):
 
 
 def due_jobs(
-    pending: Sequence[Job], site: SlurmSite, lease_partition: str, now: float
-) -> list[Job]:
+    pending: Sequence[SlurmJob], site: SlurmSite, lease_partition: str, now: float
+) -> list[SlurmJob]:
     """Jobs of partitions above that of the leases which could have started by now, as Slurm itself
     expects. Where QOS decide who preempts whom, of every partition.
     """
@@ -63,7 +63,7 @@ def due_jobs(
 
 
 def claims(
-    due: Sequence[Job],
+    due: Sequence[SlurmJob],
     facts: Mapping[str, NodeFacts],
     leases: Mapping[str, str],
     leaving: Collection[str],

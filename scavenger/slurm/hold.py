@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from scavenger.batch.rules import NodeFacts
-from scavenger.slurm.parse import Job
+from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
 
@@ -30,7 +30,7 @@ class Hold:
 
     def look(
         self,
-        own: Mapping[str, Job],
+        own: Mapping[str, SlurmJob],
         given_up: Container[str],
         facts: Mapping[str, NodeFacts],
         job_known: bool,

@@ -22,7 +22,7 @@ Launch = Literal["auto", "batch", "step"]
 
 
 @dataclass(frozen=True)
-class LeaseOptions:
+class SlurmLeaseOptions:
     """How the site wants its lease jobs.
 
     ``exclusive``: the whole node, with all its memory; else what ``gres`` and ``options`` say.
@@ -51,7 +51,7 @@ class LeaseOptions:
         return next(iter(self.partitions), "")
 
 
-def sbatch(settings: BatchSettings[LeaseOptions], wanted: Wanted, step: bool) -> list[str]:
+def sbatch(settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: bool) -> list[str]:
     """The command that submits one lease; its script comes through standard input. ``step``: the
     agent runs as a job step.
     """

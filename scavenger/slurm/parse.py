@@ -49,7 +49,7 @@ class NodeTable(NamedTuple):
     partitions: dict[str, list[str]]
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     """One job of the queue; times in epoch seconds, None when not known. ``nodes``: how many, the
     least of a range. The others as Slurm writes them: those it has (``node_list``), those it asked
     for by name (``wanted``), those the backfill scheduler has in mind (``planned_on``).
@@ -70,16 +70,16 @@ class Job(NamedTuple):
     name: str
 
 
-class JobTable(NamedTuple):
+class SlurmJobTable(NamedTuple):
     """``pending``: jobs of others that wait. ``ours``: every job with our mark in its name, ended
     ones included.
     """
 
-    pending: list[Job]
-    ours: list[Job]
+    pending: list[SlurmJob]
+    ours: list[SlurmJob]
 
 
-class Reservation(NamedTuple):
+class SlurmReservation(NamedTuple):
     """``maintenance``: flagged so, then nothing may run there."""
 
     name: str
@@ -139,15 +139,15 @@ def read_nodes(text: str, mark: str) -> NodeTable:
     return NodeTable(nodes, partitions)
 
 
-def read_jobs(text: str, mark: str, prefix: str) -> JobTable:
+def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     """Read ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``; ``prefix``: what the names of our own
     jobs begin with.
 
     Lines of other jobs than ours that are not pending are not looked at. Raises SchedulerError when
     it is something else.
     """
-    pending: list[Job] = []
-    ours: list[Job] = []
+    pending: list[SlurmJob] = []
+    ours: list[SlurmJob] = []
     begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
     for line in text.split("\n"):
         if not line.startswith(begin):
@@ -162,7 +162,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> JobTable:
         node_list, wanted, planned_on = (
             "" if nodes == "(null)" else nodes for nodes in fields[9:12]
         )
-        job = Job(
+        job = SlurmJob(
             fields[1],
             fields[2],
             fields[3],
@@ -183,13 +183,13 @@ def read_jobs(text: str, mark: str, prefix: str) -> JobTable:
             pending.append(job)
     if text.strip() and begin not in text:
         raise _unreadable("squeue", text)
-    return JobTable(pending, ours)
+    return SlurmJobTable(pending, ours)
 
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 
 
-def read_reservations(text: str) -> list[Reservation]:
+def read_reservations(text: str) -> list[SlurmReservation]:
     """Read ``scontrol show reservation -o``. Raises SchedulerError when it is something else."""
     found = []
     for line in text.splitlines():
@@ -203,7 +203,7 @@ def read_reservations(text: str) -> list[Reservation]:
         if start is None or end is None or nodes in ("", "(null)"):  # one of licences only
             continue
         found.append(
-            Reservation(
+            SlurmReservation(
                 fields["ReservationName"],
                 start,
                 end,
@@ -214,7 +214,7 @@ def read_reservations(text: str) -> list[Reservation]:
     return found
 
 
-def planned_uses(pending: Collection[Job]) -> dict[str, float]:
+def planned_uses(pending: Collection[SlurmJob]) -> dict[str, float]:
     """Node → the earliest time at which a waiting job is expected to start there (what ``squeue
     --start`` shows).
     """

@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.lease_books import own_jobs
-from scavenger.batch.scavenger import Answer, BatchScavenger, View
+from scavenger.batch.lease_ledger import own_jobs
+from scavenger.batch.look import Finding, SchedulerAnswer
+from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import LeaseState
+from scavenger.slurm.check import SlurmChecked, findings
 from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
-from scavenger.slurm.job import SLURM, LeaseOptions, batch_script, sbatch
-from scavenger.slurm.parse import Job
+from scavenger.slurm.job import SLURM, SlurmLeaseOptions, batch_script, sbatch
+from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite, ask_site
 from scavenger.slurm.source import (
     Api,
-    CommandSource,
-    Source,
+    SlurmCommandSource,
+    SlurmSource,
     asking_environment,
     source_for,
     submitting_environment,
@@ -38,19 +40,21 @@ from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_
 TURN_WITHOUT_BACKFILL_S = 60.0
 
 
-class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
+class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     """A connection to one Slurm. One call at a time."""
 
     name = "slurm"
     title = "Slurm"
+    oldest = (20, 11)
+    when_silent = "Run MalleTrain where sinfo works (SLURM_CONF may name its configuration)."
     site_every_s = 300.0
     limit_step_s = 60.0
 
     def __init__(
         self,
-        settings: BatchSettings[LeaseOptions],
+        settings: BatchSettings[SlurmLeaseOptions],
         commands: Commands | None = None,
-        source: Source | None = None,
+        source: SlurmSource | None = None,
         memory: GapMemory | None = None,
         clock: Callable[[], float] = time.time,
         api: Api = "commands",
@@ -61,15 +65,18 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
             settings, commands, SLURM, submitting_environment(environment), memory, clock
         )
         self.api = api
-        self.source = source or CommandSource(commands)
+        self.source = source or SlurmCommandSource(commands)
         """How Slurm is read; settled when its version is known."""
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
         self._due_since: dict[str, float] = {}
         self._lacked: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → since when, and the leases that have them."""
-        self._yielded: dict[str, float] = {}
-        """Lease id → when it was asked to leave for a job that lacked its node."""
+
+    @property
+    def asked_through(self) -> str:
+        """Its commands, or pyslurm."""
+        return self.source.name
 
     def _ask_site(self) -> SlurmSite:
         site = ask_site(self.commands)
@@ -78,10 +85,10 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
             self._settled = True
         return site
 
-    def _read(self, site: SlurmSite, hold_s: float, now: float) -> Answer:
+    def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        own = own_jobs(jobs.ours, s.prefix, self.books.user_of, PENDING_STATES, ENDED_STATES)
+        own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []
@@ -93,12 +100,11 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
         running = {
             i: job.lease for i, job in found.items() if job.lease.state is LeaseState.RUNNING
         }
-        self._yielded = {lease: at for lease, at in self._yielded.items() if lease in running}
-        given_up = self.books.given_up
+        given_up = self.ledger.given_up
         leaving = {
             i
             for i, lease in running.items()
-            if lease.leaving_by is not None or i in self._yielded or i in given_up
+            if lease.leaving_by is not None or i in self.ender.asked or i in given_up
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         self._lacked = {
@@ -108,36 +114,29 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
         hold = self._hold.look(
             own, given_up, facts, bool(claimed.kept or claimed.lacked), hold_s, now
         )
-        return Answer(facts, found, hold=hold, kept=claimed.kept, hurry=bool(hold or self._lacked))
+        leave = {
+            lease: f"Slurm lacks its node to start job {job}"
+            for job, (since, leases) in self._lacked.items()
+            if now - since >= PATIENCE_S
+            for lease in leases
+        }
+        return SchedulerAnswer(
+            facts,
+            found,
+            hold=hold,
+            kept=claimed.kept,
+            leave=leave,
+            urgent=bool(hold or self._lacked),
+        )
 
-    def _believed(self, due: Sequence[Job], now: float) -> list[Job]:
+    def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
         """Those that have been about to start for a while at most."""
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
         return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
 
-    def _act(self, view: View[SlurmSite]) -> None:
-        """Send leases that a job lacks the signal that a preemption would; one that does not leave
-        within the grace time is cancelled.
-        """
-        now, jobs, grace_s = view.time, self.books.jobs, self.grace_s(view.site)
-        late = [
-            jobs[i] for i, at in self._yielded.items() if now - at > grace_s and not jobs[i].ending
-        ]
-        if late:
-            self.submitter.cancel(late)
-        wanted = [
-            lease
-            for since, leases in self._lacked.values()
-            if now - since >= PATIENCE_S
-            for lease in leases
-        ]
-        signal = ("--signal=TERM", *(() if self._as_step(view.site) else ("--batch",)))
-        for user in dict.fromkeys(
-            jobs[lease].user for lease in wanted
-        ):  # what fails for one says nothing of the others
-            theirs = [lease for lease in wanted if jobs[lease].user == user]
-            if self.submitter.cancel([jobs[lease] for lease in theirs], signal) is None:
-                self._yielded.update(dict.fromkeys(theirs, now))
+    def _ask_options(self, site: SlurmSite) -> Sequence[str]:
+        """The signal that a preemption would send."""
+        return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
     def _turn_s(self, site: SlurmSite) -> float:
         """One backfill cycle."""
@@ -169,8 +168,7 @@ class SlurmScavenger(BatchScavenger[LeaseOptions, SlurmSite]):
             self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
 
-    def check(self) -> list[tuple[bool, str]]:
-        """What works with this Slurm and what does not, and what to change."""
-        from scavenger.slurm.check import check
-
-        return check(self)
+    def _findings(self, site: SlurmSite) -> Iterator[Finding]:
+        return findings(
+            SlurmChecked(site, self.settings, self.grace_s(site), self.source, self.commands)
+        )

@@ -59,6 +59,12 @@ class SlurmSite:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def called(self) -> str:
+        """Its release and its cluster, for sentences."""
+        release = ".".join(f"{part:02d}" for part in self.version)
+        return f"{release} (cluster {self.settings.get('ClusterName', '?')})"
+
     def preempt_mode_of(self, partition: str) -> str:
         """OFF, CANCEL, REQUEUE, SUSPEND, …: what happens to a job of the partition that is
         preempted.

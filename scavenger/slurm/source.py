@@ -14,9 +14,9 @@ from scavenger.slurm.bindings import PyslurmSource, load_module
 from scavenger.slurm.parse import (
     SINFO_FIELDS,
     SQUEUE_FIELDS,
-    JobTable,
     NodeTable,
-    Reservation,
+    SlurmJobTable,
+    SlurmReservation,
     new_mark,
     read_jobs,
     read_nodes,
@@ -26,19 +26,19 @@ from scavenger.slurm.parse import (
 Api = Literal["auto", "commands", "pyslurm"]
 
 
-class Source(Protocol):
+class SlurmSource(Protocol):
     """How the state of a Slurm is read."""
 
     name: str
 
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+    def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """Nodes, jobs and reservations now; ``prefix``: what the names of our jobs begin with.
         Raises SchedulerError.
         """
         ...
 
 
-class CommandSource:
+class SlurmCommandSource:
     """Reads through squeue, sinfo and scontrol."""
 
     name = "commands"
@@ -46,9 +46,11 @@ class CommandSource:
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
 
-    def read(self, prefix: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
-        """See :class:`Source`. Jobs first: a lease that starts meanwhile is then pending on a node
-        in use, never on an idle one unseen.
+    def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
+        """See :class:`SlurmSource`.
+
+        Jobs first: a lease that starts meanwhile is then pending on a node in use, never on an
+        idle one unseen.
         """
         mark = new_mark()
         try:
@@ -58,7 +60,9 @@ class CommandSource:
             sentence = str(error).replace(f"{mark}|", "")
             raise CommandError(sentence, error.result) from error.__cause__
 
-    def _read(self, prefix: str, mark: str) -> tuple[NodeTable, JobTable, list[Reservation]]:
+    def _read(
+        self, prefix: str, mark: str
+    ) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         jobs = self.commands.ask(
             ["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"]
         )
@@ -91,12 +95,12 @@ def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not k.startswith(drop)}
 
 
-def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> Source:
+def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:
     """The source to use with a Slurm of this version. Raises SchedulerError when pyslurm is asked
     for and does not fit.
     """
     if api == "commands":
-        return CommandSource(commands)
+        return SlurmCommandSource(commands)
     module, why = load_module(version)
     if module is not None:
         return PyslurmSource(module, commands.policy.timeout_s)
@@ -104,4 +108,4 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> Source
         raise SchedulerError(
             f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
         )
-    return CommandSource(commands)
+    return SlurmCommandSource(commands)

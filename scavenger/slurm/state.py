@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scavenger.batch.lease_books import LeaseJob
+from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.slurm.hostlist import HostlistError, expand
-from scavenger.slurm.parse import Job, NodeTable, Reservation, planned_uses
+from scavenger.slurm.parse import NodeTable, SlurmJob, SlurmReservation, planned_uses
 
 IDLE_STATES = frozenset({"idle", "planned", "reserved", "maint"})
 RESERVED_STATES = {
@@ -49,6 +49,10 @@ TROUBLE_STATES = frozenset(
 """States (sinfo(1), "NODE STATE CODES") of nodes that take no jobs, whether or not somebody still
 runs on them.
 """
+DRAINED_STATES = frozenset(
+    {"drained", "draining", "drng", "reboot_issued", "reboot_requested", "power_down"}
+)
+"""Those among them by which an administrator wants whoever runs there to go."""
 TROUBLE_MARKS = {
     "*": "it does not respond",
     "~": "it is powered down",
@@ -93,7 +97,7 @@ concluded from the difference.
 """
 
 
-def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
+def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """The lease that a job is. Slurm brings the end of a job forward when it preempts it: within
     ``grace_s`` of its end it is leaving.
     """
@@ -113,8 +117,8 @@ def lease_of(lease_id: str, job: Job, now: float, grace_s: float) -> Lease:
     )
 
 
-def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
-    """A job of ours as the books have it. One that is suspended is lost: it keeps its memory and
+def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
+    """A job of ours as the ledger has it. One that is suspended is lost: it keeps its memory and
     may stand still for ever.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
@@ -130,9 +134,9 @@ def lease_job(lease_id: str, job: Job, now: float, grace_s: float) -> LeaseJob:
 
 def describe(
     table: NodeTable,
-    pending: Sequence[Job],
-    reservations: Sequence[Reservation],
-    own: Mapping[str, Job],
+    pending: Sequence[SlurmJob],
+    reservations: Sequence[SlurmReservation],
+    own: Mapping[str, SlurmJob],
     idle_since: Mapping[str, float],
     now: float,
 ) -> dict[str, NodeFacts]:
@@ -158,6 +162,7 @@ def describe(
             features=group.features,
             idle_since=idle_since.get(name, now) if idle else None,
             lease=holders.get(name, ""),
+            drained=_drained(group.base, group.marks, group.reason),
         )
     return facts
 
@@ -177,8 +182,13 @@ def _trouble(base: str, marks: str, reason: str) -> str:
     )
 
 
+def _drained(base: str, marks: str, reason: str) -> str:
+    """Why who runs on a node in this state has to leave; empty when they need not."""
+    return _trouble(base, marks, reason) if base in DRAINED_STATES or "@" in marks else ""
+
+
 def _reserved(
-    reservations: Sequence[Reservation], now: float
+    reservations: Sequence[SlurmReservation], now: float
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Node → the reservation that has it now, in words; node → when the next one begins."""
     active: dict[str, str] = {}
@@ -201,7 +211,7 @@ def _reserved(
     return active, coming
 
 
-def _holders(own: Mapping[str, Job]) -> dict[str, str]:
+def _holders(own: Mapping[str, SlurmJob]) -> dict[str, str]:
     """Node → the lease that runs on it or waits for it."""
     holders: dict[str, str] = {}
     for lease_id, job in own.items():

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger.trace import synthesis, trace
+from scavenger.trace import files, synthesis
+from scavenger.trace.checks import TraceError
+from scavenger.trace.statistics import Statistics, summary
+from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0
 
@@ -100,12 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.command == "stats":
-            names = None if args.nodes is None else trace.read_names(args.nodes)
-            found = trace.read(args.file, names=names, duration_s=args.duration)
+            names = None if args.nodes is None else files.read_names(args.nodes)
+            found = files.read(args.file, names=names, duration_s=args.duration)
         else:
             found = _make(args)
-            trace.write(found, args.output)
-    except (trace.TraceError, OSError) as error:
+            files.write(found, args.output)
+    except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     statistics = found.statistics()
@@ -118,19 +121,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make(args: argparse.Namespace) -> trace.Trace:
+def _make(args: argparse.Namespace) -> Trace:
     if args.demo is not None:
         return synthesis.demo_trace(
             args.nodes, args.seconds, args.demo, args.seed, mean_idle=args.mean_idle
         )
-    model = synthesis.SUMMIT if args.like is None else synthesis.like(trace.read(args.like))
+    model = synthesis.SUMMIT if args.like is None else synthesis.like(files.read(args.like))
     return synthesis.synthesise(
         model, args.nodes, args.days * DAY_S, args.seed, mean_idle=args.mean_idle
     )
 
 
-def _table(statistics: trace.Statistics) -> str:
-    lines = [f"{label:<12} {text}" for label, text in trace.summary(statistics).items()]
+def _table(statistics: Statistics) -> str:
+    lines = [f"{label:<12} {text}" for label, text in summary(statistics).items()]
     largest = max((n for _, _, n in statistics.histogram), default=0)
     for low, high, n in statistics.histogram:
         bar = "#" * round(40 * n / largest) if largest else ""

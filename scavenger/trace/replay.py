@@ -14,14 +14,15 @@ from typing import Literal
 
 import numpy as np
 
-from scavenger.trace.trace import Trace, TraceError
+from scavenger.trace.checks import TraceError
+from scavenger.trace.trace import Trace
 
 AtEnd = Literal["repeat", "idle", "busy", "hold"]
 AT_END: tuple[AtEnd, ...] = ("repeat", "idle", "busy", "hold")
 
 
 @dataclass(frozen=True)
-class Change:
+class NodeChange:
     """At ``time`` (seconds of replay) ``node`` becomes idle (True) or busy (False)."""
 
     time: float
@@ -57,14 +58,14 @@ class Replay:
         self._cursor = 0
         self._over = False
 
-    def advance(self, time: float) -> list[Change]:
+    def advance(self, time: float) -> list[NodeChange]:
         """Changes in ``(last time, time]``, in order; a node that changed twice is listed twice.
         Time never goes back.
         """
         if time < self.time:
             raise ValueError(f"Replay time goes back from {self.time:g} s to {time:g} s.")
         self.time = time
-        out: list[Change] = []
+        out: list[NodeChange] = []
         while not self._over:
             offset = self._round * self.trace.duration_s
             stop = int(np.searchsorted(self.trace.time, time - offset, side="right"))
@@ -92,7 +93,7 @@ class Replay:
             return float(self.trace.time[self._cursor]) + offset
         return offset + self.trace.duration_s
 
-    def _end_round(self, out: list[Change], now: float) -> None:
+    def _end_round(self, out: list[NodeChange], now: float) -> None:
         if self.at_end == "repeat":
             self._round += 1
             self._cursor = int(np.searchsorted(self.trace.time, 0.0, side="right"))
@@ -107,10 +108,10 @@ class Replay:
         for k in range(len(wanted)):
             self._set(out, now, k, bool(wanted[k]))
 
-    def _set(self, out: list[Change], time: float, node: int, idle: bool) -> None:
+    def _set(self, out: list[NodeChange], time: float, node: int, idle: bool) -> None:
         if bool(self.idle[node]) != idle:
             self.idle[node] = idle
-            out.append(Change(time, self.trace.names[node], idle))
+            out.append(NodeChange(time, self.trace.names[node], idle))
 
 
 USEFUL_GAP_S = 10.0

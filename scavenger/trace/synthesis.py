@@ -26,94 +26,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.trace.trace import FloatArray, Trace, TraceError
+from scavenger.trace.checks import FloatArray, TraceError
+from scavenger.trace.lengths import DENSITY, GRID, Lengths, histogram, lognormal
+from scavenger.trace.trace import Trace
 
 DEMO_ATTEMPTS = 400
-_Z = np.linspace(-7.0, 7.0, 2801)
-_NORMAL = NormalDist()
-_PHI = np.array([_NORMAL.cdf(float(z)) for z in _Z])
-_DENSITY = np.exp(-0.5 * _Z**2) / math.sqrt(2 * math.pi) * (_Z[1] - _Z[0])
 
 
 @dataclass(frozen=True, eq=False)
-class Lengths:
-    """A distribution of gap lengths, as a function of a standard normal variable: ``log_s`` (K,)
-    are natural logs of seconds on a fixed grid.
-
-    Drawing through a normal variable lets gaps of one batch have correlated lengths whatever the
-    distribution is (a Gaussian copula).
-    """
-
-    log_s: FloatArray
-
-    def at(self, z: npt.ArrayLike) -> FloatArray:
-        """Lengths in seconds for standard normal ``z``."""
-        return np.exp(np.interp(np.asarray(z, dtype=np.float64), _Z, self.log_s))
-
-    @property
-    def mean_s(self) -> float:
-        """Expected length, seconds."""
-        return float((np.exp(self.log_s) * _DENSITY).sum())
-
-    @property
-    def median_s(self) -> float:
-        """Median length, seconds."""
-        return float(self.at(0.0))
-
-
-def lognormal(median_s: float, mean_s: float, minimum_s: float = 0.0) -> Lengths:
-    """Log-normal lengths with this median and mean; with ``minimum_s``, only its part above that.
-
-    mu = ln(median), sigma² = 2·ln(mean/median). Summit's 475 s and 1,192 s give sigma = 1.36 and,
-    as a check, 57 % below 600 s (measured: 56 %).
-    """
-    if not 0 < median_s < mean_s:
-        raise TraceError(
-            "synth",
-            [
-                f"A log-normal length needs 0 < median < mean; got median {median_s:g} s, mean "
-                f"{mean_s:g} s."
-            ],
-        )
-    mu, sigma = math.log(median_s), math.sqrt(2.0 * math.log(mean_s / median_s))
-    if minimum_s <= 0:
-        return Lengths(mu + sigma * _Z)
-    below = _NORMAL.cdf((math.log(minimum_s) - mu) / sigma)
-    u = np.clip(below + (1.0 - below) * _PHI, 1e-15, 1.0 - 1e-15)
-    return Lengths(mu + sigma * np.array([_NORMAL.inv_cdf(float(x)) for x in u]))
-
-
-def histogram(edges_s: Sequence[float], weights: Sequence[float]) -> Lengths:
-    """Lengths by histogram: ``weights`` (B,) of the bins between ``edges_s`` (B+1,) seconds,
-    log-uniform within a bin.
-
-    An edge of 0 is taken as 1 s and an infinite last edge as four times the one before.
-    """
-    edges = [float(e) for e in edges_s]
-    w = np.asarray(weights, dtype=np.float64)
-    if edges and edges[0] == 0:
-        edges[0] = min(1.0, edges[1] / 2) if len(edges) > 1 else 1.0
-    if len(edges) > 1 and math.isinf(edges[-1]):
-        edges[-1] = 4.0 * edges[-2]
-    if len(edges) != len(w) + 1 or len(w) == 0 or min(np.diff(edges)) <= 0 or edges[0] < 0:
-        raise TraceError(
-            "synth", ["A histogram of lengths needs rising edges, one more than weights."]
-        )
-    if not np.isfinite(w).all() or w.min() < 0 or w.sum() <= 0:
-        raise TraceError(
-            "synth", ["The weights of a histogram of lengths must be 0 or more, and not all 0."]
-        )
-    cumulative = np.concatenate([[0.0], np.cumsum(w) / w.sum()])
-    return Lengths(np.interp(_PHI, cumulative, np.log(edges)))
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
+class MachineModel:
     """Parameters of a synthetic machine. Times in seconds.
 
     ``idle_fraction``: of node-time; ``batch_median``, ``batch_mean``: nodes left over at once;
@@ -162,7 +87,7 @@ class Model:
             )
 
 
-SUMMIT = Model(
+SUMMIT = MachineModel(
     # Lengths and idle nodes: a fortnight of Summit, February 2021 (391 of 4,734 nodes idle; median
     # 475 s, mean 1,192 s).
     idle_fraction=391 / 4734,
@@ -181,7 +106,7 @@ SUMMIT = Model(
 )
 
 
-def like(trace: Trace, bins: int = 60) -> Model:
+def like(trace: Trace, bins: int = 60) -> MachineModel:
     """The model's parameters as measured on a trace. Raises TraceError when it has too few complete
     gaps (20).
 
@@ -209,7 +134,7 @@ def like(trace: Trace, bins: int = 60) -> Model:
     ends = len(np.unique(np.stack([batch.astype(np.float64), lengths]), axis=1)[0])
     differences = np.diff(trace.time)
     positive = differences[differences > 0]
-    model = Model(
+    model = MachineModel(
         idle_fraction=min(max(trace.statistics().idle_fraction, 1e-6), 1 - 1e-6),
         lengths=histogram(edges.tolist(), weights.tolist()),
         batch_median=max(1.0, min(float(np.median(sizes)), float(sizes.mean()))),
@@ -244,7 +169,7 @@ def _variability(trace: Trace) -> float:
 
 
 def synthesise(
-    model: Model,
+    model: MachineModel,
     nodes: int | Sequence[str],
     duration_s: float,
     seed: int = 0,
@@ -275,7 +200,7 @@ def synthesise(
     count = len(names)
     rng = np.random.default_rng(seed)
     sigma = math.sqrt(2.0 * math.log(model.batch_mean / model.batch_median))
-    mean_batch = float((_batch_sizes(_Z, model, sigma, count) * _DENSITY).sum())
+    mean_batch = float((_batch_sizes(GRID, model, sigma, count) * DENSITY).sum())
     mean_length = model.lengths.mean_s
     hit_rate = _load(model) / mean_length  # of one node, per second of being busy
     warm_up = 12.0 * mean_length  # the machine starts all busy; by then that is forgotten
@@ -331,7 +256,7 @@ def demo_trace(
     events ``spacing_s`` apart for 70 % of them. Raises TraceError when no such trace is found.
     """
     wanted = nodes * 3.5 / 6 if mean_idle is None else mean_idle
-    model = Model(
+    model = MachineModel(
         idle_fraction=min(max(wanted / nodes, 0.01), 0.99),
         lengths=lognormal(475.0, 1192.0, shortest_gap_s * speedup),
     )
@@ -374,23 +299,21 @@ def _lively(trace: Trace, wanted: float, speedup: float, spacing_s: float) -> bo
     return bool(len(apart) and (apart >= spacing_s * speedup).mean() >= 0.7)
 
 
-def _batch_sizes(z: FloatArray, model: Model, sigma: float, nodes: int) -> FloatArray:
+def _batch_sizes(z: FloatArray, model: MachineModel, sigma: float, nodes: int) -> FloatArray:
     return np.clip(np.round(model.batch_median * np.exp(sigma * z)), 1, nodes)
 
 
-def _load(model: Model) -> float:
+def _load(model: MachineModel) -> float:
     """h·E[L] that gives the idle fraction: solves E[x·g/(1 + x·g)] = p for x, g the swing of the
     rate (mean 1), by bisection.
     """
-    g = np.exp(model.swing * _Z - 0.5 * model.swing**2)
+    g = np.exp(model.swing * GRID - 0.5 * model.swing**2)
     low, high = 0.0, 1.0
-    while (
-        float((high * g / (1.0 + high * g) * _DENSITY).sum()) < model.idle_fraction and high < 1e9
-    ):
+    while float((high * g / (1.0 + high * g) * DENSITY).sum()) < model.idle_fraction and high < 1e9:
         high *= 2.0
     for _ in range(60):
         middle = 0.5 * (low + high)
-        if float((middle * g / (1.0 + middle * g) * _DENSITY).sum()) < model.idle_fraction:
+        if float((middle * g / (1.0 + middle * g) * DENSITY).sum()) < model.idle_fraction:
             low = middle
         else:
             high = middle
@@ -398,7 +321,7 @@ def _load(model: Model) -> float:
 
 
 def _batch_times(
-    rng: np.random.Generator, model: Model, rate: float, begin: float, end: float
+    rng: np.random.Generator, model: MachineModel, rate: float, begin: float, end: float
 ) -> FloatArray:
     """Sorted times of batches in [begin, end): Poisson with this mean rate (1/s), constant over a
     tenth of the correlation time.

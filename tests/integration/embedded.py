@@ -17,7 +17,7 @@ import psutil
 from malletrain.client import Client
 from malletrain.protocol import messages
 from malletrain.protocol.views import JobDetail, JobView
-from scavenger.embedded.scavenger import ClusterProcess, start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
 from tests.waiting import PATIENCE_S
 

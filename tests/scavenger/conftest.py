@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.embedded import processes
-from scavenger.embedded.scavenger import ClusterProcess, start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests.waiting import NEVER_S, until
 
 

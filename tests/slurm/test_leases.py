@@ -19,7 +19,7 @@ from scavenger.batch.commands import Commands
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseRequest, LeaseState
-from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.source import asking_environment
 
@@ -62,7 +62,7 @@ GPUS = {
 
 
 def scavenger(cluster, **settings):
-    settings.setdefault("lease", LeaseOptions(partition="preemptable"))
+    settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
     settings.setdefault("idle_for_s", 0.0)
     made = BatchSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), hold_s=0.5, **settings)
     commands = Commands(environment=asking_environment(cluster.environment))
@@ -93,7 +93,7 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
         )
         for i in (1, 2, 3)
     ]
-    as_step = scavenger(slurm, lease=LeaseOptions(partition="preemptable", launch="step"))
+    as_step = scavenger(slurm, lease=SlurmLeaseOptions(partition="preemptable", launch="step"))
     as_step.poll()
     leases = one.take(requests[:2]) + as_step.take(requests[2:])
     one.poll()
@@ -163,7 +163,7 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
 
     def starts():
         one.poll()
-        asked.update(one._yielded)
+        asked.update(one.ender.asked)
         return slurm.jobs()[main][0] == "RUNNING"
 
     slurm.until(starts, "the main job runs")
@@ -172,6 +172,43 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
         "it was told by its signal, not just killed"
     )
     assert sum(path.exists() for path in told.values()) == 3
+
+
+@pytest.mark.parametrize("what", ["drained", "reserved"])
+def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
+    slurm = cluster(2, grace=10)
+    one = scavenger(slurm, spare_s=5.0)
+    one.poll()
+    told = {f"l{i}": root / f"told{i}" for i in (1, 2)}
+    one.take(
+        [
+            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path)))
+            for i, path in told.items()
+        ]
+    )
+    slurm.until(
+        lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
+        "two leases run",
+    )
+    assert all(lease.leaving_by is None for lease in one.poll().leases)
+    if what == "drained":
+        slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan")
+    else:
+        words = "ReservationName=m StartTime=now+12seconds Duration=5 Users=root Nodes=n1"
+        slurm.run("scontrol", "create", "reservation", *words.split(), "Flags=MAINT,IGNORE_JOBS")
+    seen = {}
+
+    def leaves():
+        seen.update({x.id: x for x in one.poll().leases if x.leaving_by is not None})
+        return (root / "told1").exists()
+
+    slurm.until(leaves, "the lease is told to leave")
+    assert list(seen) == ["l1"]
+    why = "it is draining (fan)" if what == "drained" else "reservation of its node begins in"
+    assert why in seen["l1"].reason
+    job = seen["l1"].scheduler_id
+    slurm.until(lambda: slurm.jobs()[job][0] == "COMPLETED", "it leaves in order")
+    assert not (root / "told2").exists()
 
 
 def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(cluster, root):
@@ -217,11 +254,11 @@ def test_nodes_in_maintenance_drained_or_reserved_are_no_gaps(cluster, root):
     slurm.run(*reserve, "ReservationName=s", "StartTime=now+30minutes", "Nodes=n2")
     slurm.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=a fan | is\nbroken")
     slurm.until(lambda: gaps(one) == ["n2", "n4"], "two nodes are gaps")
-    snapshot = one.poll()
-    horizons = {gap.node: gap.horizon_s for gap in snapshot.gaps}
+    polled = one.poll()
+    horizons = {gap.node: gap.horizon_s for gap in polled.gaps}
     assert horizons["n2"] <= 1800
     failed = {
-        e.node: [rule for rule, passed, _ in e.rules if not passed] for e in snapshot.explanations
+        e.node: [rule for rule, passed, _ in e.rules if not passed] for e in polled.explanations
     }
     assert "reservation" in failed["n1"]
     assert "usable" in failed["n3"]
@@ -235,7 +272,7 @@ def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, roo
     slurm = cluster(2, **GPUS)
     one = scavenger(
         slurm,
-        lease=LeaseOptions(
+        lease=SlurmLeaseOptions(
             partition="preemptable", gres="gpu:1", exclusive=False, options=("--mem=100",)
         ),
     )

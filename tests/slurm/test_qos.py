@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from scavenger.interface import LeaseRequest, LeaseState
-from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
 
@@ -31,13 +31,13 @@ def slurm(cluster, root):
 
 
 def test_leases_of_a_qos_that_others_preempt(slurm, root):
-    careless = scavenger(slurm, lease=LeaseOptions(partition="batch"))
+    careless = scavenger(slurm, lease=SlurmLeaseOptions(partition="batch"))
     assert any(
         "set qos in [scheduler.slurm]" in sentence
         for works, sentence in careless.check()
         if not works
     )
-    one = scavenger(slurm, lease=LeaseOptions(partition="batch", qos="scavenger"), grace_s=6.0)
+    one = scavenger(slurm, lease=SlurmLeaseOptions(partition="batch", qos="scavenger"), grace_s=6.0)
     found = one.check()
     assert all(works for works, _ in found), found
     assert any("Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in found)

@@ -7,7 +7,7 @@ import pytest
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings
 from malletrain.sim import engine
-from scavenger.trace import synthesis, trace
+from scavenger.trace import files, synthesis
 
 SITE = """
 [scheduler]
@@ -35,7 +35,7 @@ def simulated(tmp_path, run, monkeypatch):
     """``simulated("--t-fwd", 5)``: what the simulation was told, and its result."""
     file = tmp_path / "week.csv.gz"
     week = synthesis.synthesise(synthesis.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0)
-    trace.write(week, file)
+    files.write(week, file)
     (tmp_path / "site.toml").write_text(SITE)
     told = []
 

@@ -6,13 +6,15 @@ import json
 import os
 import sys
 
+import msgspec
 import pytest
 
+from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.identity.keys import user_name
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
 from malletrain.submission.spec import parse_env, parse_nodes
-from tests.malletrain.cli.fake_daemon import Refuse
+from tests.malletrain.cli.fake_daemon import Refuse, detail, job_view
 
 
 @pytest.fixture
@@ -285,3 +287,61 @@ def test_profile_sizes_refused(run, script, text, why):
     result = run("submit", "--nodes", "1:8", "--profile-sizes", text, script)
     assert result.exit_code == 2
     assert why in result.stderr
+
+
+# --- snapshots of other jobs ---
+
+
+def test_resume_from_is_the_jobs_id_or_an_absolute_path(run, daemon, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("submit", "--resume-from", "train", script).exit_code == 0
+    assert spec_of(daemon)["env"]["MALLETRAIN_RESUME_FROM"] == "j1", "a name is an id by now"
+    daemon.seen.clear()
+    (tmp_path / "run.pt").write_text("")
+    assert run("submit", "--env", "A=1", "--resume-from", "run.pt", script).exit_code == 0
+    expected = {"A": "1", "MALLETRAIN_RESUME_FROM": str(tmp_path / "run.pt")}
+    assert spec_of(daemon)["env"] == expected
+    result = run("submit", "--resume-from", "./no.pt", script)
+    assert result.exit_code == 2
+    assert "there is no file ./no.pt" in result.stderr
+
+
+@pytest.mark.parametrize("where", ["argument", "script"])
+@pytest.mark.parametrize("ended", [None, 1009.0])
+def test_two_unfinished_jobs_with_one_snapshot_path_are_told(
+    run, daemon, script, tmp_path, monkeypatch, where, ended
+):
+    monkeypatch.chdir(tmp_path)
+    args = ["--snapshot=run.pt"] if where == "argument" else []
+    if where == "script":
+        script.write_text("import malletrain\nmalletrain.Snapshot('run.pt', model=model)\n")
+    other = job_view(id="j7", owner=user_name(), ended=ended)
+    theirs = {"script": str(script), "workdir": str(tmp_path), "args": ["--lr", "0.1", *args]}
+    daemon.answers["jobs"] = lambda p: [other]
+    daemon.answers["job"] = lambda p: msgspec.structs.replace(detail(), job=other, spec=theirs)
+    result = run("submit", script, "--lr", "0.2", *args)
+    assert result.exit_code == 0, result.stderr
+    told = f"job j7 (train) is not finished and saves to the same snapshot, {tmp_path}/run.pt"
+    assert (told in result.stderr) == (ended is None)
+    assert spec_of(daemon)
+    daemon.seen.clear()
+    script.write_text("import malletrain\nmalletrain.Snapshot(model=model)\n")
+    assert "same snapshot" not in run("submit", script, "--lr", "0.2").stderr
+
+
+def test_paths_that_options_and_literals_name(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "from malletrain import Snapshot\nSnapshot('a.pt', m=m)\nSnapshot(path='/b.pt', m=m)\n"
+        "elastic.Run(snapshot='c.pt')\nelastic.Run(snapshot=True)\nSnapshot(args.path)\n"
+    )
+    args = ["--snapshot-every", "3", "--snapshot", "d.pt", "--ckpt-path=e.pt", "--snapshot", "--x"]
+    assert snapshot_paths(str(script), args, "/w") == {
+        "/w/a.pt",
+        "/b.pt",
+        "/w/c.pt",
+        "/w/d.pt",
+        "/w/e.pt",
+    }
+    script.write_text("def")
+    assert snapshot_paths(str(script), [], "/w") == set()

@@ -33,7 +33,7 @@ from malletrain.core.events import (
 from malletrain.core.planning import PlanningSettings
 
 STARVATION_S = 100.0
-SETTLE_S = 1.0
+DEBOUNCE_S = 1.0
 RESCALE_S = 0.5
 COST = RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)
 
@@ -79,9 +79,10 @@ class Machine:
         self.controller = Controller(
             ControllerSettings(
                 planning,
-                settle_s=SETTLE_S,
+                debounce_s=DEBOUNCE_S,
+                min_interval_s=0.0,
                 starvation_s=starvation_s,
-                give_back_after_s=math.inf,
+                release_after_s=math.inf,
             )
         )
         self.work = {f"j{i}": arrival.work for i, arrival in enumerate(stream)}
@@ -215,5 +216,5 @@ def test_nobody_is_overtaken_by_an_equal_nor_for_ever(nodes: int, stream: list[A
             if machine.kind[later] == machine.kind[job]:
                 assert order[job] < order[later], f"{later} overtook {job}, which is alike"
         # Once it has waited for STARVATION_S, every job that was there before has at most a turn.
-        patience = STARVATION_S * (1 + i) + (1 + i) * 2 * SETTLE_S
+        patience = STARVATION_S * (1 + i) + (1 + i) * 2 * DEBOUNCE_S
         assert machine.begun[job] - machine.at[job] <= patience

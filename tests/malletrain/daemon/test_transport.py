@@ -5,24 +5,34 @@ import socket
 import threading
 
 import pytest
-import zmq
 
 from malletrain.daemon.transport import Transport
+from malletrain.identity.keys import new_pair
 from tests.waiting import PATIENCE_S
 
 MANY = 2050
 """More connections than ZeroMQ keeps ends of for a reader: its thread then waits for ever."""
 
 
+class Deaf:
+    """A receiver that counts what it is told."""
+
+    def __init__(self):
+        self.ends = 0
+
+    def message(self, peer, who, message):
+        raise AssertionError("nobody says anything here")
+
+    def invalid(self, sentence):
+        raise AssertionError(sentence)
+
+    def disconnected(self):
+        self.ends += 1
+
+
 @pytest.fixture
 def made():
-    public, secret = zmq.curve_keypair()
-    ends = []
-    transport = Transport(
-        secret, public, lambda key: None, lambda *_: None, lambda _: None, lambda: ends.append(1)
-    )
-    transport.ends = ends
-    return transport
+    return Transport(new_pair(), lambda key: None)
 
 
 def come_and_go(address, count):
@@ -33,10 +43,14 @@ def come_and_go(address, count):
 
 def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(made):
     async def busy():
-        come_and_go(made.start("tcp://127.0.0.1:0"), MANY)  # the loop does not run meanwhile
+        address = made.bind("tcp://127.0.0.1:0")
+        made.serve(receiver)
+        come_and_go(address, MANY)  # the loop does not run meanwhile
 
+    receiver = Deaf()
     asyncio.run(busy())
     closing = threading.Thread(target=made.stop, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive(), "the daemon hangs at its end"
+    assert receiver.ends > 0

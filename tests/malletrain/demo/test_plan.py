@@ -8,7 +8,8 @@ from malletrain.config.model import parse_config
 from malletrain.demo import plan
 from malletrain.demo.main import CALM, HELD_S, LATE, DemoOptions, cut_trace, example_script
 from malletrain.submission.spec import parse_nodes
-from scavenger.trace.trace import Trace, TraceError
+from scavenger.trace.checks import TraceError
+from scavenger.trace.trace import Trace
 
 
 def options(tmp_path, **changes):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from malletrain.demo.stage import DemoError, DemoStage
-from scavenger.embedded.scavenger import ClusterProcess
+from scavenger.embedded.cluster_process import ClusterProcess
 from tests.waiting import PATIENCE_S, until
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from tests.malletrain.integrations.samples import BATCH, Net, Numbers
+from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 
 STEP_S = 0.02
 IMPORTS = {
@@ -31,12 +31,28 @@ IMPORTS = {
 }
 
 
-def note(folder: Path, step: int) -> None:
-    """Rank 1 is always a little behind: it works on while rank 0 waits for it."""
+def note(folder: Path, step: int, net: Net | None = None, rate: float = 0.0) -> None:
+    """A line for the step: its number, and with ``net`` the world size, the learning rate and the
+    samples. Rank 1 is always a little behind: it works on while rank 0 waits for it. With a file
+    ``limit`` steps beyond the number in it wait.
+    """
     rank = int(os.environ["RANK"])
     time.sleep(STEP_S * (1 + rank))
+    limit = folder / "limit"
+    while limit.exists() and step > int(limit.read_text() or 0):
+        time.sleep(0.01)
+    line: object = step
+    if net is not None:
+        line = json.dumps([step, int(os.environ["WORLD_SIZE"]), rate, net.seen])
+        net.seen = []
     with (folder / f"steps-{rank}").open("a") as file:
-        file.write(f"{step}\n")
+        file.write(f"{line}\n")
+
+
+def keep(folder: Path, net: Net) -> None:
+    """The trained weights, for the test."""
+    if os.environ["RANK"] == "0":
+        torch.save(net.state_dict(), folder / "weights.pt")
 
 
 def hugging_face(folder: Path, steps: int) -> int:
@@ -107,46 +123,38 @@ def lightning(folder: Path, steps: int) -> int:
         default_root_dir=folder,
         **quiet,
     )
-    trainer.fit(Module(), DataLoader(Numbers(), batch_size=BATCH), ckpt_path=callback.latest())
+    trainer.fit(Module(), callback.loader(Numbers(), BATCH), ckpt_path=callback.latest())
     return trainer.global_step
 
 
 def accelerate(folder: Path, steps: int) -> int:
     import accelerate
 
+    import malletrain
     from malletrain.integrations.accelerate import Guard
-
-    class Count:
-        def __init__(self):
-            self.done = 0
-
-        def state_dict(self):
-            return {"done": self.done}
-
-        def load_state_dict(self, state):
-            self.done = state["done"]
 
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
-    net, optimizer, loader = accelerator.prepare(
-        net, torch.optim.Adam(net.parameters(), lr=0.1), DataLoader(Numbers(), batch_size=BATCH)
-    )
-    count = Count()
-    accelerator.register_for_checkpointing(count)
-    guard = Guard(accelerator, folder / "states")
+    net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.1))
+    # as large at any number of ranks: only one is used here
+    sampler = malletrain.ElasticSampler(SAMPLES, batch_size=BATCH)
+    loader = DataLoader(Numbers(), batch_sampler=sampler)
+    guard = Guard(accelerator, folder / "states", sampler)
     guard.resume()
-    while count.done < steps:
+    per_epoch = sampler.steps_per_epoch
+    for epoch in sampler.epochs(-(-steps // per_epoch)):
         for batch in loader:
-            if count.done == steps:
+            if epoch * per_epoch + sampler.position // (BATCH * sampler.world_size) == steps:
+                sampler.end()
                 break
             optimizer.zero_grad()
             accelerator.backward(net(**batch)["loss"])
             optimizer.step()
-            count.done += 1
-            note(folder, count.done)
-            guard.step(len(batch["x"]))
+            done = epoch * per_epoch + sampler.position // (BATCH * sampler.world_size) + 1
+            note(folder, done)
+            guard.step()
     accelerator.end_training()
-    return count.done
+    return steps
 
 
 def work(script: Callable[[Path, int], int], folder: Path, steps: int) -> None:
@@ -169,9 +177,16 @@ def work(script: Callable[[Path, int], int], folder: Path, steps: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     library, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    script = {"transformers": hugging_face, "lightning": lightning, "accelerate": accelerate}[
-        library
-    ]
+    scripts: dict[str, Callable[[Path, int], int]] = {
+        "transformers": hugging_face,
+        "lightning": lightning,
+        "accelerate": accelerate,
+    }
+    if len(sys.argv) > 4:
+        from tests.malletrain.integrations import rescaled
+
+        scripts = rescaled.SCRIPTS
+    script = scripts[library]
     for module in IMPORTS[library]:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is no zombie

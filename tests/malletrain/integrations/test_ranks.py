@@ -4,6 +4,7 @@ save at the same step, and nobody hangs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 
 from malletrain.protocol.worker_channel import Drained, Progress
-from malletrain.rounds.settings import RoundSettings
 from tests.malletrain.agent.node_side import alive, eventually
 from tests.malletrain.training.worker_side import FakeAgent
 
@@ -26,7 +26,7 @@ HOME = Path(__file__).parents[3]
 
 
 class Ranks:
-    """Two workers of a round, as torchrun starts them on two nodes, and their agents' ends."""
+    """The workers of a round, as torchrun starts them on a node each, and their agents' ends."""
 
     def __init__(
         self,
@@ -34,21 +34,23 @@ class Ranks:
         folder: Path,
         generation: int,
         flags: tuple[str, str] = ("", ""),
+        world: int = 2,
+        most: int = 2,
     ) -> None:
         self.folder = folder
-        self.agents = [FakeAgent(), FakeAgent()]
+        self.agents = [FakeAgent() for _ in range(world)]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.workers: list[int] = []
         assert server.stdin is not None
         assert server.stdout is not None
-        for rank, (agent, other) in enumerate(zip(self.agents, flags, strict=True)):
+        for rank, (agent, other) in enumerate(itertools.zip_longest(self.agents, flags[:world])):
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": "0",
                 "GROUP_RANK": str(rank),
-                "WORLD_SIZE": "2",
+                "WORLD_SIZE": str(world),
                 "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
@@ -57,6 +59,7 @@ class Ranks:
                 "MALLETRAIN_SOCKET": agent.path,
                 "MALLETRAIN_FLAGS": other or agent.flags.path,
                 "MALLETRAIN_JOB": "job-1",
+                "MALLETRAIN_MAX_WORLD_SIZE": str(most),
                 "MALLETRAIN_GENERATION": str(generation),
             }
             print(json.dumps(environment), file=server.stdin, flush=True)
@@ -65,6 +68,10 @@ class Ranks:
     def until(self, rank: int, what: str, heard: Callable[[Any], bool]) -> None:
         """Wait for something that the agent of ``rank`` hears."""
         eventually(lambda: any(map(heard, self.agents[rank].received())) or self.check(), what)
+
+    def when(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for ``condition``; fails when a worker ends before."""
+        eventually(lambda: condition() or self.check(), what)
 
     def check(self) -> bool:
         assert all(map(alive, self.workers)), self.logs()
@@ -77,7 +84,7 @@ class Ranks:
     def logs(self) -> str:
         return "\n".join(
             f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}"
-            for rank in range(2)
+            for rank in range(len(self.agents))
         )
 
     def steps(self) -> list[list[int]]:
@@ -132,7 +139,7 @@ def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_st
             )
         for pid in first.workers:
             os.kill(pid, signal.SIGTERM)
-        first.ended(RoundSettings.stop_s)
+        first.ended()
         assert first.steps() == done, "what is done after the snapshot is lost"
     finally:
         first.close()

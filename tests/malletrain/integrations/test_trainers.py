@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from malletrain.protocol.worker_channel import Capable, Drained, Progress
 from malletrain.training import report
-from tests.malletrain.integrations.samples import BATCH, Net, Numbers
+from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
 
@@ -149,7 +149,7 @@ def test_lightning(tmp_path, monkeypatch):
             **quiet,
         )
         module = Module()
-        trainer.fit(module, DataLoader(Numbers(), batch_size=BATCH), ckpt_path=callback.latest())
+        trainer.fit(module, callback.loader(Numbers(), BATCH), ckpt_path=callback.latest())
         return module, trainer.global_step
 
     with launched(monkeypatch) as launcher:
@@ -168,20 +168,24 @@ def test_lightning(tmp_path, monkeypatch):
 
 def test_accelerate(tmp_path, monkeypatch):
     accelerate = pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    import malletrain
     from malletrain.integrations.accelerate import Guard
 
-    def train(stop_after):
+    def prepared():
         accelerator = accelerate.Accelerator(cpu=True)
         net = Net()
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-        net, optimizer = accelerator.prepare(net, optimizer)
-        guard = Guard(accelerator, tmp_path / "states", every_s=3600.0)
+        net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.1))
+        sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH)
+        return accelerator, net, optimizer, Guard(accelerator, tmp_path / "states", sampler, 3600.0)
+
+    def train(stop_after):
+        accelerator, net, optimizer, guard = prepared()
         resumed, saved = guard.resume(), 0
-        for batch in DataLoader(Numbers(), batch_size=BATCH):
+        for batch in DataLoader(Numbers(), batch_sampler=guard.sampler):
             optimizer.zero_grad()
             accelerator.backward(net(**batch)["loss"])
             optimizer.step()
-            saved += guard.step(BATCH)
+            saved += guard.step()
             if saved and stop_after:
                 break
         return resumed, saved, net.layer.weight.detach().clone(), guard
@@ -193,16 +197,19 @@ def test_accelerate(tmp_path, monkeypatch):
     assert launcher.answered.is_set()
     assert guard.newest().endswith("state-a")
     with as_plain_script(monkeypatch):
-        accelerator = accelerate.Accelerator(cpu=True)
-        net = Net()
-        net = accelerator.prepare(net)
-        again = Guard(accelerator, tmp_path / "states")
-        optimizer = accelerator.prepare(torch.optim.Adam(net.parameters(), lr=0.1))
+        _, net, optimizer, again = prepared()
         assert again.resume()
+        assert again.sampler.position == guard.sampler.position > 0
         assert torch.equal(net.layer.weight, weight)
         again.save()
         assert again.newest().endswith("state-b"), "the one before stays until the new one is whole"
         assert optimizer.state_dict()["state"]
+        accelerator, _, optimizer, guard = prepared()
+        accelerator.prepare(torch.optim.lr_scheduler.LinearLR(optimizer))
+        with pytest.raises(ValueError, match="once per rank"):
+            guard.resume()
+        with pytest.raises(TypeError, match="Guard needs the sampler"):
+            Guard(accelerator, tmp_path / "states")
 
 
 def test_the_training_side_library_imports_none_of_them():

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.render.held_trace import HEADER, held_trace
-from scavenger.trace import trace
+from scavenger.trace import files
 
 JOINED, LOST = EventKind.NODE_JOINED.value, EventKind.NODE_LOST.value
 
@@ -52,5 +52,5 @@ def test_every_exported_trace_is_a_valid_one(changes):
         events.append(event(now, kind, node))
     lines = list(held_trace(events))
     if len(lines) > 1:
-        read = trace.parse("\n".join(lines) + "\n")
+        read = files.parse("\n".join(lines) + "\n")
         assert len(read.names) == len({line.split(",")[1] for line in lines[1:]})

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.cli import main
-from scavenger.trace import synthesis, trace
+from scavenger.trace import files, synthesis
 from tests.malletrain.sim.conftest import shared, trace_of
 
 KEYS = {
@@ -38,7 +38,7 @@ SWF = "; MaxNodes: 8\n" + "\n".join(
 @pytest.fixture
 def week(tmp_path):
     path = tmp_path / "week.csv.gz"
-    trace.write(synthesis.synthesise(synthesis.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0), path)
+    files.write(synthesis.synthesise(synthesis.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0), path)
     return path
 
 
@@ -161,7 +161,7 @@ def test_times_that_go_back_and_traces_without_events_are_refused(tmp_path):
     assert "Time goes back" in run("simulate", "--trace", path).stderr
     path.write_text("time_s,node,event\n")
     assert "no event" in run("simulate", "--trace", path).stderr
-    trace.write(trace_of({"a": [(0, 5)], "b": []}, 10.0), path)
+    files.write(trace_of({"a": [(0, 5)], "b": []}, 10.0), path)
     assert run("simulate", "--trace", path, "--jobs", 2).exit_code == 0
 
 

@@ -247,7 +247,7 @@ def test_epochs_resume_where_the_state_says_and_a_finished_run_has_none_left():
 
 
 def test_leaving_an_epoch_early_goes_on_with_the_next_and_is_told(capsys):
-    report._told.clear()
+    report.told.clear()
     sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
     visited = []
     for epoch in sampler.epochs(3):
@@ -354,3 +354,23 @@ def test_a_tail_too_short_for_more_ranks_than_were_planned_is_left_out_and_told(
     big.load_state_dict(small.state_dict())
     assert (big.epoch, big.position) == (1, 0)
     assert "The last 2 samples of epoch 0 are left out" in capsys.readouterr().err
+
+
+# --- a loader that takes the batches for something else ---
+
+
+def test_as_sampler_instead_of_batch_sampler_it_refuses_at_the_first_batch():
+    sampler = ElasticSampler(20, global_batch_size=5, rank=0, world_size=1)
+    for drop_last in (False, True):
+        loader = DataLoader(torch.arange(20), batch_size=4, sampler=sampler, drop_last=drop_last)
+        with pytest.raises(TypeError, match=r"DataLoader\(dataset, batch_sampler=sampler\)"):
+            next(iter(loader))
+    assert next(iter(DataLoader(torch.arange(20), batch_sampler=sampler))).shape == (5,)
+
+
+def test_a_loader_that_accelerate_shares_out_once_more_is_refused():
+    data_loader = pytest.importorskip("accelerate.data_loader", reason="malletrain[integrations]")
+    sampler = ElasticSampler(20, global_batch_size=6, rank=0, world_size=2)
+    shard = data_loader.BatchSamplerShard(sampler, num_processes=2, even_batches=False)
+    with pytest.raises(TypeError, match="leave it out of prepare"):
+        next(iter(DataLoader(torch.arange(20), batch_sampler=shard)))

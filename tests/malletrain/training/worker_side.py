@@ -51,12 +51,12 @@ def as_worker(monkeypatch, rank=0, world=1, generation=3):
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    report._forget()
-    report._told.clear()
+    report.forget()
+    report.told.clear()
     try:
         yield agent
     finally:
-        report._forget()
+        report.forget()
         agent.close()
 
 
@@ -72,9 +72,9 @@ def as_plain_script(monkeypatch):
         "WORLD_SIZE",
     ):
         monkeypatch.delenv(name, raising=False)
-    report._forget()
-    report._told.clear()
+    report.forget()
+    report.told.clear()
     try:
         yield
     finally:
-        report._forget()
+        report.forget()

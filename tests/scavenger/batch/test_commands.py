@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scavenger.batch import commands
-from scavenger.batch.commands import CommandError, Commands, Policy, shorten, show
+from scavenger.batch.commands import CommandError, CommandPolicy, Commands, shorten, show
 from scavenger.interface import SchedulerError
 from tests.scavenger.batch.fake_tools import FakeTools
 
@@ -22,7 +22,7 @@ def tools(tmp_path):
 
 @pytest.fixture
 def run(tools):
-    return Commands(Policy(timeout_s=5.0, tries=3, pause_s=0.01), tools.environment)
+    return Commands(CommandPolicy(timeout_s=5.0, tries=3, pause_s=0.01), tools.environment)
 
 
 def python(code, *args):
@@ -75,13 +75,13 @@ def test_endless_output_is_bounded(monkeypatch):
 def test_a_missing_command_is_a_sentence_and_is_not_tried_again():
     slept = []
     with pytest.raises(CommandError, match="no-such-command is not installed or not in PATH"):
-        Commands(Policy(tries=5), sleep=slept.append).ask(["no-such-command"])
+        Commands(CommandPolicy(tries=5), sleep=slept.append).ask(["no-such-command"])
     assert slept == []
 
 
 def test_asking_is_repeated_with_growing_pauses(tools):
     slept = []
-    asking = Commands(Policy(5.0, 3, 0.5), tools.environment, sleep=slept.append)
+    asking = Commands(CommandPolicy(5.0, 3, 0.5), tools.environment, sleep=slept.append)
     tools.fails("tool", "slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(
         CommandError,
@@ -128,7 +128,7 @@ def test_many_threads_may_run_commands():
 
 def test_no_descriptor_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
-    one = Commands(Policy(tries=1))
+    one = Commands(CommandPolicy(tries=1))
     for argv in (["true"], ["false"], ["no-such-command"], ["sleep", "9"]):
         try:
             one.run(argv, stdin=b"x", timeout_s=0.2)

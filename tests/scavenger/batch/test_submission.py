@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from scavenger.batch.commands import Result
+from scavenger.batch.commands import CommandResult
 from scavenger.batch.submission import Submitter
 from scavenger.pbs.job import PBS
 from scavenger.slurm.job import SLURM
@@ -22,7 +22,7 @@ class Said:
         self.complaint = complaint
 
     def run(self, argv, stdin=None, environment=None):
-        return Result(tuple(argv), 1, "", self.complaint, 0.0)
+        return CommandResult(tuple(argv), 1, "", self.complaint, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,13 @@ def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, ot
             [Job("5"), Job("6")]
         )
 
-    assert cancel(ended) is None
-    assert cancel(ended, ended) is None
-    assert other in str(cancel(ended, other))
-    assert cancel("") is not None, "it failed and does not say why"
+    assert cancel(ended) == ({"6"}, None)
+    assert cancel(ended, ended) == ({"6"}, None)
+    found = cancel(ended, other)
+    assert other in str(found.problem)
+    assert found.accepted == set(), "one has ended, the other was refused"
+    assert cancel(other).accepted == {"5"}
+    found = cancel("")
+    assert found.problem is not None, "it failed and does not say why"
+    assert found.accepted == set()
+    assert cancel("connection refused").accepted == set(), "that is about all of them"

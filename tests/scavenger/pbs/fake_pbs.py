@@ -13,10 +13,11 @@ from typing import Any
 
 from tests import waiting
 from tests.scavenger.batch.fake_tools import FakeTools
-from tests.scavenger.pbs import pbs_machine
+from tests.scavenger.pbs import pbs_state
 from tests.waiting import PATIENCE_S
 
-NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel")
+MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
+NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel", "qsig")
 QUEUES: dict[str, dict[str, Any]] = {
     "workq": {"Priority": 0},
     "expressq": {"Priority": 200},
@@ -42,7 +43,7 @@ class FakePbs:
         self.root = root
         self.state_dir = root / "pbs"
         self.state_dir.mkdir(parents=True)
-        made = pbs_machine.new_state(
+        made = pbs_state.new_state(
             hosts_of(hosts) if isinstance(hosts, int) else hosts, queues or QUEUES, preempt_order
         )
         (self.state_dir / "state.json").write_text(json.dumps(made))
@@ -55,11 +56,11 @@ class FakePbs:
                 f'{self._command(name)} "$@" <"$stdin"',
             )
         self.server = subprocess.Popen(
-            [sys.executable, "-I", "-S", pbs_machine.__file__, str(self.state_dir), "serve"]
+            [sys.executable, "-I", "-S", MACHINE, str(self.state_dir), "serve"]
         )
 
     def _command(self, name: str) -> str:
-        return f"'{sys.executable}' -I -S '{pbs_machine.__file__}' '{self.state_dir}' {name}"
+        return f"'{sys.executable}' -I -S '{MACHINE}' '{self.state_dir}' {name}"
 
     def works(self, name: str) -> None:
         """The tool is itself again."""
@@ -68,11 +69,11 @@ class FakePbs:
 
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the state, as an administrator would."""
-        with pbs_machine.state_of(self.state_dir) as state:
+        with pbs_state.state_of(self.state_dir) as state:
             change(state)
 
     def state(self) -> dict[str, Any]:
-        with pbs_machine.state_of(self.state_dir) as state:
+        with pbs_state.state_of(self.state_dir) as state:
             return dict(state)
 
     def jobs(self, *states: str) -> dict[str, dict[str, Any]]:
@@ -89,6 +90,19 @@ class FakePbs:
             for n, j in self.jobs(*(states or ("Q", "H", "R", "E", "S"))).items()
             if j["name"].startswith("malletrain-")
         }
+
+    def processes(self, job_id: str) -> list[int]:
+        """Processes that were started in a job."""
+        mark = f"PBS_JOBID={job_id}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = str(self.state_dir).encode() in (data := (folder / "environ").read_bytes())
+            except OSError:
+                continue
+            if ours and mark in data.split(b"\0"):
+                found.append(int(folder.name))
+        return found
 
     def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
         """A job of somebody's."""

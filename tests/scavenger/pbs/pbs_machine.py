@@ -14,64 +14,17 @@ OpenPBS 23.06. Only whole hosts are given out. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-SERVER, USER = "pbs0", "pbsuser"
-KILL_DELAY_S = 10
+sys.path.insert(0, str(Path(__file__).parent))  # it runs as a script, without the repository
 
-
-@contextlib.contextmanager
-def state_of(root: Path):
-    """The state, read and written under a lock."""
-    with (root / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        path = root / "state.json"
-        state = json.loads(path.read_text())
-        before = json.dumps(state)
-        yield state
-        if (after := json.dumps(state)) != before:
-            (root / "state.new").write_text(after)
-            os.replace(root / "state.new", path)
-
-
-def new_state(hosts, queues, preempt_order="D", version="23.06.06"):
-    """``hosts``: host → its vnodes (name → resources). ``queues``: name → attributes."""
-    nodes = {
-        vnode: {
-            "host": host,
-            "resources": {"arch": "linux", "host": host, "vnode": vnode, **resources},
-            "state": "free",
-            "resv": [],
-        }
-        for host, vnodes in hosts.items()
-        for vnode, resources in vnodes.items()
-    }
-    return {
-        "nodes": nodes,
-        "queues": queues,
-        "jobs": {},
-        "next": 1,
-        "resv": {},
-        "version": version,
-        "strict_ordering": False,
-        "sched": {
-            "preempt_queue_prio": 150,
-            "preempt_order": preempt_order,
-            "scheduler_iteration": 5,
-        },
-        "server": {"scheduling": "True", "query_other_jobs": "True", "backfill_depth": 5},
-    }
-
-
-# --- server, scheduler, MoM ---
+from pbs_commands import COMMANDS, qsub
+from pbs_state import KILL_DELAY_S, SERVER, USER, state_of
 
 
 class Machine:
@@ -80,7 +33,9 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.shells: dict[str, subprocess.Popen[bytes]] = {}
-        self.killed_at: dict[str, float] = {}
+        self.sampled_at: dict[str, float] = {}
+        self.left: set[str] = set()
+        """Jobs of which something was left when the leader of their session had ended."""
 
     def serve(self) -> None:
         while not (self.root / "stop").exists():
@@ -101,15 +56,28 @@ class Machine:
         shell = self.shells[number]
         status = shell.poll()
         over = job["began"] + job["walltime"] < now and job["state"] == "R"
-        if (job.pop("delete", None) or over) and not job.get("kill_at"):
-            signal_session(shell.pid, signal.SIGCONT)
-            self.terminate(state, job, shell, now)
-        if job.get("kill_at") and now >= job["kill_at"]:
+        if job.pop("sigkill", None):
             signal_session(shell.pid, signal.SIGKILL)
-        if status is None or (job.get("kill_at") and now < job["kill_at"] and session(shell.pid)):
-            return  # MoM waits for what is left of a job that it has told to end
+        if job.pop("delete", None) or (over and not job.get("kill_at")):
+            # At each delete the time to SIGKILL begins anew.
+            self.terminate(state, job, shell, now)
+        if job.get("kill_at") and now >= job["kill_at"] and job["state"] != "S":
+            signal_session(shell.pid, signal.SIGKILL)
+        if status is None:
+            return
+        # MoM hears at once that the leader of the session has ended. What is left then of a job
+        # that it has told to end it sees go when it looks the next time.
+        sampled = self.sampled_at.setdefault(number, now + state["sample_s"])
+        left = session(shell.pid)
+        if left and job.get("kill_at"):
+            self.left.add(number)
+        if number in self.left and (left or now < sampled):
+            if now >= sampled:
+                self.sampled_at[number] = now + state["sample_s"]
+            return
         signal_session(shell.pid, signal.SIGKILL)
-        del self.shells[number]
+        del self.shells[number], self.sampled_at[number]
+        self.left.discard(number)
         exit_status = status if status >= 0 else 256 - status
         if job.pop("requeue", None):
             job.update(
@@ -142,7 +110,7 @@ class Machine:
             return
         free = set(free_hosts(state, now))
         for job in state["jobs"].values():
-            if job["state"] == "S" and set(job["hosts"]) <= free and not job.get("kill_at"):
+            if job["state"] == "S" and set(job["hosts"]) <= free:
                 job.update(state="R", substate=42)
                 signal_session(self.shells[job["id"]].pid, signal.SIGCONT)
 
@@ -167,7 +135,7 @@ class Machine:
             "FAKE_PBS": str(self.root),
         }
         shell = subprocess.Popen(
-            ["/bin/sh"],
+            [job["shell"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -283,244 +251,6 @@ def signal_session(leader: int, number: int) -> None:
             os.kill(pid, number)
 
 
-# --- commands ---
-
-
-def show(what, kind, state) -> None:
-    whole = {"timestamp": int(time.time()), "pbs_version": state["version"], "pbs_server": SERVER}
-    if what or kind == "nodes":
-        whole[kind] = what
-    text = json.dumps(whole, indent="\t", separators=(",", ":\t"))
-    text = re.sub(
-        r"\[\s+([^\]]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text
-    )
-    # What a real PBS prints without regard to JSON: "RAW:005" stands for a bare 005.
-    print(re.sub(r'"RAW:([^"]*)"', lambda m: m[1].replace("\\", ""), text))
-
-
-def date(seconds: float) -> str:
-    # ctime(3), in the time zone of who asks.
-    time.tzset()
-    return time.ctime(seconds)
-
-
-def job_json(number, job):
-    variables = {"PBS_O_LOGNAME": USER, "PBS_O_HOST": SERVER, **job.get("variables", {})}
-    made = {"Job_Name": job["name"], "Job_Owner": f"{job['owner']}@{SERVER}"}
-    if job["state"] in "RES":
-        made["resources_used"] = {"cput": "00:00:00", "ncpus": 2, "walltime": "00:00:01"}
-    made.update(
-        {
-            "job_state": job["state"],
-            "queue": job["queue"],
-            "server": SERVER,
-            "ctime": date(job["submitted"]),
-        }
-    )
-    if job["vnodes"]:
-        made["exec_vnode"] = "+".join(f"({v}:ncpus=2)" for v in job["vnodes"])
-    made["Rerunable"] = "True" if job["rerunnable"] else "False"
-    made["Resource_List"] = {
-        "select": job["select"],
-        "place": job["place"],
-        "walltime": job["wall_text"],
-    }
-    made.update({"substate": job["substate"], "Variable_List": variables, "euser": job["owner"]})
-    if job["comment"]:
-        made["comment"] = job["comment"]
-    if job["runs"]:
-        made["run_count"] = job["runs"]
-    if job.get("exit") is not None:
-        made["Exit_status"] = job["exit"]
-    if "estimated" in job:
-        made["estimated"] = {**job["estimated"], "start_time": date(job["estimated"]["start_time"])}
-    return made
-
-
-def qstat(state, args) -> int:
-    if "-Bf" in args:
-        show(
-            {
-                SERVER: {
-                    "server_state": "Active",
-                    **state["server"],
-                    "pbs_version": state["version"],
-                }
-            },
-            "Server",
-            state,
-        )
-        return 0
-    if "-Qf" in args:
-        show(
-            {
-                name: {
-                    "queue_type": "Execution",
-                    **q,
-                    "enabled": q.get("enabled", "True"),
-                    "started": q.get("started", "True"),
-                }
-                for name, q in state["queues"].items()
-            },
-            "Queue",
-            state,
-        )
-        return 0
-    wanted = [word for word in args if word[:1].isdigit()]
-    jobs = {
-        n: j
-        for n, j in state["jobs"].items()
-        if (j["state"] != "F" or "-x" in args) and (not wanted or n in wanted)
-    }
-    unknown = [number for number in wanted if number not in jobs]
-    for number in unknown:
-        print(f"qstat: Unknown Job Id {number}", file=sys.stderr)
-    show({number: job_json(number, job) for number, job in jobs.items()}, "Jobs", state)
-    return 153 if unknown else 0
-
-
-def pbsnodes(state, args) -> int:
-    assert "-av" in args, "only vnodes are imitated"
-    now, found = time.time(), {}
-    for vnode, node in state["nodes"].items():
-        jobs = [n for n, j in state["jobs"].items() if j["state"] in "RES" and vnode in j["vnodes"]]
-        busy = any(state["jobs"][n]["state"] in "RE" for n in jobs)
-        words = ([] if node["state"] == "free" else [node["state"]]) + (
-            ["job-exclusive"] if busy else []
-        )
-        reserved = any(
-            state["resv"][r]["start"] <= now < state["resv"][r]["end"] for r in node["resv"]
-        )
-        if reserved and not busy:
-            words.append("resv-exclusive")
-        made = {
-            "Mom": SERVER,
-            "Port": 15002,
-            "ntype": "PBS",
-            "state": ",".join(words) or "free",
-            "pcpus": 2,
-        }
-        if jobs:
-            made["jobs"] = jobs
-        if node["resv"]:
-            made["resv"] = ", ".join(node["resv"])
-        made.update(
-            resources_available=node["resources"],
-            resources_assigned={},
-            resv_enable="True",
-            sharing="default_excl",
-        )
-        if node.get("comment"):
-            made["comment"] = node["comment"]
-        found[vnode] = made
-    show(found, "nodes", state)
-    return 0
-
-
-def pbs_rstat(state, args) -> int:
-    assert args == ["-f"]
-    for name, resv in state["resv"].items():
-        times = f"reserve_start = {date(resv['start'])}\nreserve_end = {date(resv['end'])}\n"
-        print(f"Resv ID: {name}\nReserve_Name = maint\nreserve_state = RESV_CONFIRMED\n{times}")
-    return 0
-
-
-def qmgr(state, args) -> int:
-    assert args[0] == "-c"
-    if args[1] == "print sched":
-        print("#\n# Create and define scheduler default\n#\ncreate sched default")
-        print("\n".join(f"set sched {name} = {value}" for name, value in state["sched"].items()))
-    return 0
-
-
-def qsub(state, args, script: str) -> int:
-    words, options, limits = iter(args), {}, {}
-    for word in words:
-        if word in ("-f", "-h", "-V"):
-            options[word] = ""
-        elif word == "-l":
-            limits.update(part.split("=", 1) for part in [next(words)])
-        else:
-            options[word] = next(words)
-    for line in script.split("\n"):
-        if line.startswith("#PBS -q "):
-            options["-q"] = line[8:].strip()
-        if line.strip() and not line.startswith("#"):
-            break
-    queue = options.get("-q", "workq")
-    owner = os.environ.get("FAKE_PBS_USER", USER)
-    if "\r\n" in script:
-        return complain("qsub: script contains cr, lf")
-    if queue not in state["queues"]:
-        return complain("qsub: Unknown queue")
-    if state["queues"][queue].get("enabled") == "False":
-        return complain("qsub: Queue is not enabled")
-    if len(options.get("-N", "")) > 236 or not re.fullmatch(r"[\w+.-]+", options.get("-N", "x")):
-        return complain("qsub: illegal -N value")
-    most = state["queues"][queue].get("max_queued")
-    if (
-        most is not None
-        and sum(j["queue"] == queue and j["state"] in "QRH" for j in state["jobs"].values()) >= most
-    ):
-        return complain(f"qsub: would exceed queue {queue}'s per-user limit of jobs in 'Q' state")
-    select = limits.get("select", "1:ncpus=1")
-    count, *rest = select.split(":")
-    wall = limits.get("walltime") or limits.get("max_walltime") or "01:00:00"
-    hours, minutes, seconds = (int(x) for x in wall.split(":"))
-    number = f"{state['next']}.{SERVER}"
-    state["next"] += 1
-    state["jobs"][number] = {
-        "id": number,
-        "name": options.get("-N", "STDIN"),
-        "owner": owner,
-        "state": "H" if "-h" in options else "Q",
-        "substate": 20 if "-h" in options else 10,
-        "queue": queue,
-        "submitted": int(time.time()),
-        "select": select,
-        "args": args,
-        "place": limits.get("place", "free"),
-        "wall_text": wall,
-        "walltime": 3600 * hours + 60 * minutes + seconds,
-        "script": script,
-        "count": int(count),
-        "host": next((w[5:] for w in rest if w.startswith("host=")), ""),
-        "rerunnable": options.get("-r", "y") == "y",
-        "vnodes": [],
-        "comment": "",
-        "runs": 0,
-    }
-    print(number)
-    return 0
-
-
-def qdel(state, args) -> int:
-    status = 0
-    owner = os.environ.get("FAKE_PBS_USER", USER)
-    for number in args:
-        job = state["jobs"].get(number)
-        if job is None or job["state"] == "F":
-            status = (
-                complain(
-                    f"qdel: {'Unknown Job Id' if job is None else 'Job has finished'} {number}"
-                )
-                and 153
-            )
-        elif job["owner"] != owner:
-            status = complain(f"qdel: Unauthorized Request  {number}") and 159
-        elif job["state"] in "QH":
-            job.update(state="F", substate=92)
-        else:
-            job["delete"] = True
-            job["comment"] += f" and terminated by {owner}@{SERVER}"
-    return status
-
-
-def complain(sentence: str) -> int:
-    print(sentence, file=sys.stderr)
-    return 1
-
-
 def main(argv: list[str]) -> int:
     root, command, args = Path(argv[0]), argv[1], argv[2:]
     if command == "serve":
@@ -530,14 +260,6 @@ def main(argv: list[str]) -> int:
     with state_of(root) as state:
         return qsub(state, args, script) if command == "qsub" else COMMANDS[command](state, args)
 
-
-COMMANDS = {
-    "qstat": qstat,
-    "pbsnodes": pbsnodes,
-    "pbs_rstat": pbs_rstat,
-    "qmgr": qmgr,
-    "qdel": qdel,
-}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

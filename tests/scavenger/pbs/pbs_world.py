@@ -6,17 +6,18 @@ import contextlib
 import time
 from pathlib import Path
 
-from scavenger.batch.commands import Commands, Policy
+from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseRequest, LeaseState
-from scavenger.pbs.job import LeaseOptions
+from scavenger.pbs.job import PbsLeaseOptions
 from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.pbs.source import asking_environment
 from tests.scavenger.pbs.fake_pbs import FakePbs
 from tests.waiting import PATIENCE_S
 
 PREFIX = "malletrain-t-"
+SHELL = str(Path(__file__).parents[3] / "jobscripts" / "pbs" / "shell.sh")
 TEMPLATE = (Path(__file__).parents[3] / "jobscripts" / "pbs" / "lease.sh").read_text()
 
 
@@ -29,13 +30,15 @@ class World:
         self.later = 0.0
 
     def scavenger(self, timeout_s=PATIENCE_S, **settings):
-        settings.setdefault("lease", LeaseOptions(queue="preemptable"))
+        settings.setdefault("lease", PbsLeaseOptions(queue="preemptable", shell=SHELL))
         settings.setdefault("idle_for_s", 0.0)
         settings.setdefault("hold_s", 0.3)
         made = BatchSettings(
             tag="t", template=TEMPLATE, user="pbsuser", submit_rate=1000.0, **settings
         )
-        commands = Commands(Policy(timeout_s, 1, 0.0), asking_environment(self.pbs.environment))
+        commands = Commands(
+            CommandPolicy(timeout_s, 1, 0.0), asking_environment(self.pbs.environment)
+        )
         clock = lambda: time.time() + self.later  # noqa: E731
         return PbsScavenger(
             made, commands, memory=GapMemory(), clock=clock, environment=self.pbs.environment
@@ -60,14 +63,14 @@ def request(number, *argv, node=None, **options):
     return LeaseRequest(f"l{number}", node or f"n{number}", argv or ("sleep", "600"), **options)
 
 
-def names(snapshot):
-    return sorted(gap.node for gap in snapshot.gaps)
+def names(polled):
+    return sorted(gap.node for gap in polled.gaps)
 
 
-def why(snapshot, node):
+def why(polled, node):
     return {
         rule: sentence
-        for e in snapshot.explanations
+        for e in polled.explanations
         if e.node == node
         for rule, passed, sentence in e.rules
         if not passed

@@ -9,7 +9,7 @@ import pytest
 from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.bindings import NODE_ATTRIBUTES, BindingsSource, load_module
-from scavenger.pbs.source import CommandSource, source_for
+from scavenger.pbs.source import PbsCommandSource, source_for
 from tests.waiting import PATIENCE_S
 
 
@@ -162,11 +162,11 @@ def test_no_answer():
 def test_which_source_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "pbs_ifl", None)
     assert load_module()[0] is None
-    assert isinstance(source_for("auto", Commands(), "s"), CommandSource)
+    assert isinstance(source_for("auto", Commands(), "s"), PbsCommandSource)
     with pytest.raises(SchedulerError, match="pbs_ifl cannot be imported"):
         source_for("bindings", Commands(), "s")
     monkeypatch.setitem(sys.modules, "pbs_ifl", ModuleType("pbs_ifl"))
     assert "lacks pbs_connect" in load_module()[1]
     monkeypatch.setitem(sys.modules, "pbs_ifl", FakeIfl({}, {}))
     assert isinstance(source_for("auto", Commands(), "s"), BindingsSource)
-    assert isinstance(source_for("commands", Commands(), "s"), CommandSource)
+    assert isinstance(source_for("commands", Commands(), "s"), PbsCommandSource)

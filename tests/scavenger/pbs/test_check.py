@@ -4,7 +4,7 @@ change.
 
 import pytest
 
-from scavenger.pbs.job import LeaseOptions
+from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
 from tests.scavenger.pbs.pbs_world import World
 
@@ -59,7 +59,7 @@ def queue(**changes):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.update(version="14.1.0"), "14.1.0 is older than 18.1"),
+        (lambda s: s.update(version="14.1.0"), "is older than 18.1"),
         (lambda s: s["server"].update(scheduling="False"), "set server scheduling = True"),
         (lambda s: s["queues"].pop("preemptable"), "no queue preemptable; set queue"),
         (queue(enabled="False"), "set queue preemptable enabled = True"),
@@ -102,7 +102,7 @@ def test_leases_that_could_never_be_preempted(site):
     site.pbs.edit(lambda s: s["sched"].update(preempt_order="R"))
     assert (
         "never be preempted"
-        in troubles(site, lease=LeaseOptions(queue="preemptable", rerunnable="no"))[0]
+        in troubles(site, lease=PbsLeaseOptions(queue="preemptable", rerunnable="no"))[0]
     )
 
 
@@ -128,7 +128,7 @@ def test_a_pbs_that_does_not_answer(site):
 
 
 def test_no_queue_is_named(site):
-    assert "set queue in [scheduler.pbs] to one of" in troubles(site, lease=LeaseOptions())[0]
+    assert "set queue in [scheduler.pbs] to one of" in troubles(site, lease=PbsLeaseOptions())[0]
 
 
 def test_backfill_mode_needs_no_preemption(site):

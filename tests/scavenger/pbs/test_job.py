@@ -2,7 +2,7 @@ import pytest
 
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import SchedulerError
-from scavenger.pbs.job import LeaseOptions, job_id, qsub, select_of, sum_of, walltime
+from scavenger.pbs.job import PbsLeaseOptions, job_id, qsub, select_of, sum_of, walltime
 from scavenger.pbs.parse import RawNode
 from scavenger.pbs.source import asking_environment, submitting_environment
 
@@ -23,12 +23,13 @@ def test_what_a_host_has():
     )
     assert sum_of("mem", [{"mem": "0b"}]) == sum_of("ngpus", [{}]) == ""
     vnodes = [("a[0]", RawNode(resources_available={"ncpus": 2, "mem": "0b"}))]
-    assert select_of(LeaseOptions(), "a", vnodes) == "1:host=a:ncpus=2"
+    assert select_of(PbsLeaseOptions(), "a", vnodes) == "1:host=a:ncpus=2"
     assert (
-        select_of(LeaseOptions(resources=(), select="system=p"), "a", vnodes) == "1:host=a:system=p"
+        select_of(PbsLeaseOptions(resources=(), select="system=p"), "a", vnodes)
+        == "1:host=a:system=p"
     )
     with pytest.raises(SchedulerError, match="cannot stand in a request"):
-        select_of(LeaseOptions(), "a:b", vnodes)
+        select_of(PbsLeaseOptions(), "a:b", vnodes)
 
 
 def test_walltimes():
@@ -38,7 +39,7 @@ def test_walltimes():
 
 def test_names_and_walltimes_of_qsub():
     words = qsub(
-        BatchSettings("t", "", LeaseOptions(), time_min_s=60.0),
+        BatchSettings("t", "", PbsLeaseOptions(), time_min_s=60.0),
         name="n" * 300,
         select="1",
         limit_s=120.0,
@@ -48,7 +49,7 @@ def test_names_and_walltimes_of_qsub():
     assert words[words.index("-r") + 1] == "y"
     assert {"min_walltime=00:01:00", "max_walltime=00:02:00"} <= set(words)
     words = qsub(
-        BatchSettings("t", "", LeaseOptions(), time_min_s=120.0),
+        BatchSettings("t", "", PbsLeaseOptions(), time_min_s=120.0),
         name="n",
         select="1",
         limit_s=120.0,

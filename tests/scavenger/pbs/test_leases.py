@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import LeaseOptions
+from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
 from tests.scavenger.pbs.pbs_world import PREFIX, names, request, running, states, why, worlds
 
@@ -110,7 +110,7 @@ def test_the_words_of_a_lease(world):
     }
     made = world(hosts={"h1": vnodes})
     one = made.scavenger(
-        lease=LeaseOptions(
+        lease=PbsLeaseOptions(
             queue="preemptable",
             account="a1",
             select="system=polaris",
@@ -228,9 +228,9 @@ def test_a_limit_of_the_site_ends_the_asking_for_a_while(world):
     calls = len(made.tools.calls("qsub"))
     assert one.take([request(3)])[0].state is LeaseState.ENDED
     assert len(made.tools.calls("qsub")) == calls
-    snapshot = one.poll()
-    assert snapshot.gaps == ()
-    assert "refuses more jobs" in why(snapshot, "n3")["at once"]
+    polled = one.poll()
+    assert polled.gaps == ()
+    assert "refuses more jobs" in why(polled, "n3")["at once"]
     one.give_back(leases)
     made.later += 301
     made.pbs.until(lambda: len(one.poll().gaps) == 3, "PBS is asked again")

@@ -6,7 +6,7 @@ import pytest
 
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.pbs.parse import (
-    Job,
+    PbsJob,
     RawNode,
     read_duration,
     read_jobs,
@@ -92,7 +92,7 @@ def test_recorded_preemptions():
 
 
 def job(state="R", substate=42, comment="", runs=1):
-    return Job(
+    return PbsJob(
         "1.s",
         "malletrain-t-l1",
         "me",

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from scavenger.batch.commands import Policy
+from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
-from scavenger.pbs.job import LeaseOptions
+from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
 from tests.scavenger.pbs.pbs_world import names, request, running, why, worlds
 
@@ -37,9 +37,9 @@ def test_a_node_is_a_gap_after_its_turn(world):
     assert names(one.poll()) == ["n1", "n2"]
     main = made.pbs.submit("sleep 600", "-l", "walltime=00:10:00")
     made.pbs.until(lambda: made.pbs.jobs()[main]["state"] == "R", "the main job runs")
-    snapshot = one.poll()
-    assert names(snapshot) == ["n2"]
-    assert "job-exclusive" in why(snapshot, "n1")["idle"]
+    polled = one.poll()
+    assert names(polled) == ["n2"]
+    assert "job-exclusive" in why(polled, "n1")["idle"]
 
 
 def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
@@ -56,10 +56,10 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
 
     lease = made.pbs.until(leaving, "the lease is leaving")
     assert (lease.state, lease.reason) == (LeaseState.RUNNING, "preempted")
-    snapshot = one.poll()
-    assert snapshot.gaps == ()
-    assert "took leases back" in why(snapshot, "n2")["hold"]
-    assert one._interval(one._look(), 0.01) == 2.0, "it may soon be over"
+    polled = one.poll()
+    assert polled.gaps == ()
+    assert "took leases back" in why(polled, "n2")["hold"]
+    assert one.poll_again_s(one.look(), 0.01) == 2.0, "it may soon be over"
     [refused] = one.take([request(2)])
     assert "took leases back" in refused.reason
     made.later += 30
@@ -79,9 +79,9 @@ def test_nothing_is_taken_while_pbs_starts_no_jobs(world):
         )
     )
     assert "queue preemptable is stopped" in why(made.scavenger().poll(), "n1")["hold"]
-    snapshot = made.scavenger(lease=LeaseOptions(queue="lost")).poll()
-    assert "no queue lost" in why(snapshot, "n1")["hold"]
-    assert snapshot.poll_again_s >= 5.0, "that may last, and is no reason to ask more often"
+    polled = made.scavenger(lease=PbsLeaseOptions(queue="lost")).poll()
+    assert "no queue lost" in why(polled, "n1")["hold"]
+    assert polled.poll_again_s >= 5.0, "that may last, and is no reason to ask more often"
 
 
 def test_reserved_planned_and_broken_nodes_are_left_alone(world):
@@ -101,12 +101,12 @@ def test_reserved_planned_and_broken_nodes_are_left_alone(world):
 
     made.pbs.edit(change)
     one = made.scavenger()
-    snapshot = one.poll()
-    assert names(snapshot) == ["n3", "n6"]
-    assert {gap.node: gap.horizon_s for gap in snapshot.gaps}["n3"] <= 7200
-    assert "maintenance reservation M1.pbs0" in why(snapshot, "n1")["reservation"]
-    assert "begins in" in why(snapshot, "n2")["reservation"]
-    assert "it is offline (bad dimm)" in why(snapshot, "n4")["usable"]
+    polled = one.poll()
+    assert names(polled) == ["n3", "n6"]
+    assert {gap.node: gap.horizon_s for gap in polled.gaps}["n3"] <= 7200
+    assert "maintenance reservation M1.pbs0" in why(polled, "n1")["reservation"]
+    assert "begins in" in why(polled, "n2")["reservation"]
+    assert "it is offline (bad dimm)" in why(polled, "n4")["usable"]
     one.poll()
     assert len(made.tools.calls("pbs_rstat")) == 1, "reservations are asked for rarely"
     one.take([request(3)])
@@ -124,11 +124,11 @@ def test_expected_starts_are_respected_or_used(world):
         lambda: "estimated" in made.pbs.jobs()[second], "the second is expected to start later"
     )
     careful = made.scavenger()
-    snapshot = careful.poll()
-    assert names(snapshot) == []
+    polled = careful.poll()
+    assert names(polled) == []
     assert (
         "held for a waiting job, which is expected to start in 30 min"
-        in why(snapshot, "n2")["planned"]
+        in why(polled, "n2")["planned"]
     )
     one = made.scavenger(backfill=True, time_min_s=300.0, spare_s=60.0)
     assert names(one.poll()) == ["n2"]
@@ -146,10 +146,10 @@ def test_hosts_of_several_vnodes_are_one_node(world):
     }
     made = world(hosts=hosts)
     made.pbs.edit(lambda state: state["nodes"]["h2[1]"].update(state="offline"))
-    snapshot = made.scavenger().poll()
-    assert snapshot.total_nodes == 2
-    assert names(snapshot) == ["h1"]
-    assert "offline" in why(snapshot, "h2")["usable"]
+    polled = made.scavenger().poll()
+    assert polled.total_nodes == 2
+    assert names(polled) == ["h1"]
+    assert "offline" in why(polled, "h2")["usable"]
 
 
 def test_nodes_of_other_queues_are_left_alone(world):
@@ -162,9 +162,9 @@ def test_nodes_of_other_queues_are_left_alone(world):
         for i, q in enumerate(("debug", "debug,pre"), 1)
     }
     made = world(hosts=hosts, queues=queues)
-    snapshot = made.scavenger().poll()
-    assert names(snapshot) == ["n2"]
-    assert "not in preemptable" in why(snapshot, "n1")["partition"]
+    polled = made.scavenger().poll()
+    assert names(polled) == ["n2"]
+    assert "not in preemptable" in why(polled, "n1")["partition"]
 
 
 def test_features_and_classes_come_from_resources(world):
@@ -191,9 +191,9 @@ def test_what_users_wrote_does_not_spoil_a_poll(world):
     number = made.pbs.submit("sleep 600", "-l", "walltime=00:10:00")
     made.pbs.edit(lambda state: state["jobs"][number].update(variables=variables, name="RAW:0042"))
     made.pbs.until(lambda: made.pbs.jobs()[number]["state"] == "R", "the job runs")
-    snapshot = made.scavenger().poll()
-    assert snapshot.total_nodes == 1
-    assert snapshot.gaps == ()
+    polled = made.scavenger().poll()
+    assert polled.total_nodes == 1
+    assert polled.gaps == ()
 
 
 @pytest.mark.parametrize("tool", ["qstat", "pbsnodes", "pbs_rstat"])
@@ -216,7 +216,7 @@ def test_a_failed_poll_changes_nothing(world, tool, trouble):
         )
     elif trouble == "hangs":
         made.tools.hangs(tool)
-        one.commands.policy = Policy(0.7, 1, 0.0)
+        one.commands.policy = CommandPolicy(0.7, 1, 0.0)
     else:
         made.tools.answers(tool, "<html>504</html>")
     with pytest.raises(SchedulerError) as error:
@@ -226,6 +226,6 @@ def test_a_failed_poll_changes_nothing(world, tool, trouble):
         one.take([request(1)])
     assert made.tools.calls("qsub") == []
     made.pbs.works(tool)
-    one.commands.policy = Policy(20.0, 1, 0.0)
+    one.commands.policy = CommandPolicy(20.0, 1, 0.0)
     one.settings.__dict__["idle_for_s"] = 0.1
     assert len(one.poll().gaps) == 2, "the nodes are as long idle as they were"

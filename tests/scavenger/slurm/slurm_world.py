@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scavenger.batch.commands import Commands, Policy
+from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_script import PLACE
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseRequest
-from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.scavenger import SlurmScavenger
 from tests.scavenger.batch.fake_tools import FakeTools
 from tests.waiting import PATIENCE_S
@@ -123,9 +123,9 @@ class World:
         self.tools.answers("sinfo", nodes(states))
 
     def scavenger(self, timeout_s=PATIENCE_S, tries=1, **settings):
-        settings.setdefault("lease", LeaseOptions(partition="preemptable"))
+        settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
         made = BatchSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
-        commands = Commands(Policy(timeout_s, tries, 0.0), self.tools.environment)
+        commands = Commands(CommandPolicy(timeout_s, tries, 0.0), self.tools.environment)
         return SlurmScavenger(
             made,
             commands,
@@ -146,14 +146,14 @@ def request(number, node=None, **options):
     return LeaseRequest(f"l{number}", node or f"n{number}", ("agent", "a b"), {"A": "1"}, **options)
 
 
-def names(snapshot):
-    return sorted(gap.node for gap in snapshot.gaps)
+def names(polled):
+    return sorted(gap.node for gap in polled.gaps)
 
 
-def why(snapshot, node):
+def why(polled, node):
     return {
         rule: sentence
-        for e in snapshot.explanations
+        for e in polled.explanations
         if e.node == node
         for rule, passed, sentence in e.rules
         if not passed

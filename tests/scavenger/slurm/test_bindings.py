@@ -11,7 +11,7 @@ import pytest
 from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group
-from scavenger.slurm.source import CommandSource, source_for
+from scavenger.slurm.source import SlurmCommandSource, source_for
 from tests.waiting import PATIENCE_S
 
 
@@ -136,11 +136,11 @@ def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyslurm", module)
     assert load_module((24, 11)) == (module, "")
     assert isinstance(source_for("auto", Commands(), (24, 11)), PyslurmSource)
-    assert isinstance(source_for("commands", Commands(), (24, 11)), CommandSource)
+    assert isinstance(source_for("commands", Commands(), (24, 11)), SlurmCommandSource)
     found, why = load_module((23, 11))
     assert found is None
     assert "24.11.0 is not of Slurm's version 23.11" in why
-    assert isinstance(source_for("auto", Commands(), (23, 11)), CommandSource)
+    assert isinstance(source_for("auto", Commands(), (23, 11)), SlurmCommandSource)
     with pytest.raises(SchedulerError, match=r"install the one for this Slurm, or set api"):
         source_for("pyslurm", Commands(), (23, 11))
 
@@ -150,4 +150,4 @@ def test_without_pyslurm_the_commands_are_taken(monkeypatch):
     found, why = load_module((24, 11))
     assert found is None
     assert "cannot be imported" in why
-    assert isinstance(source_for("auto", Commands(), (24, 11)), CommandSource)
+    assert isinstance(source_for("auto", Commands(), (24, 11)), SlurmCommandSource)

@@ -4,7 +4,7 @@ change.
 
 import pytest
 
-from scavenger.slurm.job import LeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import World
 
@@ -43,7 +43,7 @@ def test_a_good_site(slurm):
 @pytest.mark.parametrize(
     ("config", "partitions", "words"),
     [
-        (("22.05.8", "20.02.7"), None, "20.02 is older than 20.11"),
+        (("22.05.8", "20.02.7"), None, "is older than 20.11"),
         (("partition_prio", "none"), None, "PreemptType=preempt/partition_prio"),
         (None, ("PreemptMode=CANCEL", "PreemptMode=OFF"), "set PreemptMode=CANCEL"),
         (None, ("PreemptMode=CANCEL", "PreemptMode=SUSPEND"), "keep their memory"),
@@ -76,7 +76,7 @@ def test_gpus_that_leases_leave_unused(slurm):
         ({"gres": "gpu:4"}, False),
         ({"options": ("--gpus-per-node=4",)}, False),
     ):
-        found = slurm.scavenger(lease=LeaseOptions(partition="preemptable", **lease)).check()
+        found = slurm.scavenger(lease=SlurmLeaseOptions(partition="preemptable", **lease)).check()
         assert any("gpu:a100:4" in sentence for _, sentence in found) is told
 
 
@@ -101,7 +101,7 @@ def test_a_slurm_that_does_not_answer(slurm):
 def test_no_partition_is_named(slurm):
     assert (
         "set partition in [scheduler.slurm] to one of batch, preemptable"
-        in troubles(slurm, lease=LeaseOptions())[0]
+        in troubles(slurm, lease=SlurmLeaseOptions())[0]
     )
 
 
@@ -118,7 +118,7 @@ def test_preemption_by_qos(slurm, tmp_path, printed, words):
     sacctmgr = slurm.tools.root / "sacctmgr"
     sacctmgr.write_text(f"#!/bin/sh\ncat <<E\n{printed}E\n")
     sacctmgr.chmod(0o755)
-    found = troubles(slurm, lease=LeaseOptions(qos="scavenge"))
+    found = troubles(slurm, lease=SlurmLeaseOptions(qos="scavenge"))
     assert (found == []) if not words else (words in found[0]), found
 
 

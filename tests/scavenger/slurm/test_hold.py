@@ -1,10 +1,10 @@
 from scavenger.batch.rules import NodeFacts
 from scavenger.slurm.hold import Hold
-from scavenger.slurm.parse import Job
+from scavenger.slurm.parse import SlurmJob
 
 
 def job(state, end, node="n1"):
-    return Job(state, "1", "me", "low", 1, 0.0, 0.0, end, node, "", "", "", "malletrain-t-l1")
+    return SlurmJob(state, "1", "me", "low", 1, 0.0, 0.0, end, node, "", "", "", "malletrain-t-l1")
 
 
 class Watch:

@@ -10,7 +10,7 @@ from scavenger.batch.lease_script import KEPT_AT_HOME, PLACE, owner_prefix
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
-from scavenger.slurm.job import LeaseOptions, batch_script, job_id, sbatch
+from scavenger.slurm.job import SlurmLeaseOptions, batch_script, job_id, sbatch
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
@@ -19,7 +19,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=4
 
 def submit(step=False, output=None, time_min_s=None, **options):
     settings = BatchSettings(
-        "t", TEMPLATE, LeaseOptions(**options), time_min_s=time_min_s, start_within_s=60.0
+        "t", TEMPLATE, SlurmLeaseOptions(**options), time_min_s=time_min_s, start_within_s=60.0
     )
     return sbatch(settings, Wanted("malletrain-t-l1", "n1", (), {}, 3600.0, 9.5, output), step)
 
@@ -112,10 +112,10 @@ def test_by_gres_as_a_step_and_with_a_shortest_time():
 
 def test_partitions():
     assert (
-        LeaseOptions(partition="low,lower").partitions,
-        LeaseOptions(partition="low,lower").main_partition,
+        SlurmLeaseOptions(partition="low,lower").partitions,
+        SlurmLeaseOptions(partition="low,lower").main_partition,
     ) == (["low", "lower"], "low")
-    assert (LeaseOptions().partitions, LeaseOptions().main_partition) == ([], "")
+    assert (SlurmLeaseOptions().partitions, SlurmLeaseOptions().main_partition) == ([], "")
 
 
 def test_another_owner():

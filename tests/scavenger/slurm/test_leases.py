@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.batch.commands import Policy
+from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -92,9 +92,9 @@ def test_a_limit_of_the_site_ends_the_asking_for_a_while(slurm):
     calls = len(slurm.tools.calls("sbatch"))
     assert scavenger.take([request(2)])[0].state is LeaseState.ENDED
     assert len(slurm.tools.calls("sbatch")) == calls
-    snapshot = scavenger.poll()
-    assert snapshot.gaps == ()
-    assert "refuses more jobs" in why(snapshot, "n3")["at once"]
+    polled = scavenger.poll()
+    assert polled.gaps == ()
+    assert "refuses more jobs" in why(polled, "n3")["at once"]
     slurm.now += 301
     assert len(scavenger.poll().gaps) == 8
 
@@ -120,10 +120,10 @@ def test_a_submission_without_an_answer_is_cancelled_should_it_turn_up(slurm):
     [lease] = scavenger.take([request(1)])
     assert lease.state is LeaseState.ENDED
     assert "gave no answer" in lease.reason
-    scavenger.commands.policy = Policy(PATIENCE_S, 1, 0.0)
+    scavenger.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     slurm.queue(world.job("RUNNING", 77, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600))
-    snapshot = scavenger.poll()
-    assert [(lease.id, lease.state) for lease in snapshot.leases] == [("l1", LeaseState.ENDED)]
+    polled = scavenger.poll()
+    assert [(lease.id, lease.state) for lease in polled.leases] == [("l1", LeaseState.ENDED)]
     assert slurm.tools.calls("scancel") == ["scancel 77"]
 
 

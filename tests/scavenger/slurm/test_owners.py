@@ -78,8 +78,8 @@ def test_jobs_of_others_with_the_name_of_a_lease_change_nothing(slurm, first, re
         runs(slurm, 99, "l9", "me", "n5"),
     ]
     slurm.queue(*(fakes(slurm) + true if first else true + fakes(slurm)))
-    snapshot = scavenger.poll()
-    found = {lease.id: (lease.scheduler_id, lease.state, lease.node) for lease in snapshot.leases}
+    polled = scavenger.poll()
+    found = {lease.id: (lease.scheduler_id, lease.state, lease.node) for lease in polled.leases}
     assert found["l1"] == (str(numbers[0]), LeaseState.RUNNING, "n1")
     assert found["l2"][:2] == (str(numbers[1]), LeaseState.PENDING)
     assert found.keys() == {"l1", "l2", "l9"}

@@ -4,7 +4,7 @@ import pytest
 
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import (
-    Reservation,
+    SlurmReservation,
     new_mark,
     planned_uses,
     read_duration,
@@ -102,8 +102,8 @@ def test_reservations():
         "ReservationName=licences StartTime=1 EndTime=2 Nodes=(null) Flags=ANY_NODES\n"
     )
     assert read_reservations(text) == [
-        Reservation("maint", 1000.0, 2000.0, "n[1-2]", True),
-        Reservation("class", 1500.0, 1600.0, "n3", False),
+        SlurmReservation("maint", 1000.0, 2000.0, "n[1-2]", True),
+        SlurmReservation("class", 1500.0, 1600.0, "n3", False),
     ]
     assert read_reservations("No reservations in the system\n") == []
     with pytest.raises(SchedulerError, match="cannot be understood"):

@@ -4,7 +4,7 @@ they hang, fail or print garbage.
 
 import pytest
 
-from scavenger.batch.commands import Policy
+from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
@@ -34,10 +34,10 @@ def test_a_node_is_a_gap_after_its_backfill_turn(slurm):
     scavenger = slurm.scavenger()
     assert names(scavenger.poll()) == []
     slurm.now += 2.5
-    snapshot = scavenger.poll()
-    assert len(snapshot.gaps) == 8
-    assert snapshot.idle_nodes == snapshot.total_nodes == 8
-    assert snapshot.gaps[0].horizon_s > 0
+    polled = scavenger.poll()
+    assert len(polled.gaps) == 8
+    assert polled.idle_nodes == polled.total_nodes == 8
+    assert polled.gaps[0].horizon_s > 0
     slurm.nodes(idle="n[1-7]", allocated="n8")
     assert scavenger.poll().idle_nodes == 7
     slurm.nodes(idle="n[1-8]")
@@ -48,11 +48,11 @@ def test_a_node_is_a_gap_after_its_backfill_turn(slurm):
 
 def test_polls_follow_the_backfill_cycle_and_the_time_they_take(slurm):
     scavenger = slurm.scavenger(poll_interval_s=1.0)
-    assert scavenger._interval(scavenger._look(), 0.01) == 1.0
-    assert scavenger._interval(scavenger._look(), 3.0) == 30.0
+    assert scavenger.poll_again_s(scavenger.look(), 0.01) == 1.0
+    assert scavenger.poll_again_s(scavenger.look(), 3.0) == 30.0
     slurm.file("config", world.CONFIG.replace("bf_interval=2", "bf_interval=60"))
     slurm.now += 400
-    assert scavenger._interval(scavenger._look(), 0.01) == 15.0
+    assert scavenger.poll_again_s(scavenger.look(), 0.01) == 15.0
     assert scavenger.poll().poll_again_s >= 15.0
 
 
@@ -81,9 +81,9 @@ def test_planned_nodes_are_left_alone_unless_allowed(slurm):
 def test_many_gaps_are_taken_a_share_at_each_poll(slurm):
     slurm.file("partitions", world.PARTITIONS.replace("n[1-8]", "n[1-500]"))
     slurm.nodes(idle="n[1-500]")
-    snapshot = slurm.ready(rules=GapRules(max_at_once=30)).poll()
-    assert len(snapshot.gaps) == 30
-    assert "30 nodes are asked for at once" in why(snapshot, "n400")["at once"]
+    polled = slurm.ready(rules=GapRules(max_at_once=30)).poll()
+    assert len(polled.gaps) == 30
+    assert "30 nodes are asked for at once" in why(polled, "n400")["at once"]
 
 
 def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(slurm):
@@ -96,9 +96,9 @@ def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(
     slurm.queue(world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 10), waiting)
     leases = scavenger.take([request(3)])
     assert "took leases back" in leases[0].reason
-    snapshot = scavenger.poll()
-    assert snapshot.gaps == ()
-    assert {lease.id: lease.state for lease in snapshot.leases} == {
+    polled = scavenger.poll()
+    assert polled.gaps == ()
+    assert {lease.id: lease.state for lease in polled.leases} == {
         "l1": LeaseState.RUNNING,
         "l2": LeaseState.ENDED,
     }
@@ -128,9 +128,9 @@ def test_idle_nodes_are_left_to_the_job_that_slurm_is_about_to_start(slurm):
         "PENDING", 5, "main", count=5, start=slurm.now, planned="n[1-3]", reason="Resources"
     )
     slurm.queue(*leaving, waiting, main)
-    snapshot = scavenger.poll()
-    assert names(snapshot) == ["n6", "n7", "n8"]
-    assert why(snapshot, "n4")["hold"] == "Slurm is about to start job 5, which needs 5 nodes"
+    polled = scavenger.poll()
+    assert names(polled) == ["n6", "n7", "n8"]
+    assert why(polled, "n4")["hold"] == "Slurm is about to start job 5, which needs 5 nodes"
     assert slurm.tools.calls("scancel") == ["scancel 31"], (
         "the lease that waits for one of them is withdrawn"
     )
@@ -150,10 +150,10 @@ def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
         "PENDING", 5, "main", count=3, start=slurm.now, planned="n[1-3]", reason="Resources"
     )
     slurm.queue(*leases, stuck)
-    snapshot = scavenger.poll()
-    assert snapshot.gaps == ()
-    assert "about to start job 5, which needs 3 nodes" in why(snapshot, "n1")["hold"]
-    assert scavenger._interval(scavenger._look(), 0.01) <= 2.0
+    polled = scavenger.poll()
+    assert polled.gaps == ()
+    assert "about to start job 5, which needs 3 nodes" in why(polled, "n1")["hold"]
+    assert scavenger.poll_again_s(scavenger.look(), 0.01) <= 2.0
     assert slurm.tools.calls("scancel") == [], "Slurm may be just starting it"
     slurm.now += 2.5
     scavenger.poll()
@@ -191,7 +191,7 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
         scavenger.take([request(1)])
     assert slurm.tools.calls("sbatch") == []
     slurm.tools.works(tool)
-    scavenger.commands.policy = Policy(PATIENCE_S, 1, 0.0)
+    scavenger.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     slurm.queue("")
     slurm.nodes(idle="n[1-8]")
     slurm.tools.runs("scontrol", 'cat "$here/reservations"; exit 0')

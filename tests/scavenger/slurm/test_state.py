@@ -1,8 +1,8 @@
 import pytest
 
-from scavenger.batch.lease_books import own_jobs
+from scavenger.batch.lease_ledger import own_jobs
 from scavenger.interface import LeaseState, SchedulerError
-from scavenger.slurm.parse import Reservation, read_jobs, read_nodes
+from scavenger.slurm.parse import SlurmReservation, read_jobs, read_nodes
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_of
 from tests.scavenger.slurm import slurm_world as world
 
@@ -56,6 +56,7 @@ def test_states_of_nodes(state, idle, words):
     assert node.idle is idle
     assert words in node.trouble
     assert bool(node.trouble) == bool(words)
+    assert bool(node.drained) == (state in ("idle@", "drained", "draining"))
 
 
 def test_planned_nodes_by_state_by_mark_and_by_the_queue():
@@ -70,10 +71,10 @@ def test_planned_nodes_by_state_by_mark_and_by_the_queue():
 
 def test_reservations_now_and_later():
     reservations = [
-        Reservation("now", NOW - 10, NOW + 10, "n1", True),
-        Reservation("past", NOW - 20, NOW - 10, "n2", False),
-        Reservation("soon", NOW + 100, NOW + 200, "n[2-3]", False),
-        Reservation("later", NOW + 300, NOW + 400, "n3", False),
+        SlurmReservation("now", NOW - 10, NOW + 10, "n1", True),
+        SlurmReservation("past", NOW - 20, NOW - 10, "n2", False),
+        SlurmReservation("soon", NOW + 100, NOW + 200, "n[2-3]", False),
+        SlurmReservation("later", NOW + 300, NOW + 400, "n3", False),
     ]
     made = facts({"idle": "n[1-3]", "reserved": "n4", "maint": "n5"}, "", reservations)
     assert made["n1"].reserved == "maintenance reservation now has it"
@@ -144,6 +145,6 @@ def test_of_two_jobs_of_one_lease_the_livelier_counts():
 
 def test_damaged_lists_of_nodes_are_sentences():
     with pytest.raises(SchedulerError, match="reservation cannot be understood"):
-        facts({"idle": "n1"}, "", [Reservation("r", 0.0, NOW + 1, "n[1-", False)])
+        facts({"idle": "n1"}, "", [SlurmReservation("r", 0.0, NOW + 1, "n[1-", False)])
     with pytest.raises(SchedulerError, match="squeue cannot be understood"):
         facts({"idle": "n1"}, world.job("PENDING", 1, "x", start=NOW, planned="n[1-"))

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scavenger.trace import files
 from scavenger.trace import trace as traces
 from scavenger.trace.__main__ import main
-from scavenger.trace.checks import MAX_PROBLEMS
-from scavenger.trace.trace import Trace, TraceError
+from scavenger.trace.checks import MAX_PROBLEMS, TraceError
+from scavenger.trace.trace import Trace
 
 HEADER = "time_s,node,event\n"
 SMALL = HEADER + "0,a,idle\n0,c,idle\n10,a,busy\n10,b,idle\n25.5,a,idle\n30,b,busy\n"
@@ -48,7 +49,7 @@ def model(trace):
 
 
 def test_a_small_trace_is_read_as_written():
-    trace = traces.parse(SMALL)
+    trace = files.parse(SMALL)
     assert trace.names == ("a", "c", "b")
     assert trace.time.tolist() == [0, 0, 10, 10, 25.5, 30]
     assert trace.idle.tolist() == [True, True, False, True, True, False]
@@ -73,7 +74,7 @@ def test_a_small_trace_is_read_as_written():
 
 
 def test_statistics_of_a_small_trace():
-    s = traces.parse(SMALL, duration_s=40.0).statistics()
+    s = files.parse(SMALL, duration_s=40.0).statistics()
     assert s.idle_mean == pytest.approx((10 * 2 + 15.5 * 2 + 4.5 * 3 + 10 * 2) / 40)
     assert (s.idle_min, s.idle_max, s.gaps, s.gap_median_s, s.gap_mean_s, s.gap_short_fraction) == (
         2,
@@ -126,7 +127,7 @@ def test_statistics_of_a_small_trace():
 )
 def test_a_bad_trace_is_refused_with_line_numbers(text, sentences):
     with pytest.raises(TraceError) as caught:
-        traces.parse(text)
+        files.parse(text)
     for sentence in sentences:
         assert sentence in str(caught.value)
 
@@ -134,14 +135,14 @@ def test_a_bad_trace_is_refused_with_line_numbers(text, sentences):
 def test_many_problems_are_listed_up_to_a_limit():
     text = HEADER + "".join(f"{k},a,idle\n" for k in range(1, 101))
     with pytest.raises(TraceError, match=r"99 problems(.|\n)*and 79 more") as caught:
-        traces.parse(text)
+        files.parse(text)
     assert (len(caught.value.problems), caught.value.total) == (MAX_PROBLEMS, 99)
 
 
 def test_a_node_outside_the_given_list_is_refused_and_silent_nodes_count():
     with pytest.raises(TraceError, match="line 2: Node a is not in the node list of 1 nodes"):
-        traces.parse(HEADER + "1,a,idle\n", names=["b"])
-    assert traces.parse(HEADER + "1,a,idle\n2,a,busy\n", names=["a", "b"]).statistics().nodes == 2
+        files.parse(HEADER + "1,a,idle\n", names=["b"])
+    assert files.parse(HEADER + "1,a,idle\n2,a,busy\n", names=["a", "b"]).statistics().nodes == 2
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
@@ -149,14 +150,14 @@ def test_a_node_outside_the_given_list_is_refused_and_silent_nodes_count():
 @settings(max_examples=25, deadline=None)
 def test_writing_and_reading_is_the_identity(tmp_path_factory, name, trace):
     path = tmp_path_factory.mktemp("t") / name
-    traces.write(trace, path)
+    files.write(trace, path)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
     assert list(path.parent.iterdir()) == [path]
     if not len(trace):
         with pytest.raises(TraceError, match="no event"):
-            traces.read(path)
+            files.read(path)
         return
-    again = traces.read(path, names=trace.names, duration_s=trace.duration_s)
+    again = files.read(path, names=trace.names, duration_s=trace.duration_s)
     assert again.names == trace.names
     for column in ("time", "node", "idle"):
         assert getattr(again, column).tolist() == getattr(trace, column).tolist()
@@ -164,22 +165,22 @@ def test_writing_and_reading_is_the_identity(tmp_path_factory, name, trace):
 
 def test_files_that_are_no_trace_are_told_apart(tmp_path):
     with pytest.raises(TraceError, match="no such file"):
-        traces.read(tmp_path / "none.csv")
+        files.read(tmp_path / "none.csv")
     with pytest.raises(TraceError, match="cannot be read"):
-        traces.read(tmp_path)
+        files.read(tmp_path)
     damaged = tmp_path / "damaged.csv.gz"
     damaged.write_bytes(gzip.compress(SMALL.encode() * 100)[:40])
     with pytest.raises(TraceError, match="gzip file is damaged"):
-        traces.read(damaged)
+        files.read(damaged)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="Not a text file"):
-        traces.read(tmp_path / "binary.csv")
+        files.read(tmp_path / "binary.csv")
     misnamed = tmp_path / "plain.csv.gz"
     misnamed.write_text("\ufeff" + SMALL.replace("\n", "\r\n"))
-    assert len(traces.read(misnamed)) == 6
+    assert len(files.read(misnamed)) == 6
     (tmp_path / "nodes.txt").write_text("\n")
     with pytest.raises(TraceError, match="node list is empty"):
-        traces.read_names(tmp_path / "nodes.txt")
+        files.read_names(tmp_path / "nodes.txt")
 
 
 @given(trace=random_traces())
@@ -263,11 +264,11 @@ def test_sampling_is_by_seed_and_bounded():
 
 
 def test_speed_divides_times():
-    fast = traces.parse(SMALL).sped_up(10)
+    fast = files.parse(SMALL).sped_up(10)
     assert (fast.time.tolist(), fast.duration_s) == ([0, 0, 1, 1, 2.55, 3], 3)
     for bad in (0.0, -1.0, math.inf):
         with pytest.raises(TraceError, match="positive number"):
-            traces.parse(SMALL).sped_up(bad)
+            files.parse(SMALL).sped_up(bad)
 
 
 def test_arrays_that_are_no_trace_are_refused():
@@ -280,7 +281,7 @@ def test_arrays_that_are_no_trace_are_refused():
     with pytest.raises(TraceError, match="The duration is 1 s but the last event is at 2 s"):
         Trace.validated([2.0], [0], [True], ["a"], 1.0)
     with pytest.raises(TraceError, match="window"):
-        traces.parse(SMALL).window(10, 10)
+        files.parse(SMALL).window(10, 10)
 
 
 def test_the_commands_print_statistics_and_refuse_in_sentences(tmp_path, capsys):
@@ -310,7 +311,7 @@ def test_the_commands_print_statistics_and_refuse_in_sentences(tmp_path, capsys)
         == 0
     )
     told = json.loads(capsys.readouterr().out)
-    assert traces.read(out, names=None).statistics().events == told["events"] > 0
+    assert files.read(out, names=None).statistics().events == told["events"] > 0
     result = subprocess.run(
         [sys.executable, "-m", "scavenger.trace", "stats", str(out)],
         capture_output=True,
@@ -321,6 +322,6 @@ def test_the_commands_print_statistics_and_refuse_in_sentences(tmp_path, capsys)
 
 @pytest.mark.skipif(not SUMMIT.exists(), reason=f"{SUMMIT} is not present")
 def test_the_summit_week_is_a_valid_trace():
-    s = traces.read(SUMMIT).statistics()
+    s = files.read(SUMMIT).statistics()
     assert (s.events, s.gaps, s.idle_max) == (418380, 209184, 4083)
     assert (s.gap_median_s, round(s.gap_mean_s)) == (386, 997)

@@ -17,9 +17,8 @@ import malletrain
 from malletrain.protocol import env
 from malletrain.protocol.worker_channel import Capable, SnapshotTaken
 from malletrain.training import report
-from malletrain.training.drain import stand_still
-from malletrain.training.sampler import rank_and_world
-from malletrain.training.snapshot import STAND_STILL_S
+from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.ranks import rank_and_world
 
 
 class Guard:
@@ -56,12 +55,12 @@ class Guard:
                 report.send(Capable)
             number = self._flags.drain_request()
         self._wanted = number if number != self._served else 0
-        self._agreed = bool(_any(bool(self._wanted)) if world > 1 else self._wanted)
+        self._agreed = any_rank(bool(self._wanted)) if world > 1 else bool(self._wanted)
         return self._agreed
 
     def saved(self, path: str, began: float | None = None) -> None:
         """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it
-        on every rank. Once all have, rank 0 says so and stands still until it is stopped; the
+        on every rank. Once all have, rank 0 says so and waits until it is stopped; the
         others go on, and wait for it in their next collective. ``began``: when saving began
         (``time.monotonic()``).
         """
@@ -70,7 +69,7 @@ class Guard:
             return
         report.flush()
         if rank_and_world()[1] > 1:
-            _any(False)
+            any_rank(False)
         self._let_go()
         number, self._wanted = self._wanted, 0
         if not number or self._flags is None:
@@ -86,7 +85,7 @@ class Guard:
             samples=samples,
             steps=steps,
         )
-        self._served = stand_still(self._flags, number, STAND_STILL_S)
+        self._served = wait_to_be_stopped(self._flags, number)
         self._go_on()
 
     def _let_go(self) -> None:
@@ -106,7 +105,8 @@ class Guard:
             self._handler = None
 
 
-def _any(mine: bool) -> bool:
+def any_rank(mine: bool) -> bool:
+    """Whether ``mine`` is true on any rank; a small all-reduce when there are several."""
     import torch
     import torch.distributed as dist
 

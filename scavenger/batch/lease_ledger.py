@@ -1,4 +1,4 @@
-"""The books on the leases of a batch scheduler: which job is which lease, what was given up, and
+"""The ledger of the leases of a batch scheduler: which job is which lease, what was given up, and
 whether more may be asked for.
 
 Decides which jobs have to be cancelled and what becomes of their leases; asks no scheduler and runs
@@ -24,7 +24,8 @@ class LeaseJob(NamedTuple):
 
     ``lease``: the lease that it is by its state. ``wanted``: the node it asked for. ``submitted``:
     epoch seconds, None when not known. ``lost``: why the lease is over although the job is there
-    still. ``ending``: it goes by itself and need not be cancelled.
+    still. ``ending``: it goes by itself and need not be cancelled. ``stopped``:
+    its processes stand still, so that no signal but SIGKILL reaches them.
     """
 
     lease: Lease
@@ -33,6 +34,7 @@ class LeaseJob(NamedTuple):
     submitted: float | None = None
     lost: str = ""
     ending: bool = False
+    stopped: bool = False
 
     @property
     def id(self) -> str:
@@ -79,7 +81,7 @@ def own_jobs(
     }
 
 
-class LeaseBooks:
+class LeaseLedger:
     """``scheduler``: its name, for sentences. ``start_within_s``: a request that waits longer is
     withdrawn. ``max_leases``: of all users together, 0: no limit. ``user``: whose a lease is of
     which nothing is known.

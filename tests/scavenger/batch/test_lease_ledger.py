@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.batch.lease_books import NO_MORE_FOR_S, REMEMBERED_S, LeaseBooks, LeaseJob, own_jobs
+from scavenger.batch.lease_ledger import (
+    NO_MORE_FOR_S,
+    REMEMBERED_S,
+    LeaseJob,
+    LeaseLedger,
+    own_jobs,
+)
 from scavenger.interface import Lease, LeaseState
 
 NOW = 10_000.0
@@ -14,7 +20,7 @@ PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.END
 
 
 def books(max_leases=0):
-    return LeaseBooks("Slurm", 60.0, max_leases, "me")
+    return LeaseLedger("Slurm", 60.0, max_leases, "me")
 
 
 def job(state, lease_id="l1", reason="", **options):

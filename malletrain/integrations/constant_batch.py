@@ -1,0 +1,112 @@
+"""One global batch at every number of ranks, for training loops that belong to a library.
+
+Decides how each rank's share of a global batch is cut into micro-batches that fit its device, and
+what each of them weighs. The library accumulates the gradients over them, so that steps, epochs and
+schedule are the same at every number of ranks. It moves nothing: where in the data a run goes on is
+the library's count of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from malletrain.training.epoch_plan import EpochPlan, order, piece
+from malletrain.training.ranks import max_world, rank_and_world
+
+
+class ConstantBatch:
+    """A batch sampler for ``DataLoader(dataset, batch_sampler=…)``: this rank's micro-batches of an
+    epoch.
+
+    Args:
+        num_samples: length of the dataset.
+        per_device: samples that a rank takes at once, at most (one more where shares are uneven).
+        global_batch_size: samples of a step over all ranks; by default ``per_device * accumulate``
+            on each of the ranks that the job may have at most.
+        accumulate: micro-batches of a step at the largest number of ranks, for that default.
+        seed: of the order.
+        shuffle: False takes the samples in order.
+        drop_last: drop a remainder smaller than a global batch.
+
+    Raises:
+        ValueError: when the sizes do not fit each other; the message says which.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        per_device: int,
+        global_batch_size: int | None = None,
+        accumulate: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.rank, world = rank_and_world()
+        most = max_world(world)
+        size = per_device * accumulate * most if global_batch_size is None else global_batch_size
+        if size < most:
+            raise ValueError(
+                f"A global batch of {size} samples cannot be shared by the {most} ranks the job "
+                "may have. Raise global_batch_size or submit the job with fewer nodes at most."
+            )
+        self.plan = EpochPlan(num_samples, size, world, most, drop_last)
+        self.plan.check_largest(size)
+        self.per_device = per_device
+        self.accumulate = self._pieces(size)
+        self.steps_per_epoch = self.plan.steps_from(0)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.resumed = (0, 0)
+        """(epoch, step) that the training goes on from; every other epoch begins at step 0."""
+
+    def _pieces(self, batch: int) -> int:
+        """Micro-batches of each rank for a global batch: the same number on all, none empty."""
+        world = self.plan.world_size
+        largest = -(-batch // world)
+        return min(-(-largest // self.per_device), batch // world)
+
+    def batch(self, step: int) -> tuple[int, int]:
+        """(samples of all ranks, micro-batches of each) of a step of an epoch."""
+        size = self.plan.batch_at(step * self.plan.global_batch_size)
+        return size, min(self.accumulate, self._pieces(size))
+
+    def share(self, step: int) -> int:
+        """Samples of this rank in a step of an epoch."""
+        return self.plan.share(self.batch(step)[0], self.rank)[1]
+
+    def weight(self, step: int, micro: int) -> float:
+        """What the mean loss of a micro-batch is multiplied by, so that the average over the ranks
+        of the average over their micro-batches is the mean over the global batch; 1 when all are
+        alike.
+        """
+        batch, pieces = self.batch(step)
+        own = piece(self.share(step), pieces, micro)[1]
+        return own * pieces * self.plan.world_size / batch
+
+    def __len__(self) -> int:
+        """Micro-batches of a whole epoch, on each rank."""
+        return (self.steps_per_epoch - 1) * self.accumulate + self.batch(self.steps_per_epoch - 1)[
+            1
+        ]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The micro-batches of the epoch from the step it starts at, as lists of indices."""
+        epoch, step = self.resumed
+        return self._from(step if epoch == self.epoch else 0)
+
+    def _from(self, step: int) -> Iterator[list[int]]:
+        plan = self.plan
+        indices = (
+            order(plan.num_samples, self.seed, self.epoch).tolist()
+            if self.shuffle
+            else range(plan.num_samples)
+        )
+        for number in range(step, self.steps_per_epoch):
+            batch, pieces = self.batch(number)
+            start, size = plan.share(batch, self.rank)
+            start += number * plan.global_batch_size
+            for micro in range(pieces):
+                first, length = piece(size, pieces, micro)
+                yield list(indices[start + first : start + first + length])

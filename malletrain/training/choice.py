@@ -1,0 +1,121 @@
+"""Which of the snapshots on disk is restored, the same one on all ranks.
+
+Decides that a damaged one is passed over for the one before, that rank 0 chooses and that the
+others load what it chose. It loads nothing into the script's objects
+(:mod:`malletrain.training.objects`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from malletrain.training import report, snapshot_file
+from malletrain.training.snapshot_file import SnapshotError
+
+SHARED_FOLDER_WAIT_S = 30.0
+Check = Callable[[dict[str, Any], str], None]
+"""(payload, path): raises SnapshotError for one that must not be used."""
+
+
+def newest(path: str, keep: int, check: Check) -> tuple[dict[str, Any] | None, str]:
+    """(payload, file) of the newest good snapshot at ``path``; (None, "") when there is none yet.
+
+    Raises:
+        SnapshotError: when there are some and none is good, or the newest good one must not be
+            used.
+    """
+    problems: list[str] = []
+    names = snapshot_file.candidates(path, keep)
+    for name in names:
+        try:
+            payload = snapshot_file.read(name)
+        except (SnapshotError, OSError) as error:
+            problems.append(str(error))
+            continue
+        check(payload, name)
+        if problems or name != path:
+            why = " ".join(problems) or f"{path} is absent."
+            report.tell(f"{why} Going on from {name}, saved {clock(payload.get('time'))}.")
+        return payload, name
+    if problems:
+        raise SnapshotError(
+            f"{' '.join(problems)} No good snapshot is left. To train anew from the "
+            "beginning, move "
+            f"{'it' if len(names) == 1 else 'them'} away or give Snapshot another path."
+        )
+    return None, ""
+
+
+def agreed(
+    path: str, keep: int, check: Check, store: Any, key: str, rank: int
+) -> tuple[dict[str, Any] | None, str]:
+    """As :func:`newest`, on all ranks: rank 0 chooses and says which; the others load that one.
+    Folders of network file systems show a new file late on some nodes.
+
+    Args:
+        path: of the newest snapshot.
+        keep: how many earlier ones may lie beside it.
+        check: see :data:`Check`; rank 0 asks it.
+        store: the process group's key-value store.
+        key: names this restore among all of the group.
+        rank: of this process.
+
+    Raises:
+        SnapshotError: what rank 0 met, on all ranks alike; or this rank cannot see the snapshot
+            that rank 0 chose.
+    """
+    if rank == 0:
+        verdict = "!The worker of rank 0 failed while it restored the snapshot; its log says why."
+        try:
+            payload, name = newest(path, keep, check)
+            verdict = "" if payload is None else f"={payload['id']}"
+        except SnapshotError as error:
+            verdict = f"!{error}"
+            raise
+        finally:
+            store.set(key, verdict or "-")
+        return payload, name
+    verdict = store.get(key).decode()
+    if verdict == "-":
+        return None, ""
+    if verdict.startswith("!"):
+        raise SnapshotError(verdict[1:])
+    deadline = time.monotonic() + SHARED_FOLDER_WAIT_S
+    while True:
+        for name in snapshot_file.candidates(path, keep):
+            try:
+                payload = snapshot_file.read(name, check=False)
+            except (SnapshotError, OSError):
+                continue
+            if payload["id"] == verdict[1:]:
+                return payload, name
+        if time.monotonic() > deadline:
+            raise SnapshotError(
+                f"Rank {rank} cannot see the snapshot that rank 0 restored from {path} "
+                f"({SHARED_FOLDER_WAIT_S:.0f} s waited). "
+                "Give Snapshot a path in a folder that all nodes share."
+            )
+        time.sleep(0.2)
+
+
+def group_store() -> Any:
+    """The key-value store of the default process group, which works with every backend; None when
+    there is no group.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    get: Callable[[], Any] | None = getattr(
+        distributed.distributed_c10d, "_get_default_store", None
+    )
+    return get() if get is not None else None
+
+
+def clock(when: float | None) -> str:
+    """A time of the epoch as text."""
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "at an unknown time"
+    )

@@ -1,0 +1,37 @@
+"""Which leases have to leave because of what the site plans for their node. Pure.
+
+Preemption is the main scheduler's way to take a node back for a job. For a reservation that begins,
+or a node that an administrator drains, it preempts nothing: it waits, for as long as a lease may
+last. So leases are asked to leave as a preemption would ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from scavenger.batch.rules import NodeFacts, span
+from scavenger.interface import Lease, LeaseState
+
+
+def must_leave(
+    leases: Iterable[Lease], facts: Mapping[str, NodeFacts], notice_s: float, now: float
+) -> dict[str, str]:
+    """Lease id → why it has to leave now.
+
+    Args:
+        leases: those that there are; only running ones are asked.
+        facts: what is known of each node.
+        notice_s: how long before a reservation begins its node must be asked for, seconds.
+        now: epoch seconds.
+    """
+    found = {}
+    for lease in leases:
+        node = facts.get(lease.node)
+        if lease.state is not LeaseState.RUNNING or node is None:
+            continue
+        if node.drained or node.reserved:
+            found[lease.id] = f"its node is wanted: {node.drained or node.reserved}"
+        elif node.reserved_from is not None and node.reserved_from - now <= notice_s:
+            left = span(node.reserved_from - now)
+            found[lease.id] = f"a reservation of its node begins in {left}"
+    return found

@@ -1,0 +1,173 @@
+"""The process of an embedded cluster: starting one, finding one that runs, stopping it.
+
+Decides when a cluster counts as started or gone; what it does with its nodes is its own matter
+(:mod:`scavenger.embedded.cluster`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scavenger.embedded import processes
+from scavenger.embedded.layout import Layout, read_json
+from scavenger.embedded.scavenger import LocalScavenger
+from scavenger.interface import SchedulerError
+
+START_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class ClusterProcess:
+    """A running embedded cluster, started by this process or another."""
+
+    directory: Path
+    pid: int
+    pid_start: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def attach(cls, directory: str | os.PathLike[str]) -> ClusterProcess:
+        """The cluster that runs in ``directory``. Raises SchedulerError when none does."""
+        scavenger = LocalScavenger(directory)
+        state = scavenger.state()
+        return cls(scavenger.layout.root, int(state["pid"]), int(state["pid_start"]))
+
+    def scavenger(self) -> LocalScavenger:
+        """A connection to it."""
+        return LocalScavenger(self.directory)
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        if self.process is not None:
+            self.process.poll()  # reaps it when it is our child
+        return processes.alive(self.pid, self.pid_start)
+
+    def go_on(self) -> None:
+        """Let the trace begin that :func:`start_cluster` was told to hold. Harmless where it has
+        begun.
+        """
+        Layout(self.directory).hold.unlink(missing_ok=True)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Stop it in order (leases get their grace time); after ``timeout_s`` by force. Returns
+        when it is gone.
+        """
+        for number, patience in (
+            (signal.SIGTERM, timeout_s),
+            (signal.SIGTERM, 5.0),
+            (signal.SIGKILL, 5.0),
+        ):
+            if not self.alive():
+                return
+            os.kill(self.pid, number)
+            deadline = time.monotonic() + patience
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        if self.alive():
+            raise SchedulerError(
+                f"The cluster in {self.directory} (process {self.pid}) does not end, even when "
+                "killed."
+            )
+
+
+def start_cluster(
+    directory: str | os.PathLike[str],
+    nodes: int,
+    *,
+    trace: str | os.PathLike[str] | None = None,
+    speedup: float = 1.0,
+    start_s: float | None = None,
+    duration_s: float | None = None,
+    trace_end_s: float | None = None,
+    at_end: str = "repeat",
+    hold: bool = False,
+    grace_s: float = 5.0,
+    notice_fraction: float = 1.0,
+    sweep_s: float = 1.0,
+    seed: int = 0,
+    lifetime_s: float | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> ClusterProcess:
+    """Start a cluster as a process in its own session, which outlives this one, and wait until it
+    is ready.
+
+    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stands
+    still at its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the
+    cluster's own words when it does not start.
+    """
+    layout = Layout(Path(directory).resolve())
+    layout.create()
+    layout.hold.touch() if hold else layout.hold.unlink(missing_ok=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "scavenger.embedded",
+        "--dir",
+        str(layout.root),
+        "--nodes",
+        str(nodes),
+        "--speedup",
+        repr(speedup),
+        "--at-end",
+        at_end,
+        "--grace",
+        repr(grace_s),
+        "--notice-fraction",
+        repr(notice_fraction),
+        "--sweep",
+        repr(sweep_s),
+        "--seed",
+        str(seed),
+    ]
+    optional = {
+        "--trace": None if trace is None else str(Path(trace).resolve()),
+        "--trace-end": trace_end_s,
+        "--start": start_s,
+        "--duration": duration_s,
+        "--lifetime": lifetime_s,
+    }
+    argv += [
+        word
+        for option, value in optional.items()
+        if value is not None
+        for word in (option, str(value))
+    ]
+    with open(layout.log, "ab") as log:
+        said_before = log.tell()
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = read_json(layout.state)
+        if (
+            state is not None
+            and state.get("pid") == process.pid
+            and state.get("state") == "running"
+        ):
+            return ClusterProcess(layout.root, process.pid, int(state["pid_start"]), process)
+        if process.poll() is not None:
+            with open(layout.log, "rb") as log_again:
+                log_again.seek(said_before)
+                words = log_again.read().decode(errors="replace").strip()
+            raise SchedulerError(
+                f"The embedded cluster did not start: {words or 'it said nothing'} (see "
+                f"{layout.log})"
+            )
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise SchedulerError(
+                f"The embedded cluster was not ready within {timeout_s:g} s; see {layout.log}."
+            )
+        time.sleep(0.02)

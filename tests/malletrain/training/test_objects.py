@@ -1,0 +1,70 @@
+"""What a snapshot is made of: states without wrappings, and those that do not fit."""
+
+import pytest
+import torch
+from torch import nn
+
+import malletrain
+from malletrain import Snapshot, SnapshotError
+from malletrain.training import snapshot_file
+from tests.malletrain.training.worker_side import as_plain_script
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    with as_plain_script(monkeypatch):
+        yield
+
+
+@pytest.mark.usefixtures("plain")
+def test_wrappings_come_and_go(tmp_path):
+    path = tmp_path / "x.pt"
+    inner = nn.Linear(3, 3)
+    compiled = torch.compile(inner)
+    Snapshot(path, model=nn.DataParallel(compiled)).save()
+    assert set(snapshot_file.read(str(path))["objects"]["model"]) == {"weight", "bias"}
+    bare = nn.Linear(3, 3)
+    assert Snapshot(path, model=bare).restore()
+    assert torch.equal(bare.weight, inner.weight)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        other = nn.Linear(3, 3)
+        assert Snapshot(path, model=nn.parallel.DistributedDataParallel(other)).restore()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(other.weight, inner.weight)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_state_that_does_not_fit_names_the_object(tmp_path):
+    path = tmp_path / "x.pt"
+    Snapshot(path, net=nn.Linear(2, 2)).save()
+    with pytest.raises(
+        SnapshotError,
+        match=f"state of 'net' in snapshot {path} does not fit the script's Linear: .*size "
+        "mismatch",
+    ):
+        Snapshot(path, net=nn.Linear(2, 3)).restore()
+    sampler = malletrain.ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    Snapshot(path, sampler=sampler).save()
+    with pytest.raises(SnapshotError, match="dataset of 20 samples, but this one has 30"):
+        Snapshot(
+            path, sampler=malletrain.ElasticSampler(30, batch_size=5, rank=0, world_size=1)
+        ).restore()
+
+
+@pytest.mark.usefixtures("plain")
+def test_objects_that_came_or_went_are_told(tmp_path, capsys):
+    path = tmp_path / "x.pt"
+    facts = {"a": 1, "b": torch.ones(2)}
+    Snapshot(path, facts=facts, old={"x": 1}).save()
+    mine = {"a": 0, "c": 3}
+    assert Snapshot(path, facts=mine, new={"y": 1}).restore()
+    assert mine["a"] == 1
+    assert mine["c"] == 3
+    assert torch.equal(mine["b"], torch.ones(2))
+    said = capsys.readouterr().err
+    assert "holds nothing called 'new'" in said
+    assert "also holds 'old'" in said

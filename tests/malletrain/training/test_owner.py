@@ -1,0 +1,132 @@
+"""Whose snapshot a file is: another job's is neither restored nor overwritten, unless asked for."""
+
+import sys
+
+import pytest
+import torch
+
+from malletrain import Snapshot, SnapshotError
+from malletrain.protocol.worker_channel import SnapshotTaken
+from malletrain.training import owner, snapshot_file
+from tests.malletrain.training.worker_side import as_plain_script, as_worker
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/home/ann/train.py", "--lr", "0.1"])
+    monkeypatch.delenv("MALLETRAIN_RESUME_FROM", raising=False)
+
+
+def be(monkeypatch, job, *arguments):
+    monkeypatch.setenv("MALLETRAIN_JOB", job)
+    monkeypatch.setattr(sys, "argv", ["/home/ann/train.py", *arguments])
+
+
+def test_two_jobs_with_one_path_do_not_swap_weights(tmp_path, monkeypatch):
+    """The classic mistake of a sweep: begun together, each restarted by a rescale."""
+    path = tmp_path / "run.pt"
+    with as_worker(monkeypatch) as agent:
+        be(monkeypatch, "j1", "--lr", "0.1")
+        one = Snapshot(path, facts={"who": "one"})
+        assert not one.restore()
+        be(monkeypatch, "j2", "--lr", "0.2")
+        two = Snapshot(path, facts={"who": "two"})
+        assert not two.restore()
+        assert one.save()
+        assert not two.save()
+        (refused,) = [m for m in agent.received(SnapshotTaken) if not m.saved]
+        assert "job j1" in refused.sentence
+        assert "not overwritten" in refused.sentence
+        assert snapshot_file.read(str(path))["objects"]["facts"] == {"who": "one"}
+        facts = {"who": "two, restarted"}
+        with pytest.raises(SnapshotError, match="belongs to job j1, and this is job j2") as caught:
+            Snapshot(path, facts=facts).restore()
+        assert "malletrain submit --resume-from j1" in str(caught.value)
+        assert facts == {"who": "two, restarted"}
+        be(monkeypatch, "j1", "--lr", "0.1")
+        assert Snapshot(path, facts=facts).restore()
+        assert facts == {"who": "one"}
+
+
+@pytest.mark.parametrize("how", ["option", "job", "path"])
+def test_another_jobs_snapshot_is_used_when_asked_for(tmp_path, monkeypatch, how):
+    path = tmp_path / "run.pt"
+    with as_worker(monkeypatch):
+        be(monkeypatch, "j1")
+        Snapshot(path, facts={"n": 1}).save()
+        be(monkeypatch, "j2")
+        if how != "option":
+            monkeypatch.setenv("MALLETRAIN_RESUME_FROM", "j1" if how == "job" else str(path))
+        facts = {"n": 2}
+        snapshot = Snapshot(path, facts=facts)
+        assert snapshot.restore(resume_from="j1" if how == "option" else None)
+        assert facts == {"n": 1}
+        assert snapshot.save()
+        monkeypatch.delenv("MALLETRAIN_RESUME_FROM", raising=False)
+        assert Snapshot(path, facts=facts).restore(), "from here on it is its own"
+
+
+def test_without_a_path_each_job_has_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
+    with as_worker(monkeypatch):
+        paths = []
+        for job, rate in (("j1", "0.1"), ("j2", "0.1"), ("j1", "0.2")):
+            be(monkeypatch, job, "--lr", rate)
+            snapshot = Snapshot(facts={"rate": rate})
+            assert not snapshot.restore()
+            assert snapshot.save()
+            paths.append(snapshot.path)
+            facts = {}
+            assert Snapshot(facts=facts).restore()
+            assert facts == {"rate": rate}
+        assert len(set(paths)) == 3
+        assert paths[1].startswith(str(tmp_path / "malletrain-snapshots" / "j2-train-"))
+        assert f"Snapshots of this run go to {paths[0]}." in capsys.readouterr().err
+        be(monkeypatch, "j3", "--lr", "0.3")
+        monkeypatch.setenv("MALLETRAIN_RESUME_FROM", "j2")
+        assert Snapshot(facts=facts).restore()
+        monkeypatch.setenv("MALLETRAIN_RESUME_FROM", "j1")
+        with pytest.raises(SnapshotError, match="several snapshots of j1"):
+            Snapshot(facts=facts).restore()
+        monkeypatch.setenv("MALLETRAIN_RESUME_FROM", "j9")
+        with pytest.raises(SnapshotError, match="no snapshot of job j9"):
+            Snapshot(facts=facts).restore()
+
+
+def test_it_works_outside_malletrain_too(tmp_path, monkeypatch, capsys):
+    with as_plain_script(monkeypatch):
+        first = Snapshot(facts={"n": 1})
+        assert first.save()
+        assert first.path.startswith(str(tmp_path / "malletrain-snapshots" / "local-train-"))
+        assert Snapshot(facts={}).restore()
+        monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.2"])
+        assert not Snapshot(facts={}).restore(), "other arguments, another run"
+        with_path = Snapshot(first.path, facts={})
+        assert with_path.restore(), "a path that is named outside any job is the user's word"
+        assert "other arguments" in capsys.readouterr().err
+        assert with_path.save()
+
+
+def test_a_job_of_the_same_name_from_another_daemon_is_another_job(tmp_path, monkeypatch):
+    with as_worker(monkeypatch):
+        be(monkeypatch, "j1", "--lr", "0.1")
+        Snapshot(tmp_path / "run.pt", facts={}).save()
+        be(monkeypatch, "j1", "--lr", "0.2")
+        with pytest.raises(SnapshotError, match=r"an earlier job j1 \(train.py"):
+            Snapshot(tmp_path / "run.pt", facts={}).restore()
+
+
+def test_a_snapshot_of_the_release_before_names_nobody_and_is_restored(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    with as_worker(monkeypatch):
+        Snapshot(path, facts={"n": 1}).save()
+        payload = torch.load(path, weights_only=True)
+        del payload["owner"]
+        torch.save(payload, path)
+        be(monkeypatch, "j2")
+        facts = {}
+        snapshot = Snapshot(path, facts=facts)
+        assert snapshot.restore()
+        assert facts == {"n": 1}
+        assert snapshot.save()
+        assert owner.of(snapshot_file.read(str(path))).job == "j2"

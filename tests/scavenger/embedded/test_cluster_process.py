@@ -1,0 +1,124 @@
+"""The process of an embedded cluster: started, stopped, killed, and refused."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from scavenger.embedded import processes
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
+from scavenger.embedded.layout import Layout
+from scavenger.embedded.scavenger import LocalScavenger
+from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
+from tests.scavenger.conftest import processes_of
+from tests.scavenger.embedded.leases import PARENT, PY, SLEEP, STUBBORN, lease_of, take, wait_ready
+from tests.waiting import until
+
+
+def test_stopping_preempts_everything_and_leaves_no_process(cluster):
+    running = cluster(3, grace_s=0.4)
+    scavenger = running.scavenger()
+    take(scavenger, "a", "n1", PARENT)
+    take(scavenger, "b", "n2", STUBBORN)
+    take(scavenger, "c", "n3")
+    wait_ready(scavenger, "a")
+    wait_ready(scavenger, "b")
+    running.stop()
+    assert processes_of(scavenger.layout.root) == []
+    state = json.loads(scavenger.layout.state.read_text())
+    assert state["state"] == "stopped"
+    assert {lease["state"] for lease in state["leases"].values()} == {"ended"}
+    with pytest.raises(
+        SchedulerError, match=r"was stopped\. Start it with: python -m scavenger\.embedded"
+    ):
+        scavenger.poll()
+    assert scavenger.totals()["leases"] == 3
+
+
+def test_a_killed_cluster_takes_its_leases_along_and_is_noticed(cluster):
+    running = cluster()
+    scavenger = running.scavenger()
+    take(scavenger, "a", "n1", STUBBORN)
+    wait_ready(scavenger, "a")
+    os.kill(running.pid, signal.SIGKILL)
+    until(lambda: not running.alive(), "the cluster to be gone")
+    with pytest.raises(SchedulerError, match=f"process {running.pid}"):
+        scavenger.take([LeaseRequest("b", "n2", SLEEP)])
+    assert scavenger.check()[0][0] is False
+    until(lambda: not processes_of(scavenger.layout.root), "the lease's process to be gone")
+
+
+def test_a_new_cluster_clears_what_a_killed_one_left(cluster):
+    running = cluster()
+    scavenger = running.scavenger()
+    take(scavenger, "a", "n1", PARENT)
+    children = [int(pid) for pid in wait_ready(scavenger, "a").split()]
+    os.kill(running.pid, signal.SIGKILL)
+    until(lambda: not running.alive(), "the cluster to be gone")
+    assert [processes.alive(pid) for pid in children] == [True, True]
+    second = cluster()
+    until(lambda: not any(processes.alive(pid) for pid in children), "the leftovers to be gone")
+    assert second.scavenger().poll().leases == ()
+
+
+def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
+    code = (
+        "import sys; from scavenger.embedded.cluster_process import start_cluster; from "
+        "scavenger.interface import LeaseRequest\n"
+        f"c = start_cluster({str(tmp_path / 'cluster')!r}, 1, lifetime_s=60)\n"
+        "c.scavenger().take([LeaseRequest('a', 'n1', ('sleep', '600'))])\n"
+    )
+    subprocess.run([PY, "-c", code], check=True)
+    running = ClusterProcess.attach(tmp_path / "cluster")
+    try:
+        assert lease_of(running.scavenger(), "a").state is LeaseState.RUNNING
+    finally:
+        running.stop()
+    assert processes_of(tmp_path / "cluster") == []
+
+
+def test_a_second_cluster_in_the_directory_is_refused(cluster, tmp_path):
+    first = cluster()
+    with pytest.raises(SchedulerError, match=f"Another cluster \\(process {first.pid}\\) runs in"):
+        start_cluster(tmp_path / "cluster", 2)
+    assert first.alive()
+
+
+def test_a_directory_without_a_cluster_says_how_to_start_one(tmp_path):
+    with pytest.raises(SchedulerError, match=f"No embedded cluster has run in {tmp_path}"):
+        LocalScavenger(tmp_path).poll()
+    Layout(tmp_path).state.write_text("nonsense")
+    with pytest.raises(SchedulerError, match="cannot be read"):
+        LocalScavenger(tmp_path).poll()
+
+
+def test_a_bad_trace_is_told_in_the_clusters_own_words(cluster, tmp_path):
+    (tmp_path / "bad.csv").write_text("time_s,node,event\n5,a,idle\n3,a,busy\n")
+    with pytest.raises(SchedulerError, match="Time goes back from 5 s to 3 s"):
+        cluster(1, trace=tmp_path / "bad.csv")
+    (tmp_path / "few.csv").write_text("time_s,node,event\n5,a,idle\n")
+    with pytest.raises(SchedulerError, match="fewer than the 3 wanted"):
+        cluster(3, trace=tmp_path / "few.csv")
+
+
+def test_a_second_request_to_stop_skips_the_grace_time(cluster):
+    running = cluster(grace_s=600.0)
+    scavenger = running.scavenger()
+    take(scavenger, "a", "n1", STUBBORN)
+    wait_ready(scavenger, "a")
+    os.kill(running.pid, signal.SIGTERM)
+    until(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
+    refused = take(scavenger, "b", "n2")
+    assert refused.reason == "The cluster is stopping."
+    os.kill(running.pid, signal.SIGTERM)
+    until(lambda: not running.alive(), "the cluster to be gone")
+    assert processes_of(scavenger.layout.root) == []
+
+
+def test_a_cluster_ends_after_its_lifetime(cluster):
+    running = cluster(lifetime_s=0.5)
+    take(running.scavenger(), "a", "n1")
+    until(lambda: not running.alive(), "the cluster to end by itself")
+    assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

@@ -40,6 +40,8 @@ class Hearing:
         self._looked: float | None = None
         self.deaf_since: float | None = None
         """Since when the daemon is taken to hear nobody; None: it hears."""
+        self._some_since: float | None = None
+        """Since when, of that time, some are heard without a break."""
 
     def unheard_s(self, now: float) -> float:
         """Seconds since the last look in which the daemon can have heard nothing; 0 in general. To
@@ -63,9 +65,14 @@ class Hearing:
             if not most or all(now - heard <= self._timeout_s for heard in last_heard):
                 return Ear.WELL
             self.deaf_since = now
+        if quiet == len(last_heard):
+            self._some_since = None
+        elif self._some_since is None:
+            self._some_since = now
+        in_vain = (
+            self._some_since is not None and now - self._some_since > PATIENCE * self._timeout_s
+        )
+        if most and not in_vain:
             return Ear.DEAF
-        in_vain = now - self.deaf_since > PATIENCE * self._timeout_s
-        if most and (quiet == len(last_heard) or not in_vain):
-            return Ear.DEAF
-        self.deaf_since = None
+        self.deaf_since = self._some_since = None
         return Ear.WELL if most else Ear.BACK

@@ -31,6 +31,15 @@ def test_it_stays_deaf_until_they_are_heard_again():
     assert hearing.listen([1001.0] * 4, 1001.5) is Ear.WELL
 
 
+def test_the_first_who_is_heard_again_does_not_make_the_others_lost():
+    hearing = Hearing(5.0, 1.0)
+    assert hearing.listen([0.0] * 3, 6.0) is Ear.DEAF
+    assert hearing.listen([40.0, 0.0, 0.0], 40.0) is Ear.DEAF
+    assert hearing.listen([42.0, 41.0, 0.0], 42.0) is Ear.BACK
+    assert hearing.listen([0.0] * 3, 100.0) is Ear.DEAF  # once more, from the beginning
+    assert hearing.listen([140.0, 0.0, 0.0], 140.0) is Ear.DEAF
+
+
 def test_where_some_are_heard_the_others_are_lost_in_the_end():
     hearing = Hearing(5.0, 1.0)
     assert hearing.listen([0.0, 0.0, 5.5], 6.0) is Ear.DEAF

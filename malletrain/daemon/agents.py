@@ -76,12 +76,14 @@ class Agents:
         if self._by_node.get(agent.node) is agent:
             del self._by_node[agent.node]
 
-    def heard(self, now: float) -> None:
-        """Take all agents to be heard just now: that they were silent was not their doing."""
+    def heard(self, at: float) -> None:
+        """Take all agents to be heard at this time, which may be to come: that they were silent was
+        not their doing.
+        """
         for agent in self:
-            agent.last_seen = now
+            agent.last_seen = at
             if agent.unreachable_since is not None:
-                agent.unreachable_since = now
+                agent.unreachable_since = at
 
     def tell(self, node: str, message: messages.Message) -> None:
         """Send to the agent on ``node``; one that cannot be reached is marked and hears it never

@@ -153,8 +153,9 @@ class Core:
     def hear_again(self, sentence: str, now: float) -> None:
         """The agents report again, or will in a moment: as after a restart, wait for them."""
         self._tell_of(sentence, now)
-        self.agents.heard(now)
-        self._settle_until(now + self.config.daemon.adopt_wait)
+        back_by = now + self.config.daemon.adopt_wait  # they connect anew, one by one
+        self.agents.heard(back_by)
+        self._settle_until(back_by)
 
     def _tell_of(self, sentence: str, now: float) -> None:
         self.audit.record(

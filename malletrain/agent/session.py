@@ -21,7 +21,8 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
-from malletrain.agent.jobrun import JobPlace, NodeJob
+from malletrain.agent.jobrun import NodeJob
+from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep

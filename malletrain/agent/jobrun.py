@@ -35,6 +35,7 @@ from malletrain.protocol.messages import (
     Drained,
     Error,
     Failure,
+    Notice,
     Phase,
     Release,
     Released,
@@ -50,6 +51,12 @@ LOBBY_PATIENCE = 3.0
 """The daemon watches over its rounds within the join timeout; only a wait of several times that
 means that it has forgotten this node.
 """
+
+BEGINS_ANEW = (
+    "The script keeps no snapshot: the job began anew when its nodes changed, and will at every "
+    "change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
+)
+"""What the owner of a job in restart mode is told at its first rescale."""
 
 _OWN_DRAIN = 2**62  # a number that no daemon reaches
 
@@ -197,6 +204,8 @@ class NodeJob:
                 )
             )
         elif self.generation not in self.reports.capable:
+            if self._assign.spec.mode == "restart" and self.reports.trains_unsaved(self.generation):
+                self._send(Notice(self.job, 0, "snapshot", BEGINS_ANEW))
             self._send(
                 Drained(
                     self.job,

@@ -6,6 +6,7 @@ may have been lost) is decided by :mod:`malletrain.rounds`, which waits for the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from malletrain.protocol.messages import Failure
@@ -24,6 +25,7 @@ PEER_LOST = (
 """What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore
 messages).
 """
+NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def secondary(failure: Failure) -> bool:
@@ -47,4 +49,14 @@ def describe(failures: Iterable[Failure]) -> str:
         else f"exited with code {first.exitcode}"
     )
     last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
-    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")
+    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "") + _mend(last)
+
+
+def _mend(last: str) -> str:
+    """What to do about a failure with this last line, where that is known."""
+    if NO_PACKAGE.search(last):
+        return (
+            ". Install it for the Python that runs the job (PYTHON -m pip install …; `malletrain "
+            "show` names PYTHON), or submit from an environment that has it."
+        )
+    return ""

@@ -19,6 +19,8 @@ from allocator.table import Floats, Ints, Mask
 
 _SAME = 1e-12
 """Values that differ by this share of them are the same: rounding of double precision."""
+_NEARLY = 1e-9
+"""The same after a seat was handed on up to a thousand times."""
 
 
 def keep(
@@ -76,6 +78,9 @@ def _exchange(
     worth = [bids[place].value(*seat) or 0.0 for place, seat in zip(owner, seats, strict=True)]
     idle_values = np.array([bids[place].idle_value for place in owner])
     gain = np.array(worth) - np.where(forced, 0.0, idle_values)
+    waiting = _tempted(
+        bids, [w for w in waiting if w < (True, owner.max())], of_class, size, forced, gain
+    )
     in_vain: set[tuple[float, tuple[tuple[str, SizeValues], ...]]] = set()
     while waiting and waiting[0] < (True, owner.max()):
         idle, place = heappop(waiting)
@@ -83,8 +88,8 @@ def _exchange(
         kind = (bid.idle_value, tuple(bid.options.items()))
         if kind in in_vain:
             continue
-        gains = _gains(bid, of_class, size)
-        same = (forced == bid.must_run) & (gains >= gain - _SAME * np.abs(gain))
+        gains = _gains([bid], of_class, size)[0]
+        same = (owner >= 0) & (forced == bid.must_run) & (gains >= gain - _SAME * np.abs(gain))
         seat = int(np.argmax(np.where(same, owner, -1)))
         last = int(owner[seat])
         if not same[seat] or (idle and last < place):
@@ -95,14 +100,38 @@ def _exchange(
         heappush(waiting, (True, last))
 
 
-def _gains(bid: Bid, of_class: Mapping[str, Mask], size: Ints) -> Floats:
-    """What each seat is worth to the job beyond having nothing; -inf where its bid does not offer
-    it.
+def _tempted(
+    bids: Sequence[Bid],
+    waiting: list[tuple[bool, int]],
+    of_class: Mapping[str, Mask],
+    size: Ints,
+    forced: Mask,
+    gain: Floats,
+) -> list[tuple[bool, int]]:
+    """Those of ``waiting`` whom a seat serves as well as its owner, as good as always nobody. Seats
+    that are handed on keep their gain but for rounding, so the others need not be asked again.
     """
-    gains = np.full(len(size), -np.inf)
-    for name, options in bid.options.items():
-        if name in of_class and len(options.sizes):
-            at = np.minimum(np.searchsorted(options.sizes, size), len(options.sizes) - 1)
-            offered = of_class[name] & (options.sizes[at] == size)
-            gains[offered] = options.values[at[offered]]
-    return gains if bid.must_run else gains - bid.idle_value
+    rows = [bids[place] for _, place in waiting]
+    alike = forced == np.array([bid.must_run for bid in rows])[:, None]
+    as_good = _gains(rows, of_class, size) >= gain - _NEARLY * np.abs(gain)
+    return [who for who, yes in zip(waiting, (alike & as_good).any(axis=1), strict=True) if yes]
+
+
+def _gains(bids: Sequence[Bid], of_class: Mapping[str, Mask], size: Ints) -> Floats:
+    """What each seat (column) is worth to each job (row) beyond having nothing; -inf where its bid
+    does not offer it.
+    """
+    gains = np.full((len(bids), len(size)), -np.inf)
+    alike: dict[tuple[str, int], list[int]] = {}  # rows whose bids share an array of sizes
+    for row, bid in enumerate(bids):
+        for name, options in bid.options.items():
+            if name in of_class and len(options.sizes):
+                alike.setdefault((name, id(options.sizes)), []).append(row)
+    for (name, _), rows in alike.items():
+        sizes = bids[rows[0]].options[name].sizes
+        at = np.minimum(np.searchsorted(sizes, size), len(sizes) - 1)
+        offered = np.flatnonzero(of_class[name] & (sizes[at] == size))
+        values = [bids[row].options[name].values[at[offered]] for row in rows]
+        gains[np.array(rows)[:, None], offered] = values
+    idle = [0.0 if bid.must_run else bid.idle_value for bid in bids]
+    return gains - np.array(idle)[:, None]

@@ -7,9 +7,9 @@ Each repeat is a random problem (see :mod:`benchmarks.instances`; the kinds take
 event: jobs, their curves and the nodes they run on are given; bids are made, sizes solved for (gap
 0), and nodes named. ``median_ms`` and ``worst_ms`` are wall time over the repeats,
 ``cpu_median_ms`` processor time (which other work on the machine hardly changes), ``gap`` the
-largest gap left. ``after_median_ms``: the same for a second event, in which up to three jobs lose a
-node. ``objective`` and ``oracle_objective`` are means over the first ``--oracle`` repeats, the
-latter of :mod:`tests.allocator.oracles.dp`. With ``--json``, one JSON object a row, a row a line.
+largest gap left. ``load`` is the load average before and after. ``objective`` and
+``oracle_objective`` are means over the first ``--oracle`` repeats, the latter of
+:mod:`tests.allocator.oracles.dp`. With ``--json``, one JSON object a row, a row a line.
 
     python -m benchmarks.allocation --nodewise [--time-limit 60] [--json]
 
@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from allocator import Allocation, Bid, NodeInfo, ScalingCurve, place, solve
 from benchmarks.instances import KINDS, Instance, capacity, instance, read_curves
@@ -87,12 +86,13 @@ def measure(
     time_limit_s: float,
 ) -> dict[str, object]:
     """One row."""
-    wall, cpu, after_wall, after_cpu, gaps, proofs = [], [], [], [], [], []
+    wall, cpu, gaps, proofs = [], [], [], []
     objectives, oracles = [], []
+    before = os.getloadavg()[0]
     for seed in range(repeats):
         problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known, classes)
         began, began_cpu = time.perf_counter(), time.process_time()
-        found, plan, bids = event(
+        found, _, bids = event(
             problem,
             problem.current,
             problem.nodes,
@@ -106,17 +106,6 @@ def measure(
         if seed < oracle:
             objectives.append(found.objective)
             oracles.append(dp.solve(bids, capacity(problem.nodes)).objective)
-        rng = np.random.default_rng(seed)
-        running = [job for job in problem.current if plan.get(job)]
-        left = dict(problem.nodes)
-        for job in rng.permutation(running)[:3]:
-            del left[plan[str(job)][-1]]
-        now = {job: tuple(n for n in plan.get(job, ()) if n in left) for job in problem.current}
-        began, began_cpu = time.perf_counter(), time.process_time()
-        found, plan, bids = event(problem, now, left, counting=counting, time_limit_s=time_limit_s)
-        after_wall.append(time.perf_counter() - began)
-        after_cpu.append(time.process_time() - began_cpu)
-        gaps.append(found.gap)
     return {
         "nodes": nodes,
         "jobs": jobs,
@@ -132,9 +121,7 @@ def measure(
         "oracle_checked": len(oracles),
         "cpu_median_ms": _ms(statistics.median(cpu)),
         "cpu_worst_ms": _ms(max(cpu)),
-        "after_median_ms": _ms(statistics.median(after_wall)),
-        "after_worst_ms": _ms(max(after_wall)),
-        "after_cpu_median_ms": _ms(statistics.median(after_cpu)),
+        "load": [round(before, 1), round(os.getloadavg()[0], 1)],
         "proofs": {proof: proofs.count(proof) for proof in sorted(set(proofs))},
         "classes": classes,
         "time_limit_s": time_limit_s,
@@ -238,7 +225,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.nodewise:
-        columns = (
+        columns: tuple[str, ...] = (
             "nodes",
             "jobs",
             "ours_ms",
@@ -282,7 +269,6 @@ def main() -> None:
         "gap",
         "objective",
         "oracle_objective",
-        "after_median_ms",
     )
     _show(row, args.json, columns, True)
 

@@ -27,7 +27,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -38,6 +37,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import simulate
 from malletrain.sim.nas import nas
@@ -49,12 +49,10 @@ from malletrain.sim.workloads import Given, given, hpo
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 STREAM = 600
 """Jobs of a stream: more than any policy completes in two days."""
 ENDLESS = 1e18
 """Samples of a job that is not done before the trace is over."""
-STATEMENTS = {"exact": "true", "other": "another\nmodel's", "linear": "linear", "none": "none"}
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,6 @@ def play(world: World, point: Point) -> dict[str, Any]:
         seed=p.seed,
     )
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
-
-
-# --- what is simulated ---
 
 
 def fig7() -> list[Point]:
@@ -200,22 +195,6 @@ def without_costs(point: Point) -> Point:
     )
 
 
-# --- running, telling, drawing ---
-
-
-@dataclass(frozen=True)
-class Mean:
-    """One point of the figure over all seeds: samples as a fraction of those in a world without
-    costs.
-    """
-
-    line: str
-    x: str
-    mean: float
-    spread: float
-    runs: tuple[dict[str, Any], ...]
-
-
 def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -> list[Mean]:
     """All points over all seeds, in ``processes`` at once."""
     work = [replace(p, seed=seed) for p in points for seed in range(seeds)]
@@ -233,128 +212,8 @@ def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -
     means = []
     for k, p in enumerate(points):
         runs = tuple(results[k * seeds : (k + 1) * seeds])
-        means.append(Mean(p.line, p.x, *_mean([r["of_ideal"] for r in runs]), runs))
+        means.append(Mean(p.line, p.x, *mean_of([r["of_ideal"] for r in runs]), runs))
     return means
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Samples of MalleTrain (``policy``: with turns or without) over FreeTrain's, seed by seed,
-    less 1.
-    """
-
-    length: str
-    workload: str
-    states: str
-    policy: str
-    mean: float
-    spread: float
-    theirs: Mean
-    mine: Mean
-
-
-def gains(means: Sequence[Mean]) -> list[Gain]:
-    """MalleTrain over FreeTrain, for each workload and each thing that owners state."""
-    found = []
-    for mine in (m for m in means if m.line != "FreeTrain"):
-        length, workload, _ = mine.x.split()
-        for theirs in (
-            m for m in means if m.line == "FreeTrain" and m.x.startswith(f"{length} {workload} ")
-        ):
-            each = [
-                a["samples"] / b["samples"] - 1.0
-                for a, b in zip(mine.runs, theirs.runs, strict=True)
-            ]
-            found.append(
-                Gain(length, workload, theirs.x.split()[2], mine.line, *_mean(each), theirs, mine)
-            )
-    return found
-
-
-def tell(figure: str, means: Sequence[Mean]) -> list[str]:
-    """The figure as a Markdown table."""
-    if figure == "fig7":
-        lines = [
-            "| jobs | owners state | FreeTrain | MalleTrain | | samples |",
-            "|---|---|---|---|---|---|",
-        ]
-        for g in gains(means):
-            gain = f"{100 * g.mean:+.1f} % ± {100 * g.spread:.1f}"
-            turns = "with turns" if "turns" in g.policy else ""
-            lines.append(
-                f"| {g.length} {g.workload} | {g.states} | {_both(g.theirs)} | {_both(g.mine)} "
-                f"| {turns} | {gain} |"
-            )
-        return lines
-    names = list(dict.fromkeys(m.line for m in means))
-    lines = [
-        f"| {FIGURES[figure][1]} | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for x in dict.fromkeys(m.x for m in means):
-        cells = {m.line: f"{m.mean:.3f} ± {m.spread:.3f}" for m in means if m.x == x}
-        lines.append(f"| {x} | " + " | ".join(cells.get(name, "") for name in names) + " |")
-    return lines
-
-
-def _both(m: Mean) -> str:
-    """Samples ÷ those without costs, and ÷ the bound of the jobs that were there at each moment."""
-    return f"{m.mean:.3f}, {statistics.fmean(r['fraction_of_ideal'] for r in m.runs):.3f}"
-
-
-def draw(figure: str, means: Sequence[Mean], path: Path) -> None:
-    """The figure as a small PNG."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
-    if figure == "fig7":
-        _draw_gains(picture, [g for g in gains(means) if g.policy == "MalleTrain"])
-    else:
-        axes = picture.subplots()
-        for k, line in enumerate(dict.fromkeys(m.line for m in means)):
-            mine = [m for m in means if m.line == line]
-            axes.errorbar(
-                [float(m.x) for m in mine], [m.mean for m in mine], yerr=[m.spread for m in mine],
-                label=line, color=COLOURS[k], marker="os^"[k % 3], capsize=3, linewidth=1.2,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        ticks = [m.x for m in means if m.line == means[0].line]
-        axes.set_xticks([float(x) for x in ticks], ticks)
-        axes.minorticks_off()
-        axes.set(xlabel=FIGURES[figure][1], ylabel="samples ÷ those without costs", ylim=(0, 1))
-        axes.legend(frameon=False)
-    _finish(picture, path)
-
-
-def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
-    """Bars by what owners state, a panel for each length of jobs."""
-    lengths = list(dict.fromkeys(g.length for g in rows))
-    for axes, length in zip(
-        picture.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
-    ):
-        for k, workload in enumerate(dict.fromkeys(g.workload for g in rows)):
-            mine = [g for g in rows if g.length == length and g.workload == workload]
-            at = [i + 0.4 * k - 0.2 for i in range(len(mine))]
-            bars = axes.bar(
-                at, [100 * g.mean for g in mine], 0.4, yerr=[100 * g.spread for g in mine],
-                label=workload.upper(), color=COLOURS[k], capsize=2, error_kw={"linewidth": 0.8},
-            )  # fmt: skip
-            axes.bar_label(bars, [f"{round(100 * g.mean):+d}" for g in mine], fontsize=7, padding=2)
-        axes.set_xticks(range(len(STATEMENTS)), STATEMENTS.values(), fontsize=8)
-        axes.axhline(0.0, color="black", linewidth=0.8)
-        axes.margins(y=0.1)
-        axes.set_title(
-            {"long": "ten jobs that go on", "stream": "jobs that end, ten at a time"}[length],
-            fontsize=9,
-        )
-        axes.set_xlabel("curve stated by owners", fontsize=9)
-    picture.axes[0].set_ylabel("MalleTrain's samples over FreeTrain's, %", fontsize=9)
-    picture.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def fig6(args: argparse.Namespace) -> None:
@@ -399,18 +258,7 @@ def fig6(args: argparse.Namespace) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms")
     axes.legend(frameon=False)
-    _finish(picture, args.out / "fig6.png")
-
-
-def _finish(picture: Any, path: Path) -> None:
-    for axes in picture.axes:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, metadata={"Software": None})
-    print(f"{path}: {path.stat().st_size / 1000:.0f} kB", file=sys.stderr)
+    finish(picture, args.out / "fig6.png")
 
 
 def main() -> None:
@@ -437,7 +285,7 @@ def main() -> None:
         return
     if not args.trace:
         parser.error("--trace is needed for this figure.")
-    points = FIGURES[args.figure][0]
+    points, axis = FIGURES[args.figure]
     world = World(args.trace, args.node_list, args.curves, args.nodes, args.begin_h, args.hours)
     began = time.perf_counter()
     means = measure(world, points(), args.seeds, args.processes)
@@ -452,8 +300,8 @@ def main() -> None:
             )
         )
     else:
-        print("\n".join(tell(args.figure, means)))
-    draw(args.figure, means, args.out / f"{args.figure}.png")
+        print("\n".join(tell(args.figure, axis, means)))
+    draw(args.figure, axis, means, args.out / f"{args.figure}.png")
     print(
         f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s",
         file=sys.stderr,

@@ -15,164 +15,39 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import itertools
 import json
 import os
 import platform
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-HOME = Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"
-sys.path.insert(0, str(HOME))
-
-from infinicache import Cache, CacheNode, Code  # noqa: E402
-from infinicache.codec import encode, rebuild  # noqa: E402
+from benchmarks.infinicache_contenders import (
+    LATE_SHARE,
+    cache_nodes,
+    contender,
+    node,
+    redis_servers,
+)
 
 MB = 1_000_000
-KEY = b"a key for measuring"
 CODES = ((10, 0), (10, 1), (10, 2), (4, 2), (5, 1))
 SIZES_MB = {1: 100, 10: 100, 40: 25, 100: 10}
 """Size → operations of each contender."""
-LATE_SHARE, LATE_S = 0.005, 0.3
-"""The straggler: each node answers this share of the reads of chunks so much later. One in 20
-objects of 10 chunks has a late one, and one in 1000 two.
-"""
 STRAGGLER_CODES = ((10, 0), (10, 1), (10, 2))
 CLIENTS = (1, 2, 5, 10)
-REDIS_READ = 8 << 20
-"""Bytes that redis-py reads at once; its default of 64 KiB is half as fast for large values."""
 CLIENT_SECONDS = 3.0
-
-
-# --- processes ---
-
-
-async def _node(capacity: int, late_share: float) -> None:
-    """One cache node: prints its address, reads those of all."""
-    node = CacheNode(capacity, KEY)
-    rng = random.Random(os.getpid())
-    if late_share:
-        node.server.delay_s = lambda op: (
-            LATE_S if op == "get" and rng.random() < late_share else 0.0
-        )
-    print(node.address, flush=True)
-    members = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    node.view(members.split())
-    await asyncio.get_running_loop().run_in_executor(
-        None, sys.stdin.readline
-    )  # until the benchmark ends
-
-
-@contextmanager
-def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
-    """So many cache nodes; their addresses."""
-    argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", str(late_share)]
-    processes = [
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]
-    try:
-        addresses = [p.stdout.readline().strip() for p in processes if p.stdout]
-        for p in processes:
-            assert p.stdin
-            p.stdin.write(" ".join(addresses) + "\n")
-            p.stdin.flush()
-        yield addresses
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
-
-
-@contextmanager
-def redis_servers(count: int) -> Iterator[list[int]]:
-    """So many Redis servers without persistence; their ports."""
-    import redis
-
-    ports, processes = [], []
-    try:
-        for _ in range(count):
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", 0))
-                ports.append(s.getsockname()[1])
-            argv = [
-                "redis-server",
-                "--port",
-                str(ports[-1]),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-            ]
-            processes.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
-        for port in ports:
-            deadline = time.monotonic() + 20
-            while True:
-                try:
-                    redis.Redis(port=port).ping()
-                    break
-                except redis.ConnectionError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
-        yield ports
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
-
-
-class RedisClient:
-    """Redis servers as one store: each key on the server that its hash names."""
-
-    def __init__(self, ports: list[int]) -> None:
-        import redis
-
-        self._servers = [redis.Redis(port=port, socket_read_size=REDIS_READ) for port in ports]
-
-    def _server(self, key: str) -> Any:
-        return self._servers[
-            int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
-            % len(self._servers)
-        ]
-
-    def put(self, key: str, value: bytes) -> None:
-        self._server(key).set(key, value)
-
-    def get(self, key: str) -> Any:
-        return self._server(key).get(key)
-
-    def delete(self, key: str) -> None:
-        self._server(key).delete(key)
-
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
-
-
-def contender(name: str, where: list[str]) -> Any:
-    """A client by name: ``redis``, or a code such as ``10+1``."""
-    if name == "redis":
-        return RedisClient([int(port) for port in where])
-    return Cache(where, KEY, code=tuple(map(int, name.split("+"))))  # type: ignore[arg-type]
-
-
-# --- measuring ---
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -320,6 +195,8 @@ def codec(nodes: int, quick: bool) -> list[dict[str, Any]]:
     """Encoding, and decoding with p data chunks lost, of 10 MB on one core: GB/s of the object
     (best of several, as code is measured).
     """
+    from infinicache.codec import Code, encode, rebuild
+
     data = random.Random(0).randbytes(10 * MB)
     rows = []
     for d, p in (*CODES[1:], (20, 4)):
@@ -336,10 +213,8 @@ def codec(nodes: int, quick: bool) -> list[dict[str, Any]]:
                 times.append(time.thread_time() - began)
             return min(times)
 
-        encoding = best(lambda code=code: encode(data, code))  # type: ignore[misc]
-        decoding = best(
-            lambda have=have, made=made, code=code: rebuild(have, range(len(made)), made, code)
-        )  # type: ignore[misc]
+        encoding = best(partial(encode, data, code))
+        decoding = best(partial(rebuild, have, range(p), made, code))
         size = len(data) / 1e9
         rows.append(
             {
@@ -401,15 +276,16 @@ def main() -> None:
     parser.add_argument("--as-client", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_node:
-        asyncio.run(_node(2 << 30, float(options.as_node)))
+        asyncio.run(node(2 << 30, float(options.as_node)))
         return
     if options.as_client:
         _client(options.as_client[0], options.as_client[2:], float(options.as_client[1]))
         return
-    if shutil.which("redis-server") is None:
+    parts = options.part.split(",")
+    if {"latency", "clients"} & {*parts} and shutil.which("redis-server") is None:
         parser.error("redis-server is not installed (Debian: apt-get install redis-server)")
     before = os.getloadavg()
-    found = {part: PARTS[part](options.nodes, options.quick) for part in options.part.split(",")}
+    found = {part: PARTS[part](options.nodes, options.quick) for part in parts}
     about = {
         "machine": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

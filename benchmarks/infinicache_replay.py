@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 sys.path.insert(0, str(ROOT / "jobscripts" / "infinicache"))
 
-from infinicache.availability import Change, expected_losses, loss_probability, monte_carlo  # noqa: E402
+from infinicache.availability import PoolChange, expected_losses, loss_probability, monte_carlo  # noqa: E402
 from infinicache.codec import STRIPE_BYTES, Code, code_for  # noqa: E402
 from infinicache.objects import TooLarge, Unavailable  # noqa: E402
 from infinicache.table import Table  # noqa: E402
@@ -148,7 +148,7 @@ class Replay:
             0.0,
         )
         self.capacity_s = self.used_s = 0.0
-        self.changes: list[Change] = []
+        self.changes: list[PoolChange] = []
 
     def advance(self, now: float) -> None:
         """Time passes: memory is lent, repairs go on."""
@@ -178,7 +178,7 @@ class Replay:
                 self.table.add_node(node, self.memory)
                 joined.append(node)
         if joined:
-            self.changes.append(Change(self.now, joined=tuple(joined)))
+            self.changes.append(PoolChange(self.now, joined=tuple(joined)))
             degraded = [e for e in self.table.objects.values() if e.protection < e.shape.p]
             self.repairs = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
@@ -209,7 +209,7 @@ class Replay:
             self.counts["expected"] += (
                 expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
             )
-            self.changes.append(Change(self.now, lost=tuple(sudden)))
+            self.changes.append(PoolChange(self.now, lost=tuple(sudden)))
         for node in sudden:
             degraded, _ = self.table.lose_node(node)
             self.repairs.extend(e.key for e in degraded)
@@ -329,7 +329,7 @@ def main() -> None:
     options = parser.parse_args()
     idle = files.read(SHARED / "summit_idle_week1.csv.gz")
     rows = []
-    sure: list[Change] = []
+    sure: list[PoolChange] = []
     for name in options.requests.split(","):
         seconds = (
             min(options.hours * 3600, 7200.0) if name == "cloudphysics" else options.hours * 3600

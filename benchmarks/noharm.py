@@ -24,20 +24,19 @@ import json
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import end_in_order
+from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
 from malletrain.client import Client
-from malletrain.config.model import DATABASE_NAME
-from malletrain.demo.intervals import Intervals, both, length, normal, without
+from malletrain.demo.intervals import length, normal
 from malletrain.protocol import messages
-from malletrain.store.store import Store
 from scavenger.slurm.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing
 
@@ -104,17 +103,7 @@ def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob
     return sorted(jobs, key=lambda job: job.arrival)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What happened: delays by job, and per node when main jobs had it."""
-
-    delays: list[float]
-    used: dict[str, Intervals]
-    begin: float
-    end: float
-
-
-def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) -> Run:
+def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) -> MainRun:
     """Run the main workload; the account covers the time in which jobs arrive."""
     out.mkdir()
     begin = time.time()
@@ -136,9 +125,9 @@ def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) 
     slurm.until(
         lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in started),
         "all main jobs have started",
-        3600.0,
     )
-    delays, used = [], {node: [] for node in slurm.nodes}
+    delays: list[float] = []
+    used: dict[str, list[tuple[float, float]]] = {node: [] for node in slurm.nodes}
     for number, path in enumerate(started):
         start, where, *stop = path.read_text().split()
         delays.append(float(start) - submitted[number])
@@ -146,114 +135,18 @@ def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) 
             used[node].append((float(start), float(stop[0]) if stop else time.time()))
     if left := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
         slurm.run("scancel", *left)
-    return Run(delays, {node: normal(pieces) for node, pieces in used.items()}, begin, end)
+    return MainRun(delays, {node: normal(pieces) for node, pieces in used.items()}, begin, end)
 
 
-def gaps_of(run: Run, longer_than_s: float) -> dict[str, Intervals]:
-    """Per node the times without a main job, those longer than so many seconds."""
-    whole = ((run.begin, run.end),)
-    return {
-        node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s)
-        for node, used in run.used.items()
-    }
-
-
-def spans_of(folder: Path) -> dict[str, Intervals]:
-    """Per node when a stub worked there."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for path in folder.iterdir():
-        text = path.read_text()
-        if text:
-            found.setdefault(path.name.split(".")[0], []).append(
-                (float(text), path.stat().st_mtime)
-            )
-    return {node: normal(pieces) for node, pieces in found.items()}
-
-
-def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> Run:
+def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> MainRun:
     """The control run."""
     with _slurm(root, nodes) as slurm:
         return replay(slurm, jobs, root / "out", minutes)
 
 
-@dataclass(frozen=True)
-class Harvest:
-    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when
-    one was held.
-    """
-
-    worked: dict[str, Intervals]
-    wanted: dict[str, Intervals]
-    held: dict[str, Intervals]
-    counts: dict[str, int]
-
-
-def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
-    """From the marks of the stubs and the daemon's store."""
-    now = time.time()
-    wanted: dict[str, list[tuple[float, float]]] = {}
-    held: dict[str, list[tuple[float, float]]] = {}
-    with Store.open(f"sqlite:///{root / 'state' / DATABASE_NAME}") as store:
-        for lease in store.list_leases():
-            wanted.setdefault(lease.node, []).append((lease.requested, lease.ended or now))
-            if lease.started is not None:
-                held.setdefault(lease.node, []).append((lease.started, lease.ended or now))
-    return Harvest(
-        spans_of(root / "spans"),
-        {n: normal(p) for n, p in wanted.items()},
-        {n: normal(p) for n, p in held.items()},
-        counts,
-    )
-
-
-def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
-    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a
-    lease, before the first one of a gap, between two, and after the last; ``starting``: a lease was
-    asked for and had no agent yet. With an agent, without work: ``waiting`` for its first work,
-    ``rescaling`` between two pieces, ``leaving`` after the last.
-    """
-    sums = dict.fromkeys(
-        (
-            "offered",
-            "worked",
-            "before",
-            "between",
-            "after",
-            "starting",
-            "waiting",
-            "rescaling",
-            "leaving",
-        ),
-        0.0,
-    )
-    for node, pieces_of_node in gaps.items():
-        for gap in pieces_of_node:
-            worked = both((gap,), harvest.worked.get(node, ()))
-            wanted = both((gap,), harvest.wanted.get(node, ()))
-            held = both((gap,), harvest.held.get(node, ()))
-            sums["offered"] += length((gap,))
-            sums["worked"] += length(worked)
-            for lease in held:
-                pieces = both((lease,), worked)
-                for begin, end in without((lease,), pieces):
-                    kind = (
-                        "waiting"
-                        if not pieces or end <= pieces[0][0]
-                        else "leaving"
-                        if begin >= pieces[-1][1]
-                        else "rescaling"
-                    )
-                    sums[kind] += end - begin
-            sums["starting"] += length(without(without(wanted, held), worked))
-            for begin, end in without(without((gap,), wanted), worked):
-                kind = "before" if begin == gap[0] else "after" if end == gap[1] else "between"
-                sums[kind] += end - begin
-    return sums
-
-
 def with_malletrain(
     root: Path, nodes: int, jobs: list[MainJob], minutes: float
-) -> tuple[Run, Harvest]:
+) -> tuple[MainRun, Harvest]:
     """The same beside MalleTrain with three jobs that take whatever there is."""
     spans, state = root / "spans", root / "state"
     spans.mkdir()
@@ -270,7 +163,7 @@ def with_malletrain(
             argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
             daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
         try:
-            slurm.until(lambda: _status(state) is not None, "the daemon answers", 60.0)
+            slurm.until(lambda: _status(state) is not None, "the daemon answers")
             curve = {
                 str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
             } | {str(nodes): 16.0 * nodes**0.95}
@@ -288,10 +181,8 @@ def with_malletrain(
                             curve=curve,
                         )
                     )
-            slurm.until(
-                lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine", 300.0
-            )
-            slurm.until(lambda: _working(spans) == nodes, "and works on all of it", 120.0)
+            slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine")
+            slurm.until(lambda: _working(spans) == nodes, "and works on all of it")
             run = replay(slurm, jobs, root / "out", minutes)
             with Client.of(state) as client:
                 status = client.status()
@@ -302,12 +193,15 @@ def with_malletrain(
             leases = slurm.leases()
             if leases:
                 slurm.run("scancel", *leases)
-                slurm.until(lambda: not slurm.leases(), "the leases end", 120.0)
+                slurm.until(lambda: not slurm.leases(), "the leases end")
         return run, harvest_of(root, found)
 
 
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
-    scheduler = "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,sched_min_interval=0,batch_sched_delay=0"  # noqa: E501
+    scheduler = (
+        "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
+        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
+    )
     return SlurmCluster(
         root / "slurm",
         nodes,
@@ -339,21 +233,10 @@ def _working(spans: Path) -> int:
     )
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    """Median, 90th percentile, largest, mean."""
-    ordered = sorted(values)
-    return {
-        "median_s": statistics.median(ordered),
-        "p90_s": ordered[int(0.9 * (len(ordered) - 1))],
-        "max_s": ordered[-1],
-        "mean_s": statistics.fmean(ordered),
-    }
-
-
-def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, object]:
+def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, Any]:
     """One repeat: the same jobs twice."""
     jobs = workload(nodes, minutes, load, seed)
-    rows: dict[str, object] = {
+    rows: dict[str, Any] = {
         "nodes": nodes,
         "minutes": minutes,
         "seed": seed,
@@ -433,7 +316,7 @@ def main() -> int:
     return 0
 
 
-def show(row: dict[str, object]) -> None:
+def show(row: dict[str, Any]) -> None:
     """One repeat as a table."""
     print(
         f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}: "
@@ -452,7 +335,7 @@ def show(row: dict[str, object]) -> None:
             print(
                 f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} "
                 f"{s['mean_s']:8.2f}"
-            )  # type: ignore[index]
+            )
     share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
     print(
         f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s "
@@ -473,7 +356,7 @@ def show(row: dict[str, object]) -> None:
         "not harvested: "
         + ", ".join(f"{name} {sums[key] / sums['offered']:.1%}" for name, key in lost.items()),
         flush=True,
-    )  # type: ignore[index]
+    )
 
 
 if __name__ == "__main__":

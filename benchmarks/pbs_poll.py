@@ -100,7 +100,7 @@ class Recorded:
             where = "+".join(
                 f"({name}:ncpus=64)" for name in names[rng.randrange(nodes) :][: rng.randint(1, 40)]
             )
-            expected = (
+            expected: dict[str, object] = (
                 {"estimated": {"exec_vnode": where, "start_time": DATE}} if number < 200 else {}
             )
             queue[f"{number}.pbs0"] = self._job(f"job {number}", number, "Q", "prod", expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -38,8 +39,7 @@ def measure(
     """Milliseconds of each of ``reads``, of a whole poll, and of explaining every node. ``site``:
     what is configured, which is not asked for.
     """
-    scavenger.site = site
-    scavenger._site_at = NOW
+    scavenger.site, scavenger.site_every_s = site, math.inf
     snapshot = scavenger.poll()
     actions = {**reads, "poll": scavenger.poll, "explain all": lambda: list(snapshot.explanations)}
     found = {"gaps": len(snapshot.gaps), "leases": len(snapshot.leases)}

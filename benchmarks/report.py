@@ -94,7 +94,7 @@ def measure(case: str, calls: int) -> dict[str, float]:
 @contextlib.contextmanager
 def surroundings(case: str) -> Iterator[dict[str, str]]:
     """The environment of a worker, with the agent's end of the socket as the case wants it."""
-    from malletrain.protocol.worker_channel import FlagsWriter
+    from malletrain.protocol.flags import FlagsWriter
 
     if case == "no-op":
         yield {}

@@ -27,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -89,9 +90,7 @@ class StepLog:
         return gap, max(0, repeated)
 
 
-def run(
-    mode: str, model_mb: float, nodes: int, repeats: int, say: Console
-) -> list[dict[str, object]]:
+def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> list[dict[str, Any]]:
     """All events in one mode; one row an event."""
     pauses: dict[str, list[float]] = defaultdict(list)
     repeated: dict[str, list[int]] = defaultdict(list)
@@ -185,8 +184,8 @@ def main() -> None:
         "mode", "event", "MB", "pause s", "min…max", "step s", "repeated steps", "phases s"
     )
     for row in rows:
-        shown = ", ".join(f"{k} {v:.3f}" for k, v in row["phases"].items())  # type: ignore[attr-defined]
-        low, high = row["spread"]  # type: ignore[misc]
+        shown = ", ".join(f"{k} {v:.3f}" for k, v in row["phases"].items())
+        low, high = row["spread"]
         pause, spread = f"{row['pause_s']:.2f}", f"{low:.2f}…{high:.2f}"
         mb, usual = f"{row['model_mb']:g}", f"{row['step_s']:.3f}"
         table.add_row(

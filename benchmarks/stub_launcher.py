@@ -18,6 +18,7 @@ import malletrain.training.report  # loaded once, before the forks
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LauncherEnd, RoundInbox, read_order
 from malletrain.protocol.messages import Assignment, Phase, Release, Round, StoreUp
+from malletrain.protocol.phases import AssignmentPhase
 
 REPORT_EVERY_S = 0.5
 
@@ -48,7 +49,7 @@ def main() -> int:
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
-    end.send(Phase(Assignment(order.job, "ready", 0)))
+    end.send(Phase(Assignment(order.job, AssignmentPhase.READY, 0)))
     while True:
         for message in end.receive(1.0):
             if isinstance(message, Round) and message.job == order.job:
@@ -70,7 +71,7 @@ def main() -> int:
         if not child:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             work(pending.generation, pending.group_rank, pending.group_size, spans, node)
-        end.send(Phase(Assignment(order.job, "running", pending.generation)))
+        end.send(Phase(Assignment(order.job, AssignmentPhase.RUNNING, pending.generation)))
 
 
 if __name__ == "__main__":

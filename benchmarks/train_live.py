@@ -37,13 +37,12 @@ def main() -> None:
     )
     net = run.ddp(model)
     parts = os.open(args.steps_file + ".parts", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    run.on_change(
-        lambda run: (
+
+    @run.on_change
+    def write_parts(run: elastic.Run) -> None:
+        if run.rank == 0:
             os.write(parts, json.dumps(run.change_parts).encode() + b"\n")
-            if run.rank == 0
-            else None
-        )
-    )
+
     stop = Path(args.steps_file + ".stop")
     log = os.open(args.steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in run.steps(1 << 60):

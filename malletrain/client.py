@@ -31,7 +31,7 @@ from malletrain.identity.state_directory import (
     start_hint,
 )
 from malletrain.identity.users import Munge, UsersError, login_payload
-from malletrain.protocol import env, messages
+from malletrain.protocol import env, messages, wire
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -246,8 +246,8 @@ class Client:
     def _ask(self, op: str, params: Mapping[str, Any] | None, wait_s: float, changes: bool) -> Any:
         request = messages.Request(id=uuid.uuid4().hex, op=op, params=dict(params or {}))
         try:
-            frames = messages.encode(request)
-        except messages.WireError as error:
+            frames = wire.encode(request)
+        except wire.WireError as error:
             raise ClientError(str(error), "usage") from None
         socket = self._connected()
         socket.send_multipart(frames)
@@ -255,8 +255,8 @@ class Client:
         while True:
             self._wait(socket, deadline, changes)
             try:
-                answer = messages.decode(socket.recv_multipart())
-            except messages.WireError as error:
+                answer = wire.decode(socket.recv_multipart())
+            except wire.WireError as error:
                 sentence = (
                     f"The daemon at {self.endpoint} answered in a form this version does "
                     f"not know: {error}"

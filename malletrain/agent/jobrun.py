@@ -25,6 +25,7 @@ from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, WorkerReports
 from malletrain.protocol import messages
+from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
@@ -43,7 +44,6 @@ from malletrain.protocol.messages import (
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.protocol.worker_channel import FlagsWriter
 
 log = logging.getLogger("malletrain.agent")
 
@@ -221,6 +221,19 @@ class NodeJob:
     def abort(self, message: Abort) -> None:
         """A member of the round is lost: the live workers here must not wait for it."""
         self._tell(message)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether workers run here that have not served a drain. Those that have not begun, or that
+        ended because rank 0 has saved and left, hold nothing that could still be saved.
+        """
+        return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
+
+    @property
+    def has_rank_0(self) -> bool:
+        """Whether rank 0 of the round is on this node, as far as is known."""
+        entered = self._rounds.get(self.generation)
+        return entered is None or entered.group_rank == 0
 
     def save_alone(self, within_s: float) -> None:
         """The node is wanted back and no daemon is there to move the job: have what the workers did

@@ -27,10 +27,8 @@ from malletrain.protocol.messages import (
     Message,
     Welcome,
     WhoAreYou,
-    WireError,
-    decode,
-    encode,
 )
+from malletrain.protocol.wire import WireError, decode, encode
 
 FIRST_ANSWER_S = 5.0
 MISSED_HEARTBEATS = 3

@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from malletrain.protocol import messages
+from malletrain.protocol import bounds, messages
 from malletrain.protocol import worker_channel as local
 
 FLUSH_INTERVAL_S = 0.2
@@ -84,7 +84,7 @@ class WorkerReports:
                     self._metrics.popitem(last=False)
                 self._send(metric)  # if not now, then after the reconnection
             case local.SnapshotTaken():
-                data: dict[str, messages.Fact] = {
+                data: dict[str, bounds.Fact] = {
                     "saved": datagram.saved,
                     "path": datagram.path,
                     "bytes": datagram.bytes,
@@ -97,7 +97,7 @@ class WorkerReports:
                     messages.Notice(self.job, who.rank, "snapshot", datagram.sentence, data)
                 )
             case local.Profile():
-                facts: dict[str, messages.Fact] = {
+                facts: dict[str, bounds.Fact] = {
                     "parameters": datagram.parameters,
                     "flops_per_sample": datagram.flops_per_sample,
                 }

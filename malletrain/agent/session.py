@@ -29,7 +29,7 @@ from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
     Alive,
@@ -51,6 +51,10 @@ from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
 LAST_LOGS_S = 2.0
+PEER_SAVES_S = 2.0
+"""How long a node without rank 0 that is wanted back, while no daemon is there, trains on so that
+rank 0 may reach the end of its step and save. The main scheduler's job waits for it.
+"""
 LINGER_MS = 500
 
 log = logging.getLogger("malletrain.agent")
@@ -251,8 +255,8 @@ class NodeAgent:
         while True:
             identity, *frames = await self._launchers.recv_multipart()
             try:
-                message = messages.decode(frames)
-            except messages.WireError as error:
+                message = wire.decode(frames)
+            except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
             if not isinstance(message, Phase | StoreUp | Drained):
@@ -271,7 +275,7 @@ class NodeAgent:
             self._tell(self._launcher_id, message)
 
     def _tell(self, identity: bytes, message: messages.Message) -> None:
-        send_now(self._launchers, [identity, *messages.encode(message)])
+        send_now(self._launchers, [identity, *wire.encode(message)])
 
     def _from_workers(self) -> None:
         for datagram in self._workers.receive():
@@ -297,15 +301,13 @@ class NodeAgent:
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
-            if self._leave_by is not None and not self._exiting:
-                saved_alone = (
-                    self._run is not None and self._run.drain_wait and not self._link.connected
-                )
-                if saved_alone or now >= self._leave_by - self._margin():
-                    log.warning(
-                        "the lease ends and the daemon has not moved the job; stopping it here"
-                    )
-                    self._shut_down(self._margin() * 0.8)
+            if (
+                self._leave_by is not None
+                and not self._exiting
+                and (self._alone_for_nothing(now) or now >= self._leave_by - self._margin())
+            ):
+                log.warning("the lease ends and the daemon has not moved the job; stopping it here")
+                self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
                 self._logs_until = self._logs_until or now + LAST_LOGS_S
                 if (
@@ -321,6 +323,15 @@ class NodeAgent:
             self._exiting = True
         if following is not None and not self._exiting:
             self._start(following)
+
+    def _alone_for_nothing(self, now: float) -> bool:
+        """Whether the node is wanted back, no daemon is there to move the job, and nothing of the
+        job can be saved any more by waiting.
+        """
+        run, began = self._run, (self._leave_by or now) - self._config.grace_s
+        if run is None or self._link.connected:
+            return False
+        return not run.unsaved or (not run.has_rank_0 and now >= began + PEER_SAVES_S)
 
     def _margin(self) -> float:
         """Seconds before the end of the lease at which the agent stops the workers itself."""

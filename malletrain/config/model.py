@@ -18,7 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
-from malletrain.config.schedulers import GapsSection, SchedulerSection, scheduler_kinds
+from malletrain.config.gaps import GapsSection
+from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
     AllocationSection,
     DaemonSection,

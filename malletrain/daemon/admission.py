@@ -19,7 +19,7 @@ from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from malletrain.protocol import messages
-from malletrain.protocol.messages import MAX_NODES
+from malletrain.protocol.bounds import MAX_NODES
 
 MOST_PROCESSES = 4096
 """Of one job on one node."""

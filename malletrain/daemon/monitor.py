@@ -65,7 +65,7 @@ class RescaleRecord:
 
 
 @dataclass
-class _Pending:
+class PendingRescale:
     """A rescale under way. ``forming`` is when its newest round was decided, ``formed`` when all
     its workers ran.
     """
@@ -103,8 +103,8 @@ class JobMonitor:
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
         self._now_counted = 0.0
         self._gap = 0.0
-        self._slices: dict[int, float] = {}
-        self._pending: _Pending | None = None
+        self.slices: dict[int, float] = {}
+        self.pending: PendingRescale | None = None
         self._finished: list[RescaleRecord] = []
 
     # --- totals and rates ---
@@ -141,9 +141,9 @@ class JobMonitor:
         first = math.floor((begin - self.first_sample) / SLICE_S)
         covered = 1 - ((begin - self.first_sample) / SLICE_S - first)
         samples = sum(
-            self._slices.get(i, 0.0) for i in range(first + 1, max(self._slices, default=0) + 1)
+            self.slices.get(i, 0.0) for i in range(first + 1, max(self.slices, default=0) + 1)
         )
-        return (samples + covered * self._slices.get(first, 0.0)) / (end - begin)
+        return (samples + covered * self.slices.get(first, 0.0)) / (end - begin)
 
     def progress(self, record: messages.Progress) -> None:
         """Take one worker's cumulative counts; late, repeated, overtaken and senseless records are
@@ -169,8 +169,8 @@ class JobMonitor:
         self.last_sample = max(self.last_sample or record.last, record.last)
         if late:
             self.before += gained
-            if self._pending is not None and self._pending.forming is not None:
-                self._pending.last_sample = self.last_sample
+            if self.pending is not None and self.pending.forming is not None:
+                self.pending.last_sample = self.last_sample
             return
         self._now_counted += gained
         if self.first_sample is None:
@@ -180,7 +180,7 @@ class JobMonitor:
         self._spread_out(
             self.first_sample, known.last if known else record.first, record.last, gained
         )
-        pending = self._pending
+        pending = self.pending
         if (
             pending is not None
             and pending.forming is not None
@@ -199,28 +199,28 @@ class JobMonitor:
         low, high = (seen - origin) / SLICE_S, (end - origin) / SLICE_S
         per_slice = gained * SLICE_S / (end - begin)
         for index in range(math.floor(low), math.floor(high) + 1):
-            self._slices[index] = self._slices.get(index, 0.0) + per_slice * (
+            self.slices[index] = self.slices.get(index, 0.0) + per_slice * (
                 min(high, index + 1) - max(low, index)
             )
-        newest = max(self._slices)
+        newest = max(self.slices)
         if (
-            newest - min(self._slices) >= MOST_SLICES
+            newest - min(self.slices) >= MOST_SLICES
         ):  # a clock that jumped leaves a hole of any width
-            self._slices = {
-                i: samples for i, samples in self._slices.items() if i > newest - MOST_SLICES
+            self.slices = {
+                i: samples for i, samples in self.slices.items() if i > newest - MOST_SLICES
             }
 
     def observation(self) -> RateObservation | None:
         """Throughput at the present scale, ``None`` before it has been seen for a few slices after
         the warm-up.
         """
-        if not self._slices or not self.nodes:
+        if not self.slices or not self.nodes:
             return None
-        newest = max(self._slices)
+        newest = max(self.slices)
         # The newest slices are still filling: ranks report at different moments.
         whole = [
-            self._slices.get(i, 0.0) / SLICE_S
-            for i in range(max(WARMUP_SLICES, min(self._slices)), newest - 1)
+            self.slices.get(i, 0.0) / SLICE_S
+            for i in range(max(WARMUP_SLICES, min(self.slices)), newest - 1)
         ]
         if len(whole) < LEAST_SLICES:
             return None
@@ -241,7 +241,7 @@ class JobMonitor:
         """Seconds since anything was heard: the last sample, the moment all workers ran, or the
         adoption.
         """
-        formed = self._pending.formed if self._pending else None
+        formed = self.pending.formed if self.pending else None
         heard = [t for t in (self.last_sample, formed, self._heard) if t is not None]
         return max(0.0, now - max(heard)) if heard else 0.0
 
@@ -253,19 +253,19 @@ class JobMonitor:
         """The job on ``members`` is to go to ``nodes``. ``lost``: because a member is gone."""
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
         resumed = (
-            not members and self._pending is not None and self._pending.kind != "start"
+            not members and self.pending is not None and self.pending.kind != "start"
         )  # what is pending led to a suspension
-        if self._pending is None or self._pending.formed is not None or resumed:
-            self._pending = _Pending(now, len(members), kind, self.last_sample)
-        elif lost and self._pending.kind != "start":
-            self._pending.kind = kind
+        if self.pending is None or self.pending.formed is not None or resumed:
+            self.pending = PendingRescale(now, len(members), kind, self.last_sample)
+        elif lost and self.pending.kind != "start":
+            self.pending.kind = kind
         if not nodes:
-            self._pending = None
+            self.pending = None
 
     def draining(self, now: float) -> None:
         """The snapshot is being taken."""
-        self._pending = self._pending or _Pending(now, self.nodes, "", self.last_sample)
-        self._pending.drain = now
+        self.pending = self.pending or PendingRescale(now, self.nodes, "", self.last_sample)
+        self.pending.drain = now
 
     def forming(self, generation: int, members: tuple[str, ...], now: float) -> None:
         """Round ``generation`` of ``members`` is on its way: counting starts anew."""
@@ -274,7 +274,7 @@ class JobMonitor:
         self._counts = {
             key: record for key, record in self._counts.items() if key[0] > generation - KEPT_ROUNDS
         }
-        pending = self._pending or _Pending(now, self.nodes, "", self.last_sample)
+        pending = self.pending or PendingRescale(now, self.nodes, "", self.last_sample)
         if pending.forming is not None:  # a round that came to nothing: this one takes its place
             pending.drain, pending.formed, pending.marks = None, None, {}
         if pending.kind not in ("start", "loss"):
@@ -285,14 +285,14 @@ class JobMonitor:
             len(members),
             self.last_sample,
         )
-        self._pending = pending
+        self.pending = pending
         self.generation, self.nodes, self.first_sample, self._gap = (
             generation,
             len(members),
             None,
             0.0,
         )
-        self._slices.clear()
+        self.slices.clear()
 
     def adopted(self, nodes: int, now: float | None = None) -> None:
         """After a restart of the daemon: the present round goes on with this many nodes."""
@@ -302,16 +302,16 @@ class JobMonitor:
         """Every member's workers have been started; or, told again of the present round, no new one
         was needed after all.
         """
-        if self._pending is None:
+        if self.pending is None:
             return
-        if self._pending.generation == generation:
-            self._pending.formed = now
-        elif self._pending.forming is None and generation == self.generation:
-            self._pending = None
+        if self.pending.generation == generation:
+            self.pending.formed = now
+        elif self.pending.forming is None and generation == self.generation:
+            self.pending = None
 
     def mark(self, mark: messages.Mark) -> None:
         """A worker has come so far; the slowest rank counts."""
-        pending = self._pending
+        pending = self.pending
         if (
             pending is not None
             and mark.generation == pending.generation
@@ -325,8 +325,8 @@ class JobMonitor:
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, pending: _Pending, forming: float, first: float) -> None:
-        self._pending = None
+    def _finish(self, pending: PendingRescale, forming: float, first: float) -> None:
+        self.pending = None
         start = pending.kind == "start" or pending.last_sample is None
         since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from malletrain.core.events import JobState
-from malletrain.protocol import messages
+from malletrain.protocol import wire
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobView
 
@@ -24,7 +24,7 @@ PRIVATE: dict[str, str] = {
 }
 """Kinds of events that quote a script, with what others read instead."""
 FAILED = "it failed; its owner sees why"
-ROOM_BYTES = messages.MAX_MESSAGE_BYTES * 3 // 4
+ROOM_BYTES = wire.MAX_MESSAGE_BYTES * 3 // 4
 SLIM_CHARACTERS, SLIM_BYTES = 300, 1000
 """Of an event's sentence and data, where a page of events has to be made to fit; a thousand such
 events do.

@@ -18,9 +18,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.identity.keys import KeyPair
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 
-HARD_LIMIT_BYTES = 4 * messages.MAX_MESSAGE_BYTES
+HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
 log = structlog.get_logger(__name__)
@@ -120,12 +120,12 @@ class Transport:
         nothing. An answer that is none of the protocol (it is too large, say) is sent as an error.
         """
         try:
-            frames = messages.encode(message)
-        except messages.WireError as e:
+            frames = wire.encode(message)
+        except wire.WireError as e:
             log.error("message not sent", reason=str(e))
             if not (isinstance(message, messages.Reply) and message.ok):
                 return False
-            frames = messages.encode(
+            frames = wire.encode(
                 messages.Reply(
                     message.id, False, error=f"The answer cannot be sent. {e}", code="internal"
                 )
@@ -170,8 +170,8 @@ class Transport:
             self.send(peer, messages.Goodbye("The lease has ended."))
             return
         try:
-            message = messages.decode([frame.bytes for frame in frames[1:]])
-        except messages.WireError as e:
+            message = wire.decode([frame.bytes for frame in frames[1:]])
+        except wire.WireError as e:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))
             return

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from malletrain.protocol.messages import JobSpec, Message, Round, WireError, decode, encode
+from malletrain.protocol.messages import JobSpec, Message, Round
+from malletrain.protocol.wire import WireError, decode, encode
 
 _MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
 

@@ -1,14 +1,7 @@
-"""Every message that crosses a socket between daemon, agents and clients: one module, versioned,
-validated on arrival.
+"""Every message that crosses a socket between daemon, agents and clients.
 
-A message on the wire is two frames: the protocol tag ``b"MT1"`` and one msgpack map whose ``type``
-names the message. Decoding checks size, version, type and every field; what does not fit raises
-:class:`WireError`, whose text is sent back to the sender. This module decides the shape of messages
-only; who may send which is decided where they are handled.
-
-Agents and clients may be anybody's processes: what they send has bounds here, so that no number
-overflows and no text fills the store further in. Bounds count on arrival only; who makes a message
-is trusted to make a good one.
+Decides the shape of messages only. How they are written and checked is
+:mod:`malletrain.protocol.wire`; who may send which is decided where they are handled.
 
 Times are seconds since the epoch (``time.time()``) unless a name ends in ``_s`` (a duration in
 seconds).
@@ -16,51 +9,27 @@ seconds).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from malletrain.protocol.phases import AssignmentPhase
-
-PROTOCOL = b"MT1"
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-MAX_NODES = 100_000
-"""The most nodes that a job may ask for."""
-
-_FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""What every language's numbers hold."""
-Code = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-"""Of samples."""
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Number = Annotated[float, _FINITE]
-Id = Annotated[str, msgspec.Meta(max_length=64)]
-Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
-"""Of a node, a class of nodes, a host."""
-Stream = Annotated[str, msgspec.Meta(pattern=r"\A(rank(0|[1-9][0-9]{0,6})|launcher|service)\Z")]
-"""Which log of a job on one node."""
-Sentence = Annotated[str, msgspec.Meta(max_length=8192)]
-Tail = Annotated[str, msgspec.Meta(max_length=64 * 1024)]
-"""The last lines of a log."""
-Fact = (
-    Annotated[str, msgspec.Meta(max_length=8192)]
-    | Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-    | Number
-    | bool
-    | None
+from malletrain.protocol.bounds import (
+    Amount,
+    Code,
+    Count,
+    Duration,
+    Facts,
+    Id,
+    Moment,
+    Name,
+    Number,
+    Port,
+    Rank,
+    Sentence,
+    Stream,
+    Tail,
 )
-Facts = Annotated[dict[Id, Fact], msgspec.Meta(max_length=64)]
-"""Named facts that JSON can hold."""
-
-
-class WireError(ValueError):
-    """A message that is not of this protocol; the text says why, for the sender."""
+from malletrain.protocol.phases import AssignmentPhase
 
 
 class Message(
@@ -105,9 +74,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One worker process that ended badly. ``exitcode`` is negative for a signal, as in
-    subprocess.
-    """
+    """One worker process that ended badly. A negative ``exitcode`` is a signal's."""
 
     rank: Rank
     exitcode: Code
@@ -116,9 +83,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an agent holds of one job: sent in every Hello so that a restarted daemon learns the
-    truth.
-    """
+    """What an agent holds of one job; in every Hello, so that a restarted daemon knows."""
 
     job: Id
     phase: AssignmentPhase
@@ -132,23 +97,20 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One member of a service as the others hear of it. ``leaving_in_s``: it leaves within so many
-    seconds.
-    """
+    """One member of a service, as the others hear of it."""
 
     node: str
     host: str
     address: str = ""
     leaving_in_s: float | None = None
+    """Seconds until it leaves, at most."""
 
 
 # --- agent -> daemon ---
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent, repeated whenever the daemon's boot id changes or it asks who this
-    is.
-    """
+    """First message of an agent; again when the daemon has a new boot id or asks who this is."""
 
     node: Name
     lease: Id
@@ -184,9 +146,7 @@ class StoreUp(Message, frozen=True):
 
 
 class Drained(Message, frozen=True):
-    """The drain asked for is over on this node: the snapshot is on disk, or there is none to
-    take.
-    """
+    """The drain is over on this node: the snapshot is on disk, or there is none to take."""
 
     job: Id
     generation: Count
@@ -201,9 +161,7 @@ class Released(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """The main scheduler wants the node back: the agent is gone in ``in_s`` seconds at the
-    latest.
-    """
+    """The main scheduler wants the node back: the agent is gone within ``in_s`` seconds."""
 
     in_s: Duration
     reason: Sentence = ""
@@ -226,9 +184,7 @@ class Progress(Message, frozen=True):
 
 
 class Mark(Message, frozen=True):
-    """A point in a worker's start-up (``import``, ``restored``, ``first``, …), to split a rescale
-    into its phases.
-    """
+    """A point in a worker's start-up (``import``, ``restored``, ``first``, …)."""
 
     job: Id
     generation: Count
@@ -291,9 +247,7 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent). ``key``: the secret that the members of a
-    service share.
-    """
+    """Start the launcher of this job (idempotent). ``key``: a secret of a service's members."""
 
     job: str
     spec: JobSpec
@@ -320,9 +274,7 @@ class Round(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Take a snapshot at the next step boundary and stand still; ``number`` grows; 0 takes the
-    request back.
-    """
+    """Take a snapshot at the next step boundary and wait; ``number`` grows, 0 takes it back."""
 
     job: str
     generation: int
@@ -340,9 +292,7 @@ class Abort(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Stop every process of ``job`` here (SIGTERM, then SIGKILL after the grace) and answer
-    Released.
-    """
+    """Stop every process of ``job`` here: SIGTERM, after the grace SIGKILL; answer Released."""
 
     job: str
     grace_s: float
@@ -423,52 +373,3 @@ DaemonMessage = (
     | Error
 )
 AnyMessage = AgentMessage | DaemonMessage | Request
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
-
-
-def encode(message: Message) -> list[bytes]:
-    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES, or
-    holds what msgpack does not.
-    """
-    try:
-        payload = _encoder.encode(message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise WireError(
-            f"A {type(message).__name__} message does not fit into msgpack: {e}."
-        ) from None
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise WireError(
-            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
-            f"{MAX_MESSAGE_BYTES}; send less at once."
-        )
-    return [PROTOCOL, payload]
-
-
-def decode(frames: Sequence[bytes]) -> Any:
-    """The message in ``frames`` (identity frames removed). Raises WireError with a sentence for the
-    sender.
-    """
-    if len(frames) != 2:
-        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {len(frames)}.")
-    tag, payload = frames
-    if tag != PROTOCOL:
-        shown = tag[:16].decode("ascii", "replace")
-        raise WireError(
-            f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version "
-            "that the daemon runs."
-        )
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise WireError(f"The message has {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}.")
-    try:
-        return _decoder.decode(payload)
-    except msgspec.ValidationError as e:
-        raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"The message body is not valid msgpack: {_short(e)}.") from None
-
-
-def _short(error: Exception) -> str:
-    """What was wrong; it may quote the message, which may be long."""
-    return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

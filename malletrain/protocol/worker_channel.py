@@ -1,6 +1,7 @@
-"""How a worker process and the agent on its node talk: datagrams up, one mapped file down.
+"""What a worker process tells the agent on its node: datagrams. The way down is
+:mod:`malletrain.protocol.flags`.
 
-Decides the encoding of both directions and checks what arrives. It does not decide when anything is
+Decides the encoding and checks what arrives. It does not decide when anything is
 sent (:mod:`malletrain.training.report`, :mod:`malletrain.training.snapshot`) nor what the agent
 does with it. Standard library only, because training scripts import it.
 
@@ -9,10 +10,6 @@ bytes). Every datagram is one JSON object under 4 KiB with ``v`` (version), ``ki
 ``generation`` (the round), ``rank``, ``pid`` and the fields of its kind. Datagrams may be lost when
 the agent is slow or gone, therefore counts are cumulative and every datagram stands for itself.
 
-Agent to worker: a file of 64 bytes per assignment (path in ``MALLETRAIN_FLAGS``), mapped by both:
-eight unsigned 64-bit integers in the machine's byte order (both ends run on one machine). ``[0]``
-is magic and version, ``[1]`` the number of the drain request (0: none).
-
 Times are seconds since the epoch (CLOCK_REALTIME); ``seconds`` is a duration.
 """
 
@@ -20,8 +17,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -341,86 +336,3 @@ class Outbox:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-FLAGS_BYTES = 64
-_MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
-_DRAIN = 1
-
-
-class FlagsWriter:
-    """The agent's end of the flags file, created by it for one assignment (``path`` must not be
-    shared between assignments).
-
-    The agent resets the drain request to 0 before every new round: a worker serves whatever number
-    it finds at its first step.
-
-    Raises:
-        OSError: when the file cannot be created.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        # A new file under its own name, never truncated or rewritten in place: a reader that has
-        # the old one mapped would die of SIGBUS.
-        temporary = f"{path}.{os.getpid()}.tmp"
-        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
-        try:
-            os.write(fd, b"\0" * FLAGS_BYTES)
-            self._map = mmap.mmap(fd, FLAGS_BYTES)
-        finally:
-            os.close(fd)
-        self._words = memoryview(self._map).cast("Q")
-        self._words[0] = _MAGIC
-        os.replace(temporary, path)
-
-    def request_drain(self, number: int) -> None:
-        """Ask for a snapshot and a stand-still at the next step boundary; ``number`` grows with
-        every request, 0 takes it back.
-        """
-        self._words[_DRAIN] = (
-            number  # one aligned 8-byte store: a reader sees the old number or the new one
-        )
-
-    def close(self) -> None:
-        """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
-        self._words.release()
-        self._map.close()
-        try:
-            os.unlink(self.path)
-        except OSError:
-            pass
-
-
-class FlagsReader:
-    """The worker's end of the flags file.
-
-    Raises:
-        OSError: when the file cannot be opened.
-        ValueError: when it is not a flags file of this version.
-    """
-
-    def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            if os.fstat(fd).st_size != FLAGS_BYTES:
-                raise ValueError(f"The flags file {path} is not {FLAGS_BYTES} bytes long.")
-            self._map = mmap.mmap(fd, FLAGS_BYTES, access=mmap.ACCESS_READ)
-        finally:
-            os.close(fd)
-        self._words = memoryview(self._map).cast("Q")
-        if self._words[0] != _MAGIC:
-            self.close()
-            raise ValueError(
-                f"The flags file {path} is of another version of malletrain than this training "
-                "script's."
-            )
-
-    def drain_request(self) -> int:
-        """Number of the current drain request, 0 when there is none. About 100 ns."""
-        return self._words[_DRAIN]
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._words.release()
-        self._map.close()

@@ -109,3 +109,26 @@ class Rounds(Protocol):
 
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
+
+
+class Manner(Protocol):
+    """The steps in which a mode may differ; :class:`malletrain.rounds.restart.JobRounds`
+    itself is that of restart mode."""
+
+    def ready(self, node: str) -> bool:
+        """Whether ``node`` can take a round."""
+
+    def survivors(self) -> tuple[str, ...]:
+        """Those of the job's nodes that come first in the next round, in rank order."""
+
+    def broken(self) -> list[str]:
+        """Members whose workers failed."""
+
+    def drain(self, now: float) -> list[Action]:
+        """What comes before a round: save what would be lost."""
+
+    def form(self, now: float) -> list[Action]:
+        """Make the next round of all that are ready."""
+
+    def release(self, nodes: Iterable[str]) -> list[Action]:
+        """Let go of ``nodes``."""

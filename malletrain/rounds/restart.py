@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from malletrain.protocol.failures import by_cause
 from malletrain.protocol.messages import Assignment
@@ -34,36 +33,10 @@ from malletrain.rounds.actions import (
 )
 from malletrain.rounds.failure_grace import FailureGrace
 from malletrain.rounds.holdings import Holdings
-from malletrain.rounds.interface import RoundStage, View
+from malletrain.rounds.interface import Manner, RoundStage, View
 from malletrain.rounds.settings import RoundSettings
 
-_RUNNING, _SUCCEEDED, _EXITED = (
-    AssignmentPhase.RUNNING,
-    AssignmentPhase.SUCCEEDED,
-    AssignmentPhase.EXITED,
-)
-
-
-class Manner(Protocol):
-    """The steps in which a mode may differ; :class:`JobRounds` itself is that of restart mode."""
-
-    def ready(self, node: str) -> bool:
-        """Whether ``node`` can take a round."""
-
-    def survivors(self) -> tuple[str, ...]:
-        """Those of the job's nodes that come first in the next round, in rank order."""
-
-    def broken(self) -> list[str]:
-        """Members whose workers failed."""
-
-    def drain(self, now: float) -> list[Action]:
-        """What comes before a round: save what would be lost."""
-
-    def form(self, now: float) -> list[Action]:
-        """Make the next round of all that are ready."""
-
-    def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Let go of ``nodes``."""
+_RUNNING, _SUCCEEDED = AssignmentPhase.RUNNING, AssignmentPhase.SUCCEEDED
 
 
 @dataclass
@@ -108,21 +81,11 @@ class JobRounds:
             return done
         self.target = tuple(nodes)
         self.failure.clear()
-        self.drain_s = (
-            self.settings.drain_s
-            if within_s is None
-            else max(0.2, min(self.settings.drain_s, within_s * 0.6))
-        )
+        self.drain_s = self.settings.drain_within(within_s)
         self._joiner_wait_s = None
         if within_s is not None and not set(self.members) <= set(self.target):
-            # Without enough survivors nobody trains until the joiners are there. They get a moment
-            # to come up; no longer, because the main scheduler's job waits for the node.
             enough = len(self._manner.survivors()) >= self.min_nodes
-            self._joiner_wait_s = (
-                0.0
-                if enough
-                else max(0.0, min(self.settings.joiner_grace_s, within_s * 0.9 - self.drain_s))
-            )
+            self._joiner_wait_s = 0.0 if enough else self.settings.joiners_within(within_s)
         sound = not self.lost_member and not self._manner.broken()
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members
@@ -187,11 +150,8 @@ class JobRounds:
             if self.whole():
                 self.stage, self.deadline = RoundStage.RUNNING, None
                 formed: list[Action] = [Formed(self.generation, self.members)]
-                return (
-                    formed
-                    if set(self.target) == set(self.members)
-                    else formed + self._await_joiners(now)
-                )
+                more = set(self.target) != set(self.members)
+                return formed + self._await_joiners(now) if more else formed
             return self._look_at_failures(now) or (
                 [] if self._manner.broken() else self._invite(node)
             )
@@ -199,24 +159,16 @@ class JobRounds:
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """The node of rank 0 serves the round's store."""
-        if (
-            generation != self.generation
-            or self.stage is not RoundStage.FORMING
-            or node != self.members[0]
-        ):
+        newest = self.stage is RoundStage.FORMING and generation == self.generation
+        if not newest or node != self.members[0]:
             return []
         self._store = (host, port)
         return [action for member in self.members[1:] for action in self._invite(member)]
 
     def drained(self, node: str, generation: int, now: float) -> list[Action]:
         """The snapshot asked for is on disk, or there is none to take."""
-        if (
-            self.stage is RoundStage.DRAINING
-            and generation == self.generation
-            and node == (self.members or ("",))[0]
-        ):
-            return self._manner.form(now)
-        return []
+        draining = self.stage is RoundStage.DRAINING and generation == self.generation
+        return self._manner.form(now) if draining and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
@@ -225,16 +177,11 @@ class JobRounds:
         if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
             return []
         actions = self.held.assign(node)
-        if (
-            node in self.members and not asked
-        ):  # its agent began anew: a new round is needed, and nobody is to blame
-            self.lost_member = True
-            return actions + (
-                self._manner.form(now)
-                if self.stage is RoundStage.DRAINING
-                else self._await_joiners(now)
-            )
-        return actions
+        if node not in self.members or asked:
+            return actions
+        self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
+        draining = self.stage is RoundStage.DRAINING
+        return actions + (self._manner.form(now) if draining else self._await_joiners(now))
 
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost. What follows is the controller's plan; only what was under way anyway
@@ -251,9 +198,8 @@ class JobRounds:
                 and self.deadline is not None
                 and len(self._manner.survivors()) >= self.min_nodes
             ):
-                self.deadline = min(
-                    self.deadline, now + self.settings.warmup_broken_s
-                )  # those that are left stand still now
+                # Those that are left cannot train now.
+                self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._manner.form(now)
         return self._warm(now) if self.stage is RoundStage.WARMING else []
@@ -296,11 +242,9 @@ class JobRounds:
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of the newest round where it is of one."""
         a = self.held.phases.get(node)
-        return (
-            a is not None
-            and a.phase in phases
-            and (a.phase in OF_NO_ROUND or a.generation == self.generation)
-        )
+        if a is None or a.phase not in phases:
+            return False
+        return a.phase in OF_NO_ROUND or a.generation == self.generation
 
     def ready(self, node: str) -> bool:
         """Whether the launcher on ``node`` lives and can take a round."""
@@ -335,26 +279,23 @@ class JobRounds:
         return self.held.release(nodes)
 
     def _await_joiners(self, now: float) -> list[Action]:
-        """Wait for the launchers of the target to be up: shortly while those that could train stand
-        still, else longer. Those that are left after a loss wait for nobody: newcomers join in a
-        round of their own.
+        """Wait for the launchers of the target: briefly while those that could train cannot, else
+        longer. After a loss nobody is waited for; newcomers join in a round of their own.
         """
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
             return self._manner.form(now)
         wait = self.settings.warmup_broken_s if idle else self.settings.warmup_s
-        self.stage, self.deadline = (
-            RoundStage.WARMING,
-            now + (wait if self._joiner_wait_s is None else self._joiner_wait_s),
-        )
+        wait = wait if self._joiner_wait_s is None else self._joiner_wait_s
+        self.stage, self.deadline = RoundStage.WARMING, now + wait
         return self._warm(now)
 
     def _warm(self, now: float) -> list[Action]:
         ready = [n for n in self.target if self._manner.ready(n)]
-        ended = [n for n in self.target if self.is_in(n, _EXITED)]
+        ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]
         coming = [n for n in self.target if n not in ready and n not in ended]
         actions: list[Action] = []
-        if ended and ready:  # it comes up elsewhere, so it is not the job's fault
+        if ended and ready:  # it comes up elsewhere, so the job did not fail
             actions += self.reject(ended, "the launcher ended there at once")
         if coming and (self.deadline is None or now < self.deadline):
             return actions
@@ -423,13 +364,8 @@ class JobRounds:
 
     def _finished(self) -> list[Action]:
         """Whether every worker ended well, whatever else was planned."""
-        if (
-            self.stage is RoundStage.COMPLETED
-            or not self.members
-            or not all(self.is_in(n, _SUCCEEDED) for n in self.members)
-        ):
-            return []
-        return self.complete()
+        ended = bool(self.members) and all(self.is_in(n, _SUCCEEDED) for n in self.members)
+        return self.complete() if ended and self.stage is not RoundStage.COMPLETED else []
 
     def complete(self) -> list[Action]:
         """The job's work is done."""

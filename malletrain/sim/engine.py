@@ -156,10 +156,8 @@ class Simulation:
         """Let time pass to ``to``: the world does what it did."""
         if to > self.now:
             if self._stale:
-                self._table, self._stale = (
-                    self._bound.table(map(self._bound.kind, self._admitted())),
-                    self._any_min,
-                )
+                self._table = self._bound.table(map(self._bound.kind, self._admitted()))
+                self._stale = self._any_min
             idle = len(self._idle_since)
             if self.settings.sample_s is not None:
                 while (at := len(self.series) * self.settings.sample_s) < to:
@@ -220,8 +218,7 @@ class Simulation:
             name = names[k]
             self._idle_since[name] = self.now
             if name not in self._leased:
-                self._gaps[name] = (None, "default")
-                self._gaps_changed = True
+                self._offer(name)
         self._stale |= self._any_min
         return events
 
@@ -325,9 +322,7 @@ class Simulation:
     # --- the controller ---
 
     def _tell(self, events: list[Event]) -> None:
-        """Let the controller know, and do what it says, until it has nothing more to say at this
-        instant.
-        """
+        """Let the controller know, and do what it says, until it says nothing more."""
         if self._gaps_changed:
             events.append(self._gaps_seen())
         while True:
@@ -394,9 +389,7 @@ class Simulation:
 
 
 def _smallest(job: SimJob) -> int:
-    if job.sizes is None:
-        return job.min_nodes
-    return min(k for k in job.sizes if job.min_nodes <= k <= job.max_nodes)
+    return min(k for k in job.sizes or (job.min_nodes,) if job.min_nodes <= k <= job.max_nodes)
 
 
 def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:

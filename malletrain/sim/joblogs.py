@@ -19,6 +19,7 @@ from typing import Literal
 
 from malletrain.sim.workload_files import read_text
 from malletrain.sim.workloads import WorkloadError
+from scavenger.slurm.hostlist import expand
 
 SACCT = (
     "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
@@ -212,9 +213,9 @@ def read_sacct(path: str | Path) -> JobLog:
         )
         listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
         try:
-            names = () if listed in ("", "None assigned") else expand_hostlist(listed)
+            names = () if listed in ("", "None assigned") else expand(listed)
             count = len(names) or _count(row[at["NNodes"]])
-        except WorkloadError as error:
+        except ValueError as error:
             raise WorkloadError(f"{where}: {error}") from None
         if submit is None or start is None or not count or (end is not None and end <= start):
             skipped += 1
@@ -287,15 +288,7 @@ def read_pbs(path: str | Path) -> JobLog:
             fields = dict(_pairs(message))
             stop = float(fields["end"]) if fields.get("end", "").isdigit() else _pbs_time(found[1])
             if stop > entry.start_s:
-                jobs.append(
-                    LogJob(
-                        entry.submit_s,
-                        entry.start_s,
-                        stop - entry.start_s,
-                        entry.nodes,
-                        entry.names,
-                    )
-                )
+                jobs.append(replace(entry, run_s=stop - entry.start_s))
     jobs += running.values()
     log = _log("PBS accounting", path, jobs, None, skipped)
     zero = min(job.submit_s for job in jobs)
@@ -332,18 +325,6 @@ def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
     return _log("CSV of GPU jobs", path, jobs, None, skipped)
 
 
-def expand_hostlist(text: str) -> tuple[str, ...]:
-    """The names in a Slurm hostlist such as ``a[01-03,7],b2,c[1-2]d[1-2]``. Raises WorkloadError on
-    one that cannot be read.
-    """
-    names: list[str] = []
-    for part in _split_outside(text):
-        names += _expand(part, text)
-    if not names:
-        raise WorkloadError(f"'{text[:60]}' names no node.")
-    return tuple(names)
-
-
 def _split_outside(text: str) -> Iterator[str]:
     depth, word = 0, ""
     for letter in text:
@@ -355,25 +336,6 @@ def _split_outside(text: str) -> Iterator[str]:
             word += letter
     if word or depth:
         yield word
-
-
-def _expand(part: str, whole: str) -> list[str]:
-    found = re.match(r"([^\[\]]*)\[([^\[\]]*)\](.*)", part)
-    if found is None:
-        if not part or "[" in part or "]" in part:
-            raise WorkloadError(f"The node list '{whole[:60]}' cannot be read.")
-        return [part]
-    middle: list[str] = []
-    for item in found[2].split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
-        if ends is None or (ends[2] and int(ends[2]) < int(ends[1])):
-            raise WorkloadError(
-                f"The node list '{whole[:60]}' has a range '{item}' that cannot be read."
-            )
-        last = ends[2] or ends[1]
-        middle += [f"{k:0{len(ends[1])}d}" for k in range(int(ends[1]), int(last) + 1)]
-    tails = _expand(found[3], whole) if found[3] else [""]
-    return [found[1] + number + tail for number in middle for tail in tails]
 
 
 def _slurm_time(text: str, where: str) -> float | None:
@@ -420,12 +382,10 @@ def _log(
         raise WorkloadError(f"{path}: The log has no job that ran{why}.")
     zero = ordered[0].submit_s
     moved = (
-        LogJob(
-            j.submit_s - zero,
-            None if j.start_s is None else max(j.start_s, j.submit_s) - zero,
-            j.run_s,
-            j.nodes,
-            j.names,
+        replace(
+            j,
+            submit_s=j.submit_s - zero,
+            start_s=None if j.start_s is None else max(j.start_s, j.submit_s) - zero,
         )
         for j in ordered
     )

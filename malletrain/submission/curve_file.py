@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 
 from allocator.curves import CurveError, ScalingCurve
-from malletrain.protocol.messages import MAX_NODES
+from malletrain.protocol.bounds import MAX_NODES
 from malletrain.submission.error import SpecError
 
 CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from malletrain.identity.keys import user_name
-from malletrain.protocol.messages import MAX_NODES, JobSpec
+from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.messages import JobSpec
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
 from malletrain.submission.value_file import VALUE_HELP, read_value, span

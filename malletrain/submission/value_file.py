@@ -14,7 +14,7 @@ import math
 import sys
 from pathlib import Path
 
-from malletrain.protocol.messages import MAX_NODES
+from malletrain.protocol.bounds import MAX_NODES
 from malletrain.submission.error import SpecError
 
 if sys.version_info >= (3, 11):

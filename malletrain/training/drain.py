@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 
-from malletrain.protocol.worker_channel import Drained, FlagsReader
+from malletrain.protocol.flags import FlagsReader
+from malletrain.protocol.worker_channel import Drained
 from malletrain.training import report
 
 DRAIN_WAIT_S = 60.0

@@ -18,9 +18,9 @@ import time
 from typing import Any
 
 from malletrain.protocol import env
+from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import (
     Datagram,
-    FlagsReader,
     Mark,
     Metric,
     Outbox,

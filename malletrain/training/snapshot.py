@@ -19,7 +19,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from malletrain.protocol.worker_channel import Capable, Drained, FlagsReader, SnapshotTaken
+from malletrain.protocol.flags import FlagsReader
+from malletrain.protocol.worker_channel import Capable, Drained, SnapshotTaken
 from malletrain.training import choice, owner, report, rng, snapshot_file
 from malletrain.training import objects as parts
 from malletrain.training.drain import wait_to_be_stopped

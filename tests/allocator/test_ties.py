@@ -73,6 +73,12 @@ def test_seats_are_handed_on_from_the_last_comer() -> None:
     assert ties.in_order(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
 
 
+def test_a_seat_that_went_back_to_who_runs_is_handed_on_no_further() -> None:
+    """Found in the week of Summit's trace: two jobs that had to stop asked for one seat."""
+    offers = bids(ONE, ONE, ONE_OR_TWO, ONE, held={0: ("x", 1), 1: ("x", 1)})
+    assert ties.in_order(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
+
+
 @given(bid_lists(classes=("x", "y")))
 @settings(max_examples=300, deadline=None)
 def test_order_costs_nothing_and_nobody_could_have_been_served_before(

@@ -14,7 +14,7 @@ import zmq
 from malletrain.client import ClientError
 from malletrain.identity.keys import read_key
 from malletrain.identity.state_directory import INFO, read_daemon_info
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 
 SHORT = "import malletrain\nfor _ in range(50): malletrain.report(1)\n"
 
@@ -125,8 +125,8 @@ def _stranger(made):
         ([b"MT1", b"\xff\xfe garbage"], "not valid msgpack|does not fit"),
         ([b"MT9", b""], "use the malletrain version"),
         ([b"one frame"], "2 frames"),
-        ([b"MT1", b"x" * (messages.MAX_MESSAGE_BYTES + 1)], "the limit is"),
-        ([b"MT1", messages.encode(messages.Heartbeat("x"))[1]], "may not send Heartbeat"),
+        ([b"MT1", b"x" * (wire.MAX_MESSAGE_BYTES + 1)], "the limit is"),
+        ([b"MT1", wire.encode(messages.Heartbeat("x"))[1]], "may not send Heartbeat"),
         ([b"MT1", b"\x82\xa4type\xa7request\xa2id\x01"], "does not fit"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_message_that_is_none_costs_its_sender_an_error(refusing, frames, word
 
     socket = _stranger(refusing)
     socket.send_multipart(frames)
-    answer = messages.decode(socket.recv_multipart())
+    answer = wire.decode(socket.recv_multipart())
     assert isinstance(answer, messages.Error)
     assert re.search(words, answer.sentence)
     socket.close()

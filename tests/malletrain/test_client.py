@@ -11,7 +11,7 @@ import pytest
 from malletrain.client import Client, ClientError, Unreachable
 from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from tests.malletrain.cli.fake_daemon import SILENCE, FakeDaemon, Refuse, default_answers, job_view
 from tests.waiting import PATIENCE_S
 
@@ -135,9 +135,7 @@ def test_answer_of_another_version(daemon):
 def test_request_too_large(daemon):
     with Client.of(daemon.state_dir) as client:
         with pytest.raises(ClientError, match="over the limit") as caught:
-            client.submit(
-                msgspec.structs.replace(SPEC, env={"A": "x" * messages.MAX_MESSAGE_BYTES})
-            )
+            client.submit(msgspec.structs.replace(SPEC, env={"A": "x" * wire.MAX_MESSAGE_BYTES}))
         assert caught.value.code == "usage"
     assert daemon.seen == []
 

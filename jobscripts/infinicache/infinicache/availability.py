@@ -31,7 +31,7 @@ def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
+class PoolChange:
     """What happens to the pool at ``time`` (seconds): nodes that join, and nodes that are lost
     without notice.
     """
@@ -42,7 +42,7 @@ class Change:
 
 
 def monte_carlo(
-    changes: Sequence[Change],
+    changes: Sequence[PoolChange],
     chunks: int,
     spare: int,
     *,
@@ -74,7 +74,7 @@ def monte_carlo(
 
 
 def _is_lost(
-    changes: Sequence[Change],
+    changes: Sequence[PoolChange],
     pools: Sequence[frozenset[str]],
     start: int,
     chunks: int,

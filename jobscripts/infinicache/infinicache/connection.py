@@ -241,7 +241,7 @@ class Connection:
         self._on_close(self)
 
 
-class Peer:
+class PeerConnection:
     """A client's end: requests to one address, any number at a time, over one connection that is
     made when needed.
     """
@@ -346,16 +346,16 @@ class Peer:
 
 
 class Peers:
-    """One :class:`Peer` an address."""
+    """One :class:`PeerConnection` an address."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerConnection] = {}
 
-    def at(self, address: str) -> Peer:
+    def at(self, address: str) -> PeerConnection:
         """The peer at ``address``."""
         if address not in self._peers:
-            self._peers[address] = Peer(address, self._key)
+            self._peers[address] = PeerConnection(address, self._key)
         return self._peers[address]
 
     def forget(self, keep: set[str]) -> None:

@@ -52,7 +52,7 @@ class Shape(msgspec.Struct, frozen=True):
         return sum(chunk_bytes(stripe, self.d) for stripe in self.stripes)
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldObject(msgspec.Struct, frozen=True):
     """What a node holds of one object: ``indices`` whose chunks are there for every stripe;
     ``used``: when it was last read.
     """

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from infinicache.codec import Code
-from infinicache.connection import CallFailed, ConnectionLost, Peers
-from infinicache.objects import MAX_KEY, CacheError, Held, Unavailable
-from infinicache.table import Entry, Move, Table
+from infinicache.connection import Peers
+from infinicache.mover import Mover
+from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
+from infinicache.table import Entry, Table
 
 SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
@@ -37,7 +38,7 @@ class Proxy:
 
     def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6) -> None:
         self.table = Table()
-        self._peers = peers
+        self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
         self._slots: set[int] = set()
         self._members: tuple[str, ...] = ()
@@ -47,9 +48,9 @@ class Proxy:
         self._settle_at = 0.0
         self._repairs: deque[str] = deque()
         self._writing: dict[str, float] = {}
-        self._backup_of: dict[str, str] = {}
+        self.backup_of: dict[str, str] = {}
+        """Node → the one that keeps copies of its chunks."""
         self._locks: dict[str, asyncio.Lock] = {}
-        self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -93,7 +94,7 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
-            degraded, lost = self.table.lose_node(address, self._backup_of.pop(address, None))
+            degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._repairs.extend(entry.key for entry in degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
@@ -125,7 +126,7 @@ class Proxy:
         self._heard[address] = slot
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            inventory = msgspec.convert(held, list[Held])
+            inventory = msgspec.convert(held, list[HeldObject])
             degraded, _ = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
@@ -137,7 +138,7 @@ class Proxy:
             stale = self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
             if node != address:
-                self._soon(self._tell_drop(node, [(key, version)]))
+                self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
             self._look_for_repairs()  # there is room that there was not before
         self._settle()
@@ -145,7 +146,7 @@ class Proxy:
 
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
-            self._backup_of[address] = backup
+            self.backup_of[address] = backup
         self._settle()
         return {"known": address in self._heard}
 
@@ -207,15 +208,10 @@ class Proxy:
         for entry in entries:
             for node in set(entry.at.values()):
                 items.setdefault(node, []).append((entry.key, entry.version))
-        heard = await asyncio.gather(*(self._tell_drop(node, todo) for node, todo in items.items()))
+        heard = await asyncio.gather(
+            *(self._mover.drop(node, todo) for node, todo in items.items())
+        )
         return {node for node, ok in zip(items, heard, strict=True) if not ok}
-
-    async def _tell_drop(self, node: str, items: list[tuple[str, int]]) -> bool:
-        try:
-            await asyncio.wait_for(self._peers.at(node).call("drop", items=items), 2.0)
-        except (ConnectionLost, CallFailed, asyncio.TimeoutError):
-            return False
-        return True
 
     async def _commit(self, key: str, version: int, missing: list[int]) -> dict[str, Any]:
         await self._ready(key)
@@ -236,11 +232,7 @@ class Proxy:
         late = {i: node for i, node in entry.at.items() if i in missing}
         for index, node in late.items():
             self.table.set_chunk(entry, index, None)
-            self._soon(
-                self._quietly(
-                    self._peers.at(node).call("forget", key=key, version=version, index=index)
-                )
-            )
+            self._soon(self._mover.forget(node, key, version, index))
         if entry.protection < 0:  # nodes were lost meanwhile, too
             await self._drop([entry])
             self.table.remove(key)
@@ -280,9 +272,7 @@ class Proxy:
             return {}
         for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
             self.table.set_chunk(entry, index, None)
-            await self._quietly(
-                self._peers.at(bad[index]).call("forget", key=key, version=version, index=index)
-            )
+            await self._mover.forget(bad[index], key, version, index)
         if entry.hopeless:
             self.table.remove(key)
             self.table.lost += 1
@@ -301,7 +291,7 @@ class Proxy:
             "weak": sum(e.shape.p < e.shape.wanted_p for e in table.objects.values()),
             "lost": table.lost,
             "evicted": table.evicted,
-            "moved_bytes": dict(self.moved_bytes),
+            "moved_bytes": dict(self._mover.moved_bytes),
             "waiting_repairs": len(self._repairs),
         }
 
@@ -314,72 +304,20 @@ class Proxy:
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
-        before, todo = self.moved_bytes["drain"], deque(self.table.drain(address))
+        before, todo = self._mover.moved_bytes["drain"], deque(self.table.drain(address))
 
         async def hands() -> None:
             while todo and address in self.table.nodes:
-                await self._carry_out(todo.popleft(), "drain")
+                await self._mover.carry_out(todo.popleft(), "drain")
 
         await asyncio.gather(*(hands() for _ in range(DRAINS_AT_ONCE)))
-        return {"bytes": self.moved_bytes["drain"] - before}
-
-    async def _carry_out(self, move: Move, why: str) -> bool:
-        """Have the target fetch or make a chunk; the table follows when it has it."""
-        entry = self.table.objects.get(move.key)
-        if (
-            entry is None
-            or entry.version != move.version
-            or (move.source is not None and entry.at.get(move.index) != move.source)
-        ):
-            return False
-        sources = {i: a for i, a in entry.at.items() if a in self.table.nodes}
-        try:
-            answer, _ = await self._peers.at(move.target).call(
-                "pull",
-                key=move.key,
-                version=move.version,
-                shape=msgspec.to_builtins(entry.shape),
-                index=move.index,
-                sources=sources,
-                spare=entry.spare.get(move.index),
-            )
-        except (ConnectionLost, CallFailed) as error:
-            log.info("a chunk could not be moved (%s): %s", why, error)
-            return False
-        self.moved_bytes[why] += answer["bytes"]
-        current = self.table.objects.get(move.key)
-        if (
-            current is not entry
-            or move.target not in self.table.nodes
-            or (move.source is None and move.index in entry.at)
-        ):
-            await self._quietly(
-                self._peers.at(move.target).call(
-                    "forget", key=move.key, version=move.version, index=move.index
-                )
-            )
-            return False
-        self.table.set_chunk(entry, move.index, move.target)
-        if move.source is not None:
-            await self._quietly(
-                self._peers.at(move.source).call(
-                    "forget", key=move.key, version=move.version, index=move.index
-                )
-            )
-        return True
+        return {"bytes": self._mover.moved_bytes["drain"] - before}
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
         """Begin ``work`` without waiting for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    @staticmethod
-    async def _quietly(call: Any) -> None:
-        try:
-            await asyncio.wait_for(call, 2.0)
-        except (ConnectionLost, CallFailed, asyncio.TimeoutError):
-            pass
 
     async def _work(self) -> None:
         """Repair, then rebalance, within the allowance; and give up puts that died."""
@@ -412,7 +350,7 @@ class Proxy:
                 moves, key=lambda m: m.index not in entry.spare
             ):  # copies first: the others may need them
                 copied = move.source is not None or move.index in entry.spare
-                if await self._carry_out(move, "repair"):
+                if await self._mover.carry_out(move, "repair"):
                     done += move.bytes * (1 if copied else entry.shape.d)
             if moves and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
                 self.table.remove(entry.key)  # its backups were not there, or too old
@@ -421,6 +359,6 @@ class Proxy:
             if done:
                 return done
         away = self.table.rebalance()
-        if away is not None and await self._carry_out(away, "rebalance"):
+        if away is not None and await self._mover.carry_out(away, "rebalance"):
             return away.bytes
         return 0

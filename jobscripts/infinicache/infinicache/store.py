@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from infinicache import isal
 from infinicache.codec import chunk_bytes
 from infinicache.isal import Buffer
-from infinicache.objects import Held, Shape
+from infinicache.objects import HeldObject, Shape
 
 REMEMBERED_DROPS = 100_000
 
@@ -130,7 +130,7 @@ class ChunkStore:
         if not known.chunks:
             del self._objects[key]
 
-    def inventory(self) -> list[Held]:
+    def inventory(self) -> list[HeldObject]:
         """Everything that is held whole."""
         found = []
         for key, known in self._objects.items():
@@ -140,5 +140,5 @@ class ChunkStore:
                 for i in range(known.shape.code.n)
                 if all((s, i) in known.chunks for s in range(count))
             ]
-            found.append(Held(key, known.version, known.shape, whole, known.used))
+            found.append(HeldObject(key, known.version, known.shape, whole, known.used))
         return found

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from infinicache.codec import Code, fit
-from infinicache.objects import Held, Shape, TooLarge, Unavailable
+from infinicache.objects import HeldObject, Shape, TooLarge, Unavailable
 
 
 @dataclass
-class Node:
+class PoolNode:
     """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks
     there.
     """
@@ -88,7 +88,7 @@ class Table:
     """The mapping of one pool."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, PoolNode] = {}
         self.objects: dict[str, Entry] = {}
         self.newest = 0
         """The highest version seen."""
@@ -103,7 +103,7 @@ class Table:
     def add_node(self, address: str, capacity: int) -> None:
         """A node, empty as far as is known."""
         if address not in self.nodes:
-            self.nodes[address] = Node(capacity)
+            self.nodes[address] = PoolNode(capacity)
 
     def lose_node(self, address: str, backup: str | None = None) -> tuple[list[Entry], list[Entry]]:
         """The node is gone with its chunks: the objects that are degraded, and those that are lost
@@ -130,7 +130,9 @@ class Table:
         self.lost += len(lost)
         return degraded, lost
 
-    def reconcile(self, address: str, held: Iterable[Held]) -> tuple[list[Entry], list[Entry]]:
+    def reconcile(
+        self, address: str, held: Iterable[HeldObject]
+    ) -> tuple[list[Entry], list[Entry]]:
         """A known node says anew what it holds: what is not there any more counts as lost, as in
         :meth:`lose_node`.
         """
@@ -249,7 +251,7 @@ class Table:
     # --- after a loss of this memory ---
 
     def restore(
-        self, address: str, held: Iterable[Held], settled: bool
+        self, address: str, held: Iterable[HeldObject], settled: bool
     ) -> list[tuple[str, str, int]]:
         """Take over what a node says it holds. Returns (node, key, version) of what is to be
         dropped: overtaken, or, once ``settled``, anything that is not known (it was deleted or

@@ -32,7 +32,7 @@ SIGMAS = 2.0
 
 
 @dataclass(frozen=True)
-class Observation:
+class WindObservation:
     """A measured wind speed, m/s, at a pixel of the fine grid."""
 
     row: int
@@ -90,7 +90,7 @@ def impact_radius(
 
 
 def soft_mask(
-    shape: tuple[int, int], observations: Sequence[Observation], radii: Sequence[float]
+    shape: tuple[int, int], observations: Sequence[WindObservation], radii: Sequence[float]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(mask 0..1, observed values m/s), both ``shape``.
 
@@ -137,7 +137,7 @@ def composite(
 def assimilate(
     model: NDArray[np.floating],
     terrain: NDArray[np.floating],
-    observations: Sequence[Observation],
+    observations: Sequence[WindObservation],
     radius: float | None = None,
     thresholds: Thresholds | None = None,
 ) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:
@@ -158,7 +158,7 @@ def assimilate(
 
 def read_observations(
     path: Path, times: NDArray[np.datetime64], y: NDArray[np.floating], x: NDArray[np.floating]
-) -> dict[int, list[Observation]]:
+) -> dict[int, list[WindObservation]]:
     """Observations by number of the field, from a table with columns ``time`` (ISO, UTC), ``y``,
     ``x`` (m, of the fine grid) and ``wind_speed`` (m/s).
 
@@ -171,7 +171,7 @@ def read_observations(
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WindsrError(f"The observations {path} cannot be read: {error}") from error
-    found: dict[int, list[Observation]] = {}
+    found: dict[int, list[WindObservation]] = {}
     step = abs(float(np.diff(x).mean()))
     for number, line in enumerate(lines, start=2):
         try:
@@ -197,5 +197,5 @@ def read_observations(
                 f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid."
             )
         for field in fields.tolist():
-            found.setdefault(field, []).append(Observation(row, column, value))
+            found.setdefault(field, []).append(WindObservation(row, column, value))
     return found

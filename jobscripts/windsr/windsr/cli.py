@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 import numpy as np
 
 from windsr import WindsrError, __version__
+from windsr.data_options import data_options, reading_of, split_of
 from windsr.presets import PRESETS, preset_of
 
 METHOD_NAMES = ("windsr", "srcnn", "esrgan")
@@ -23,88 +23,6 @@ METHOD_NAMES = ("windsr", "srcnn", "esrgan")
 def say(text: str) -> None:
     """A line for the job's log, at once."""
     print(text, flush=True)
-
-
-def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where fine fields come from, for train and sample alike."""
-    for option in reversed(
-        (
-            click.option(
-                "--data",
-                type=click.Path(path_type=Path),
-                help="Fine fields: NetCDF, WRF, WIND Toolkit, HRRR. Default: synthetic.",
-            ),
-            click.option(
-                "--synthetic-days",
-                type=click.IntRange(2),
-                default=4,
-                show_default=True,
-                help="Days of synthetic fields.",
-            ),
-            click.option(
-                "--synthetic-size",
-                type=click.IntRange(16),
-                default=128,
-                show_default=True,
-                help="Points a side of them.",
-            ),
-            click.option(
-                "--data-seed",
-                type=int,
-                default=0,
-                show_default=True,
-                help="Seed of synthetic fields.",
-            ),
-            click.option(
-                "--spacing",
-                type=click.FloatRange(1.0),
-                help="Metres between points of the model's grid; regrids.",
-            ),
-            click.option(
-                "--height",
-                type=int,
-                default=10,
-                show_default=True,
-                help="Metres above ground of the wind that is read.",
-            ),
-            click.option("--units", help="Units of the wind where the file says none."),
-            click.option(
-                "--terrain-file",
-                type=click.Path(path_type=Path),
-                help="NetCDF with the terrain, where --data has none.",
-            ),
-            click.option(
-                "--test-day",
-                multiple=True,
-                metavar="DATE",
-                help="Day held out for the test; several. Default: the last quarter.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def split_of(options: dict[str, Any]) -> tuple[Any, Any]:
-    """(train, test) fields by the data options."""
-    from windsr import readers, synthetic
-    from windsr.fields import split_by_day
-
-    if options["data"] is None:
-        found = synthetic.generate(
-            days=options["synthetic_days"],
-            size=options["synthetic_size"],
-            seed=options["data_seed"],
-        )
-    else:
-        found = readers.read(options["data"], _reading(options))
-    return split_by_day(found, options["test_day"])
-
-
-def _reading(options: dict[str, Any]) -> Any:
-    from windsr.readers import Options
-
-    return Options(options["spacing"], options["height"], options["units"], options["terrain_file"])
 
 
 @click.group()
@@ -164,7 +82,7 @@ def train(folder: Path, **options: Any) -> None:
     On nodes that come and go: malletrain submit --nodes 1:8 jobscripts/windsr/job.py train FOLDER
     …, with --live or without.
     """
-    from windsr.train import Training
+    from windsr.train import TrainingRun
     from windsr.train import train as run
 
     changes = {key: options[key] for key in ("batch", "precision") if options[key] is not None}
@@ -182,7 +100,7 @@ def train(folder: Path, **options: Any) -> None:
             "step_delay",
         )
     }
-    run(Training(options["method"], preset, folder, **settings), fields, say)
+    run(TrainingRun(options["method"], preset, folder, **settings), fields, say)
 
 
 @cli.command()
@@ -252,7 +170,7 @@ def sample(folder: Path, **options: Any) -> None:
     train_part, test_part = split_of(options)
     if options["coarse"] is not None:
         inputs = queue.from_coarse(
-            readers.read(options["coarse"], dataclasses.replace(_reading(options), spacing=None)),
+            readers.read(options["coarse"], dataclasses.replace(reading_of(options), spacing=None)),
             test_part,
             factor,
         )
@@ -341,7 +259,9 @@ def evaluate(samples: tuple[Path, ...], json_file: Path | None) -> None:
     """Scores of one or more SAMPLES against the truth in them, with bicubic interpolation beside
     them.
     """
-    table = _scores(samples)
+    from windsr import compare
+
+    table = compare.table_of(samples)
     say(f"{'':24}{'PSNR dB':>9}{'SSIM':>8}{'MAE':>8}{'RMSE':>8}{'bias':>8}{'CRPS':>8}{'spread':>8}")
     for name, row in table["scores"].items():
         say(
@@ -355,50 +275,6 @@ def evaluate(samples: tuple[Path, ...], json_file: Path | None) -> None:
         )
     if json_file:
         json_file.write_text(json.dumps(table, indent=1))
-
-
-def _named(samples: tuple[Path, ...]) -> dict[str, Any]:
-    from windsr import output
-
-    found = {
-        (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
-        for path in samples
-    }
-    if len(found) < len(samples):
-        raise WindsrError(
-            "Two of the files have the same name; rename one, so that they can be told apart."
-        )
-    unknown = [name for name, result in found.items() if result.truth is None]
-    if unknown:
-        raise WindsrError(
-            f"{', '.join(unknown)} holds no truth to compare with: it was made from coarse fields."
-        )
-    return found
-
-
-def _interpolated(result: Any) -> Any:
-    import torch
-
-    from windsr.grids import bicubic
-
-    factor = len(result.y) // result.low.shape[1]
-    return bicubic(torch.from_numpy(result.low[:, None]), factor).clamp_min(0).numpy()
-
-
-def _scores(samples: tuple[Path, ...]) -> dict[str, Any]:
-    from windsr.evaluate import cdfs, scores
-
-    found = _named(samples)
-    first = next(iter(found.values()))
-    peak = float(first.truth.max())
-    table = {"bicubic": scores(first.truth, _interpolated(first), peak)}
-    table |= {name: scores(result.truth, result.members, peak) for name, result in found.items()}
-    # A member, not the mean: the mean of an ensemble is smoother than any wind.
-    curves = {"truth": first.truth, "bicubic": _interpolated(first)[:, 0]}
-    curves |= {
-        name: r.members[:, 0] for name, r in found.items() if r.members.shape[0] == len(first.truth)
-    }
-    return {"peak": peak, "scores": table, "cdfs": cdfs(curves, first.terrain)}
 
 
 @cli.command()
@@ -417,12 +293,9 @@ def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
     """Pictures: fields of each of SAMPLES, and, where the truth is known, bias maps and
     distributions by class of terrain.
     """
-    from windsr import output, pictures
+    from windsr import compare, pictures
 
-    made = {
-        (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
-        for path in samples
-    }
+    made = compare.named(samples)
     for name, result in made.items():
         if field >= len(result.times):
             raise WindsrError(
@@ -432,9 +305,9 @@ def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
         say(f"wrote {pictures.fields(out / f'fields-{name}.png', result, field)}")
     if all(result.truth is not None for result in made.values()):
         first = next(iter(made.values()))
-        both = {"bicubic": dataclasses.replace(first, members=_interpolated(first)), **made}
+        both = {"bicubic": dataclasses.replace(first, members=compare.interpolated(first)), **made}
         say(f"wrote {pictures.bias(out / 'bias.png', both)}")
-        say(f"wrote {pictures.distributions(out / 'cdf.png', _scores(samples)['cdfs'])}")
+        say(f"wrote {pictures.distributions(out / 'cdf.png', compare.table_of(samples)['cdfs'])}")
 
 
 @cli.command()

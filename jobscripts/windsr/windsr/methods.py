@@ -45,7 +45,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldPixels:
     """What is held fast while denoising: ``mask`` 0..1 and ``values`` (m/s), both [n, 1, H, W]. See
     :mod:`windsr.assimilate`.
     """
@@ -111,7 +111,7 @@ class Method:
         seeds: Sequence[int],
         draw: Draw,
         net: nn.Module | None = None,
-        held: Held | None = None,
+        held: HeldPixels | None = None,
         noise: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Fine fields in m/s, [n, members, H, W], from coarse ones [n, 1, h, w] (m/s) and terrain
@@ -131,7 +131,7 @@ class Method:
                     seeds[part],
                     draw,
                     net,
-                    held and Held(held.mask[part], held.values[part]),
+                    held and HeldPixels(held.mask[part], held.values[part]),
                     None if noise is None else noise[part],
                 )
                 for part in (slice(k, k + CHUNK) for k in range(0, len(low), CHUNK))
@@ -145,7 +145,7 @@ class Method:
         seeds: Sequence[int],
         draw: Draw,
         net: Any,
-        held: Held | None,
+        held: HeldPixels | None,
         first: torch.Tensor | None,
     ) -> torch.Tensor:
         raise NotImplementedError
@@ -163,7 +163,7 @@ class Bicubic(Method):
         seeds: Sequence[int],
         draw: Draw,
         net: Any,
-        held: Held | None,
+        held: HeldPixels | None,
         first: torch.Tensor | None,
     ) -> torch.Tensor:
         return bicubic(low, self.preset.factor).clamp_min(0.0)
@@ -192,7 +192,7 @@ class SrcnnMethod(Method):
         seeds: Sequence[int],
         draw: Draw,
         net: Any,
-        held: Held | None,
+        held: HeldPixels | None,
         first: torch.Tensor | None,
     ) -> torch.Tensor:
         base = bicubic(low, self.preset.factor)
@@ -236,7 +236,7 @@ class Esrgan(Method):
         seeds: Sequence[int],
         draw: Draw,
         net: Any,
-        held: Held | None,
+        held: HeldPixels | None,
         first: torch.Tensor | None,
     ) -> torch.Tensor:
         made = net(self._low(low), self._height(terrain) if self.terrain else None).float()
@@ -297,7 +297,7 @@ class Windsr(Method):
         seeds: Sequence[int],
         draw: Draw,
         net: Any,
-        held: Held | None,
+        held: HeldPixels | None,
         first: torch.Tensor | None,
     ) -> torch.Tensor:
         members, device = draw.members, low.device

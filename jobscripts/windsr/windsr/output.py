@@ -17,7 +17,7 @@ from windsr import WindsrError, __version__
 
 
 @dataclass(frozen=True)
-class Result:
+class SampledFields:
     """Fine fields made by a model.
 
     Args:
@@ -48,7 +48,7 @@ class Result:
 _WIND = {"standard_name": "wind_speed", "units": "m s-1", "coordinates": "height"}
 
 
-def write(path: Path, result: Result, did: str) -> None:
+def write(path: Path, result: SampledFields, did: str) -> None:
     """Write ``result``; whole or not at all. ``did``: what was done, for the history."""
     import xarray
 
@@ -158,7 +158,7 @@ def write(path: Path, result: Result, did: str) -> None:
         raise WindsrError(f"{path} cannot be written: {error}") from error
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> SampledFields:
     """What :func:`write` wrote. Raises WindsrError."""
     import xarray
 
@@ -184,7 +184,7 @@ def read(path: Path) -> Result:
                 for k, v in dataset.attrs.items()
                 if k not in ("Conventions", "title", "history")
             }
-            return Result(
+            return SampledFields(
                 times=dataset["time"].to_numpy().astype("datetime64[s]"), notes=notes, **arrays
             )
     except (OSError, KeyError, ValueError) as error:

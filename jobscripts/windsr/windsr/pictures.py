@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windsr.output import Result
+from windsr.output import SampledFields
 
 WIND_MAP, TERRAIN_MAP, BIAS_MAP = "viridis", "gist_earth", "RdBu_r"
 
@@ -43,7 +43,7 @@ def _panel(
     return drawn
 
 
-def _extent(result: Result) -> tuple[float, ...]:
+def _extent(result: SampledFields) -> tuple[float, ...]:
     half = float(np.diff(result.x).mean()) / 2
     return tuple(
         v / 1000
@@ -51,7 +51,7 @@ def _extent(result: Result) -> tuple[float, ...]:
     )
 
 
-def fields(path: Path, result: Result, number: int) -> Path:
+def fields(path: Path, result: SampledFields, number: int) -> Path:
     """At time ``number``, above: coarse input, fine fields, the truth where it is known; below:
     terrain, error, spread of the members.
     """
@@ -105,7 +105,7 @@ def fields(path: Path, result: Result, number: int) -> Path:
     return _done(figure, path)
 
 
-def bias(path: Path, made: Mapping[str, Result]) -> Path:
+def bias(path: Path, made: Mapping[str, SampledFields]) -> Path:
     """Mean error by place of each result, the truth taken off: red where it is too windy."""
     maps = {
         name: (r.mean - r.truth).mean(axis=0) for name, r in made.items() if r.truth is not None

@@ -97,7 +97,7 @@ class Sampling:
     patch_delay: float = 0.0
 
 
-class Queue:
+class PatchQueue:
     """The patches of one sampling and where their results are."""
 
     def __init__(self, sampling: Sampling, inputs: Inputs, method: Method, model_name: str) -> None:
@@ -179,16 +179,16 @@ class Queue:
         for number in todo:
             k, tile = self.items[number]
             rows, columns = tile.slices
-            noise.append(self._noise(k)[:, rows, columns])
+            noise.append(self.noise(k)[:, rows, columns])
         made = (
             self.method.predict(on[0], on[1], todo, self.sampling.draw, noise=torch.stack(noise))
             .cpu()
             .numpy()
         )
-        return sum(self._store(number, members) for number, members in zip(todo, made, strict=True))
+        return sum(self.keep(number, members) for number, members in zip(todo, made, strict=True))
 
     @lru_cache(maxsize=2)  # noqa: B019
-    def _noise(self, field: int) -> torch.Tensor:
+    def noise(self, field: int) -> torch.Tensor:
         """[members, H, W] that the members of one time begin with. Neighbouring patches take theirs
         from it, so that they agree where they overlap and a member is one field and not a
         patchwork.
@@ -202,8 +202,8 @@ class Queue:
             parts.append(torch.randn((rows, columns), generator=generator))
         return torch.stack(parts)
 
-    def _store(self, number: int, members: NDArray[np.float32]) -> bool:
-        """Whole, once: False when another was first."""
+    def keep(self, number: int, members: NDArray[np.float32]) -> bool:
+        """Write the result of a patch, whole and once: False when another was first."""
         path = self.file(number)
         part = path.with_name(f".{path.stem}.{os.uname().nodename}.{os.getpid()}")
         with part.open("wb") as file:
@@ -247,7 +247,7 @@ def sample(
         WindsrError: when the folder belongs to another sampling, or the fields are too small.
     """
     torch.set_num_threads(sampling.threads)
-    queue = Queue(sampling, inputs, method, model_name)
+    queue = PatchQueue(sampling, inputs, method, model_name)
     device = device_here()
     for net in method.nets.values():
         net.to(device).eval()
@@ -290,7 +290,7 @@ def sample(
             "seed": sampling.draw.seed,
             "members": sampling.draw.members,
         }
-        result = output.Result(
+        result = output.SampledFields(
             queue.joined(),
             inputs.terrain,
             inputs.times,

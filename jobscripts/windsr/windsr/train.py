@@ -34,7 +34,7 @@ MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRun:
     """One training: what, on which preset, and where its files go.
 
     Args:
@@ -95,7 +95,7 @@ def device_here() -> torch.device:
     return torch.device("cpu")
 
 
-def train(training: Training, fields: Fields, say: Callable[[str], None] = print) -> Path:
+def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = print) -> Path:
     """Train, or go on where the snapshot in the folder is; returns the path of the model. Run it
     alone, by torchrun or by MalleTrain.
 
@@ -159,7 +159,7 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
         counted = 0
         for batch in run.batches(loader):
             with run.step() as step:
-                losses = _update(run, method, nets, optimizers, schedules, scaler, batch, device)
+                losses = update(run, method, nets, optimizers, schedules, scaler, batch, device)
                 average.update_parameters(method.nets["net"])
                 if training.step_delay:
                     time.sleep(training.step_delay)
@@ -190,7 +190,7 @@ def train(training: Training, fields: Fields, say: Callable[[str], None] = print
     return path
 
 
-def _update(
+def update(
     run: elastic.Run,
     method: Method,
     nets: dict[str, Any],

@@ -3,7 +3,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infinicache.availability import Change, expected_losses, loss_probability, monte_carlo
+from infinicache.availability import PoolChange, expected_losses, loss_probability, monte_carlo
 
 
 def test_by_hand():
@@ -30,14 +30,17 @@ def test_more_gone_is_worse_and_more_parity_better(nodes, data):
 def test_monte_carlo_agrees_with_the_formula_for_one_event():
     names = tuple(f"n{i}" for i in range(20))
     rng = random.Random(1)
-    changes = [Change(0.0, names), Change(100.0, lost=names[:6])]
+    changes = [PoolChange(0.0, names), PoolChange(100.0, lost=names[:6])]
     share, error = monte_carlo(changes, 8, 2, life_s=1000, repair_s=1, trials=4000, rng=rng)
     assert abs(share - loss_probability(20, 8, 2, 6)) < 4 * error + 1e-9
 
 
 def test_repair_in_time_saves_objects():
     names = tuple(f"n{i}" for i in range(20))
-    changes = [Change(0.0, names), *(Change(100.0 * (i + 1), lost=(names[i],)) for i in range(10))]
+    changes = [
+        PoolChange(0.0, names),
+        *(PoolChange(100.0 * (i + 1), lost=(names[i],)) for i in range(10)),
+    ]
     fast, _ = monte_carlo(changes, 8, 2, life_s=5000, repair_s=50, trials=500, rng=random.Random(2))
     slow, _ = monte_carlo(
         changes, 8, 2, life_s=5000, repair_s=5000, trials=500, rng=random.Random(2)
@@ -48,7 +51,7 @@ def test_repair_in_time_saves_objects():
 
 def test_a_pool_that_is_always_too_small():
     share, _ = monte_carlo(
-        [Change(0.0, ("a",)), Change(9.0)],
+        [PoolChange(0.0, ("a",)), PoolChange(9.0)],
         3,
         1,
         life_s=1,

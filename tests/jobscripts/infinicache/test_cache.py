@@ -114,12 +114,10 @@ def test_damaged_chunks_are_not_believed_and_made_anew():
         async with pool.cache(code=(4, 2)) as cache:
             await cache.put("k", data(MIB))
             for node in pool.nodes:
-                held = node.store._objects.get("k")
-                if held and any(index in (0, 3) for _, index in held.chunks):
-                    for chunk, (content, crc) in list(held.chunks.items()):
-                        broken = bytearray(content)
-                        broken[7] ^= 1
-                        held.chunks[chunk] = (broken, crc)
+                for key, version, stripe, index in node.store.chunks():
+                    if index in (0, 3):
+                        content, _ = node.store.get(key, version, stripe, index, touch=False)
+                        memoryview(content)[7] ^= 1
             assert await cache.get("k") == data(MIB)
             assert cache.counts["degraded"] == 1
             await whole(cache, 8)
@@ -290,7 +288,7 @@ def test_backups_save_what_lost_too_many_nodes():
                 }
 
             async def known():
-                peers = pool.nodes[0].proxy._backup_of
+                peers = pool.nodes[0].proxy.backup_of
                 return copied() and all(n.address in peers for n in pool.nodes)
 
             await until(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infinicache.codec import Code
-from infinicache.objects import Held, TooLarge, Unavailable
+from infinicache.objects import HeldObject, TooLarge, Unavailable
 from infinicache.ring import Ring
 from infinicache.table import Table
 
@@ -132,7 +132,11 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     stale = []
     for i, (index, node) in enumerate(new.at.items()):
         again.add_node(node, 1000)
-        held = [Held("a", 5, shape, [index], 0.0)] if i < 3 else [Held("a", 1, shape, [index], 0.0)]
+        held = (
+            [HeldObject("a", 5, shape, [index], 0.0)]
+            if i < 3
+            else [HeldObject("a", 1, shape, [index], 0.0)]
+        )
         stale += again.restore(node, held, settled=False)
     half = again.settle()
     assert [e.version for e in half] == [5], (
@@ -140,7 +144,7 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     )
     assert {(k, v) for _, k, v in stale} == {("a", 1)}
     assert again.newest == 5
-    assert again.restore("n0", [Held("gone", 3, shape, [0], 0.0)], settled=True) == [
+    assert again.restore("n0", [HeldObject("gone", 3, shape, [0], 0.0)], settled=True) == [
         ("n0", "gone", 3)
     ]
 

@@ -15,7 +15,7 @@ from windsr.fields import Fields
 from windsr.methods import Draw, Method, make
 from windsr.patches import scales_of
 from windsr.presets import PRESETS
-from windsr.train import Training, train
+from windsr.train import TrainingRun, train
 
 TINY = PRESETS["tiny"]
 
@@ -33,7 +33,7 @@ def untrained(name: str) -> Method:
 
 def training(folder: str, method: str, options: dict[str, Any]) -> None:
     train(
-        Training(method, TINY, Path(folder), **options),
+        TrainingRun(method, TINY, Path(folder), **options),
         small(),
         lambda text: print(text, flush=True),
     )
@@ -44,7 +44,7 @@ STEPS = "steps"
 
 def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
     """Writes down each step that is tried: its number and on how many nodes."""
-    update = windsr_train._update
+    update = windsr_train.update
 
     def noting(run: Any, *rest: Any) -> dict[str, float]:
         losses = update(run, *rest)
@@ -52,15 +52,15 @@ def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
             file.write(f"{run.steps_done} {run.world_size}\n")
         return losses
 
-    windsr_train._update = noting
+    windsr_train.update = noting
     training(folder, method, options)
 
 
-class Noting(queue.Queue):
+class Noting(queue.PatchQueue):
     """Writes down, in a file of its process, which results became its own."""
 
-    def _store(self, number: int, members: Any) -> bool:
-        ours = super()._store(number, members)
+    def keep(self, number: int, members: Any) -> bool:
+        ours = super().keep(number, members)
         if ours:
             with (self.sampling.folder / f"stored-{os.getpid()}").open("a") as file:
                 file.write(f"{number}\n")
@@ -68,7 +68,7 @@ class Noting(queue.Queue):
 
 
 def sampling(folder: str, options: dict[str, Any]) -> None:
-    queue.Queue = Noting  # type: ignore[misc]
+    queue.PatchQueue = Noting  # type: ignore[misc]
     method = untrained("srcnn")
     work = queue.Sampling(
         Path(folder), Draw(), overlap=8, per_step=2, snapshot_every=0.0, **options

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from windsr import WindsrError
 from windsr.assimilate import (
     LARGEST,
-    Observation,
     Thresholds,
+    WindObservation,
     assimilate,
     composite,
     impact_radius,
@@ -20,7 +20,7 @@ from windsr.assimilate import (
 
 FLAT = np.zeros((21, 21))
 observations = st.lists(
-    st.builds(Observation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)),
+    st.builds(WindObservation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)),
     min_size=1,
     max_size=6,
 )
@@ -98,7 +98,7 @@ def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(
 
 
 def test_each_station_keeps_its_own_value_beside_another():
-    two = [Observation(10, 10, 4.0), Observation(10, 12, 8.0)]
+    two = [WindObservation(10, 10, 4.0), WindObservation(10, 12, 8.0)]
     made, _, _ = assimilate(np.full((21, 21), 1.0), FLAT, two, 6)
     assert made[10, 10] == pytest.approx(4.0, abs=1e-4)
     assert made[10, 12] == pytest.approx(8.0, abs=1e-4)
@@ -123,10 +123,10 @@ def test_the_formula():
 @pytest.mark.parametrize(
     ("observation", "radius", "words"),
     [
-        (Observation(21, 0, 1.0), 2, "outside of 21 × 21"),
-        (Observation(0, 0, -1.0), 2, "cannot be"),
-        (Observation(0, 0, float("nan")), 2, "cannot be"),
-        (Observation(0, 0, 1.0), -2, "radius of -2"),
+        (WindObservation(21, 0, 1.0), 2, "outside of 21 × 21"),
+        (WindObservation(0, 0, -1.0), 2, "cannot be"),
+        (WindObservation(0, 0, float("nan")), 2, "cannot be"),
+        (WindObservation(0, 0, 1.0), -2, "radius of -2"),
     ],
 )
 def test_what_cannot_be_is_refused(observation, radius, words):
@@ -144,8 +144,8 @@ def test_observations_are_read_by_time_and_place(tmp_path):
         "time,y,x,wind_speed\n2017-06-03T15:00:00,2100,5900,7.5\n2017-06-02T15:00,0,0,1\n"
     )
     assert read_observations(table, TIMES, AXIS, AXIS) == {
-        1: [Observation(1, 3, 7.5)],
-        0: [Observation(0, 0, 1.0)],
+        1: [WindObservation(1, 3, 7.5)],
+        0: [WindObservation(0, 0, 1.0)],
     }
 
 

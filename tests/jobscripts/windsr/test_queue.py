@@ -90,43 +90,43 @@ def test_results_that_were_lost_are_made_again(tmp_path, undisturbed):
 def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     both = [
-        queue.Queue(
+        queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
         )
         for _ in range(2)
     ]
-    assert both[0]._store(0, np.zeros((1, 16, 16), np.float32))
-    assert not both[1]._store(0, np.ones((1, 16, 16), np.float32))
+    assert both[0].keep(0, np.zeros((1, 16, 16), np.float32))
+    assert not both[1].keep(0, np.ones((1, 16, 16), np.float32))
     assert np.load(both[0].file(0)).max() == 0
     assert both[1].make([0]) == 0
 
 
 def test_patches_of_a_member_begin_with_one_noise(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    work = queue.Queue(
+    work = queue.PatchQueue(
         queue.Sampling(tmp_path, Draw(members=2), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
         "m",
     )
-    noise = work._noise(0)
+    noise = work.noise(0)
     assert noise.shape == (2, 40, 40)
-    again = queue.Queue(
+    again = queue.PatchQueue(
         queue.Sampling(tmp_path, Draw(members=2), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
         "m",
-    )._noise(0)
+    ).noise(0)
     np.testing.assert_array_equal(noise, again)
-    assert abs(float(np.corrcoef(noise[0].ravel(), work._noise(1)[0].ravel())[0, 1])) < 0.1
+    assert abs(float(np.corrcoef(noise[0].ravel(), work.noise(1)[0].ravel())[0, 1])) < 0.1
     assert abs(float(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1])) < 0.1
 
 
 def test_a_folder_of_another_sampling_is_refused(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
-    queue.Queue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
     with pytest.raises(WindsrError, match=r"another sampling \(other draw"):
-        queue.Queue(
+        queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(members=2)), inputs, scripts.untrained("srcnn"), "m"
         )
 
@@ -172,12 +172,12 @@ def test_a_killed_writer_leaves_no_half_result(tmp_path):
     inputs = queue.from_fine(scripts.small(), 4)
     pid = os.fork()
     if pid == 0:
-        work = queue.Queue(
+        work = queue.PatchQueue(
             queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
         )
         for number in range(100_000):
             work.items = [work.items[0]] * (number + 1)
-            work._store(number, np.full((1, 16, 16), number, np.float32))
+            work.keep(number, np.full((1, 16, 16), number, np.float32))
     while len(results(tmp_path)) < 20:
         pass
     os.kill(pid, signal.SIGKILL)

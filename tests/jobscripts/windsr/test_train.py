@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from windsr import WindsrError, checkpoint
 from windsr.patches import TrainingPatches
 from windsr.presets import PRESETS
-from windsr.train import LOG, MODEL, Training, rate_at, train
+from windsr.train import LOG, MODEL, TrainingRun, rate_at, train
 
 from tests.jobscripts.test_digits import started, wait_for
 from tests.jobscripts.windsr import scripts
@@ -57,7 +57,7 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
     )
     with started(*command, "--step-delay", "0.02", log=log) as run:
         train(
-            Training("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100),
+            TrainingRun("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100),
             train_days(),
             lambda text: None,
         )
@@ -67,7 +67,7 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
     assert not (tmp_path / "killed" / MODEL).exists(), "it was to be killed before its end"
     said: list[str] = []
     train(
-        Training("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100),
+        TrainingRun("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100),
         train_days(),
         said.append,
     )
@@ -143,7 +143,7 @@ def test_mixed_precision_trains_too(tmp_path):
     import dataclasses
 
     half = dataclasses.replace(PRESETS["tiny"], precision="bf16")
-    path = train(Training("windsr", half, tmp_path, steps=3), scripts.small(), lambda text: None)
+    path = train(TrainingRun("windsr", half, tmp_path, steps=3), scripts.small(), lambda text: None)
     method, facts = checkpoint.load(path)
     assert method.preset.precision == "bf16"
     assert facts["samples"] == 24
@@ -168,4 +168,4 @@ def test_a_damaged_or_foreign_model_is_refused(tmp_path, change, words):
 
 def test_fields_smaller_than_a_patch_are_refused(tmp_path):
     with pytest.raises(WindsrError, match="patches of 64 × 64"):
-        train(Training("srcnn", PRESETS["cpu"], tmp_path), scripts.small(), lambda text: None)
+        train(TrainingRun("srcnn", PRESETS["cpu"], tmp_path), scripts.small(), lambda text: None)

@@ -8,9 +8,10 @@ from tests.malletrain.agent.node_side import fake_python, spec
 # A launcher whose workers are itself: joins rounds for ever, prints to the log of its rank and
 # answers drains.
 OBEDIENT = """
+from malletrain.protocol import flags as flags_file
 from malletrain.protocol import worker_channel as local
 out = local.Outbox(os.environ["MALLETRAIN_SOCKET"])
-flags = local.FlagsReader(os.environ["MALLETRAIN_FLAGS"])
+flags = flags_file.FlagsReader(os.environ["MALLETRAIN_FLAGS"])
 say("ready")
 def who():
     return local.Sender(order.job, generation, round_.group_rank, os.getpid())

@@ -17,7 +17,7 @@ import zmq
 
 from malletrain.identity.keys import new_pair
 from malletrain.launch.supervisor import process_table
-from malletrain.protocol import env, messages
+from malletrain.protocol import env, messages, wire
 from tests import waiting
 
 eventually = waiting.until
@@ -84,7 +84,7 @@ class FakeDaemon:
             return
         while self.socket.poll(0):
             identity, *frames = self.socket.recv_multipart()
-            self._take(identity, messages.decode(frames))
+            self._take(identity, wire.decode(frames))
 
     def _take(self, identity: bytes, message: Any) -> None:
         if isinstance(message, messages.Hello):
@@ -114,7 +114,7 @@ class FakeDaemon:
         self.seen.append((self.names[identity], message))
 
     def _reply(self, identity: bytes, message: messages.Message) -> None:
-        self.socket.send_multipart([identity, *messages.encode(message)])
+        self.socket.send_multipart([identity, *wire.encode(message)])
 
     def send(self, node: str, message: messages.Message) -> None:
         self._reply(self.nodes[node], message)
@@ -200,7 +200,7 @@ import os, sys, time
 sys.path[:0] = {path!r}
 order_file = sys.argv[sys.argv.index("--launch") + 1]
 from malletrain.protocol.launcher_channel import LauncherEnd, read_order
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from tests import waiting
 order = read_order(order_file)
 end = LauncherEnd(order.endpoint)

@@ -124,6 +124,56 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
     assert is_clean(agent)
 
 
+# A launcher of another rank than 0: nobody here takes snapshots on request.
+ELSEWHERE = """
+say("ready")
+join()
+while True:
+    end.receive(0.02)
+    if os.path.exists(os.path.join(order.spec.workdir, "peer-gone")):
+        say("failed", messages.Failure(1, 1, time.time()))
+        while True:
+            end.receive(1.0)
+"""
+
+
+# A launcher whose workers are not ready yet.
+SLOW = """
+open(os.path.join(order.spec.workdir, "begun"), "w").close()
+while True:
+    end.receive(1.0)
+"""
+
+
+def second(daemon, tmp_path):
+    """Bring the node into a round whose rank 0 is elsewhere."""
+    assign(daemon, tmp_path, ELSEWHERE)
+    daemon.expect("n0", messages.Phase, phase="ready")
+    daemon.send("n0", messages.Round("j1", 1, 1, 2, "127.0.0.1", 5000))
+    daemon.expect("n0", messages.Phase, phase="running")
+
+
+@pytest.mark.parametrize("told", ["peer-gone", "nothing"])
+def test_without_a_daemon_nobody_waits_for_a_rank_0_that_has_left(daemon, start, tmp_path, told):
+    agent = start(**{"grace-s": str(100 * PATIENCE_S)})
+    second(daemon, tmp_path)
+    daemon.close()
+    agent.signal(signal.SIGTERM)
+    (tmp_path / told).touch()
+    assert agent.process.wait(PATIENCE_S) == 0
+    assert is_clean(agent)
+
+
+def test_without_a_daemon_a_job_that_is_just_starting_is_not_waited_for(daemon, start, tmp_path):
+    agent = start(**{"grace-s": str(100 * PATIENCE_S)})
+    assign(daemon, tmp_path, SLOW)
+    eventually((tmp_path / "begun").exists, "the launcher begins")
+    daemon.close()
+    agent.signal(signal.SIGTERM)
+    assert agent.process.wait(PATIENCE_S) == 0
+    assert is_clean(agent)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answers):
     agent = start(**{"grace-s": "2"})

@@ -18,7 +18,7 @@ from malletrain.identity.state_directory import (
     remove_daemon_info,
     write_daemon_info,
 )
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from malletrain.protocol.views import (
     CurvePointView,
     EventView,
@@ -85,7 +85,7 @@ class FakeDaemon:
             if not self._socket.poll(20):
                 continue
             peer, *frames = self._socket.recv_multipart()
-            request = messages.decode(frames)
+            request = wire.decode(frames)
             self.seen.append((request.op, request.params))
             try:
                 data = self.answers[request.op](request.params)
@@ -94,7 +94,7 @@ class FakeDaemon:
                 reply = messages.Reply(request.id, True, msgspec.to_builtins(data))
             except Refuse as error:
                 reply = messages.Reply(request.id, False, None, str(error), error.code)
-            self._socket.send_multipart([peer, *messages.encode(reply)])
+            self._socket.send_multipart([peer, *wire.encode(reply)])
 
     def stop(self, forget=True):
         """End it; ``forget=False`` leaves daemon.json behind as kill -9 does."""

@@ -17,7 +17,6 @@ from tests.malletrain.cli.fake_daemon import (
     detail,
     event_view,
     job_view,
-    log_view,
     node_view,
     status_view,
 )
@@ -192,122 +191,6 @@ def test_nodes_explain(run, daemon):
     assert "It is reserved for 'maint'." in out
     data = json.loads(run("nodes", "--explain", "--json").stdout)
     assert data[0]["rules"][1] == ["reservation", False, "It is reserved for 'maint'."]
-
-
-def test_events(run, daemon):
-    result = run("events")
-    assert [line.split()[1] for line in result.stdout.splitlines()] == ["rescaled"] * 3
-    assert "train n1" in result.stdout
-
-
-def test_events_json_is_a_line_each(run, daemon):
-    lines = run("events", "--json", "--since", 1).stdout.splitlines()
-    assert [json.loads(line)["seq"] for line in lines] == [2, 3]
-
-
-def test_events_follow_goes_on(run, daemon):
-    """Three pages, then the daemon goes away, which ends the command with a sentence."""
-    served = []
-
-    def events(params):
-        served.append(params["since"])
-        if len(served) == 4:
-            raise Refuse("The daemon stops.")
-        return [event_view(params["since"] + 1)]
-
-    daemon.answers["events"] = events
-    result = run("events", "--follow", "--job", "train")
-    assert result.exit_code == 1
-    assert served == [0, 1, 2, 3]
-    assert len(result.stdout.splitlines()) == 3
-
-
-def test_events_as_a_trace_are_simulated(run, daemon, tmp_path):
-    """From the audit log of one daemon to a simulation, through files and pages as a person does
-    it.
-    """
-    nodes = [f"n{k}" for k in range(6)]
-    happened = [(100.0 + k, "node-joined", node) for k, node in enumerate(nodes)]
-    happened += [(1500.0, "job-started", ""), (1900.0, "node-lost", "n0")]
-    happened += [(3700.0 + k, "node-lost", node) for k, node in enumerate(nodes[1:])]
-    log = [
-        event_view(seq, kind, node=node, job="", time=time)
-        for seq, (time, kind, node) in enumerate(happened, start=1)
-    ]
-    daemon.answers["events"] = lambda p: [e for e in log if e.seq > p["since"]][:5]
-    file = tmp_path / "held.csv"
-    assert run("events", "--as-trace", "-o", file).exit_code == 0
-    text = file.read_text()
-    assert text.splitlines()[:2] == ["time_s,node,event", "0.000,n0,idle"]
-    assert "1800.000,n0,busy" in text
-    assert run("events", "--as-trace").stdout == text
-    done = run("simulate", "--trace", file, "--jobs", 5, "--costs", "freetrain", "--json")
-    assert done.exit_code == 0, done.output
-    data = json.loads(done.stdout)
-    assert data["samples"] > 0
-    assert data["preemptions"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--as-trace", "--follow"], "without a filter"),
-        (["--as-trace", "--job", "train"], "without a filter"),
-        (["--output", "x.csv"], "--output is for --as-trace"),
-        (["--as-trace"], "No node has been held yet"),
-        (["--as-trace", "-o", "/nowhere/x.csv"], "/nowhere/x.csv"),
-    ],
-)
-def test_a_trace_that_cannot_be_made_is_refused_in_a_sentence(run, daemon, words, said):
-    if words[1:2] == ["-o"]:
-        daemon.answers["events"] = lambda p: [event_view(1, "node-joined")][p["since"] :]
-    result = run("events", *words)
-    assert result.exit_code != 0
-    assert said in result.stderr
-    assert not isinstance(result.exception, OSError)
-
-
-def test_logs(run, daemon):
-    result = run("logs", "train")
-    assert result.stdout == "hello\n"
-    assert daemon.seen[0][1]["stream"] == "rank0"
-
-
-def test_logs_streams(run, daemon):
-    run("logs", "train", "--rank", 3)
-    run("logs", "train", "--launcher")
-    assert [params["stream"] for _, params in daemon.seen] == ["rank3", "launcher"]
-
-
-def test_logs_follow_to_the_end(run, daemon):
-    pieces = {
-        "": log_view("a", "1", ended=False),
-        "1": log_view("b", "2", ended=False),
-        "2": log_view("", "2"),
-        "3": log_view("x"),
-    }
-    daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
-    assert run("logs", "train", "-f").stdout == "ab"
-    assert [p["wait_s"] for _, p in daemon.seen] == [0.0, 5.0, 5.0]
-
-
-def test_logs_all_pieces_of_a_long_log(run, daemon):
-    pieces = {
-        "": log_view("a" * 10, "1", more=True),
-        "1": log_view("b", "2", more=False, ended=False),
-    }
-    daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
-    assert run("logs", "train").stdout == "a" * 10 + "b"
-
-
-def test_logs_empty_names_the_others(run, daemon):
-    daemon.answers["logs"] = lambda p: log_view("", "", ended=False)
-    result = run("logs", "train", "--launcher")
-    assert result.exit_code == 0
-    assert (
-        result.stderr
-        == "train has written nothing to launcher yet; there is output of rank0, rank1.\n"
-    )
 
 
 def test_top_once(run, daemon):

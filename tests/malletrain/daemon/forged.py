@@ -19,7 +19,7 @@ from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
 from malletrain.identity.keys import new_pair
 from malletrain.identity.state_directory import lock_state_dir
-from malletrain.protocol import env, messages
+from malletrain.protocol import env, messages, wire
 from malletrain.store.store import Store
 from scavenger.interface import Gap, Lease, LeaseState, PollResult
 from tests.waiting import PATIENCE_S, until
@@ -220,7 +220,7 @@ class Agent:
         self._socket.send_multipart(frames)
 
     def say(self, message: messages.Message) -> None:
-        self._socket.send_multipart(messages.encode(message))
+        self._socket.send_multipart(wire.encode(message))
 
     def hello(self, **fields: Any) -> None:
         self.say(
@@ -234,7 +234,7 @@ class Agent:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if self._socket.poll(50) and isinstance(
-                message := messages.decode(self._socket.recv_multipart()), kind
+                message := wire.decode(self._socket.recv_multipart()), kind
             ):
                 return message
         raise AssertionError(f"No {kind.__name__} within {PATIENCE_S:g} s.")

@@ -13,7 +13,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.daemon.redaction import FAILED
 from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from malletrain.store.schema import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -48,7 +48,7 @@ class World:
     def raw(self, kind, /, **fields):
         """A message that our own types could not make; returns the daemon's answer."""
         self.agent["ann"].send_raw(
-            [messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
+            [wire.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
         )
         return self.agent["ann"].hear(messages.Error).sentence
 
@@ -292,7 +292,7 @@ def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
 
 def test_an_answer_that_is_too_large_is_an_error_and_no_silence(fresh, monkeypatch):
     async def large(user, params):
-        return "x" * (messages.MAX_MESSAGE_BYTES + 1)
+        return "x" * (wire.MAX_MESSAGE_BYTES + 1)
 
     monkeypatch.setitem(fresh.daemon.service.api.operations, "nodes", large)
     with fresh.daemon.client("bob") as client:

@@ -17,7 +17,8 @@ from malletrain.daemon.admission import (
     text,
     whole,
 )
-from malletrain.protocol.messages import MAX_NODES, JobSpec
+from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.messages import JobSpec
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
 INF, BIG = math.inf, 2**64 - 1

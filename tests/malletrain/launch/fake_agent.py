@@ -4,7 +4,7 @@ import uuid
 
 import zmq
 
-from malletrain.protocol import messages
+from malletrain.protocol import wire
 
 
 class FakeAgent:
@@ -23,11 +23,11 @@ class FakeAgent:
         """The next message of the launcher."""
         assert self.socket.poll(20000), "the launcher says nothing"
         self.identity, *frames = self.socket.recv_multipart()
-        return messages.decode(frames)
+        return wire.decode(frames)
 
     def hear_phase(self):
         said = self.hear().assignment
         return said.phase, said.generation
 
     def say(self, message):
-        self.socket.send_multipart([self.identity, *messages.encode(message)])
+        self.socket.send_multipart([self.identity, *wire.encode(message)])

@@ -11,7 +11,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import (
     LauncherEnd,
     LaunchOrder,
@@ -75,9 +75,9 @@ def test_messages_pass_and_the_end_of_the_agent_is_noticed(tmp_path):
     try:
         end.send(messages.StoreUp("j1", 3, "host", 99))
         identity, *frames = router.recv_multipart()
-        assert messages.decode(frames) == messages.StoreUp("j1", 3, "host", 99)
+        assert wire.decode(frames) == messages.StoreUp("j1", 3, "host", 99)
         for message in (messages.Round("j1", 4, 0, 1), messages.Release("j1", 1.0)):
-            router.send_multipart([identity, *messages.encode(message)])
+            router.send_multipart([identity, *wire.encode(message)])
         router.send_multipart([identity, b"MT9", b"from another version"])
         received = []
         eventually(lambda: received.extend(end.receive(0.1)) or len(received) == 2, "both messages")

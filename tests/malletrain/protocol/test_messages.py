@@ -10,7 +10,7 @@ import math
 import msgspec
 import pytest
 
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 
 HONEST = [
     messages.Hello(
@@ -58,7 +58,7 @@ HONEST = [
 
 @pytest.mark.parametrize("message", HONEST, ids=lambda m: type(m).__name__)
 def test_what_is_sent_arrives(message):
-    assert messages.decode(messages.encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 BIG = 2**64 - 1
@@ -177,8 +177,8 @@ FORGED = [
     ("kind", "fields"), FORGED, ids=lambda x: x if isinstance(x, str) else repr(x)[-60:]
 )
 def test_what_no_honest_process_sends_is_refused(kind, fields):
-    with pytest.raises(messages.WireError, match="does not fit the protocol"):
-        messages.decode([messages.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})])
+    with pytest.raises(wire.WireError, match="does not fit the protocol"):
+        wire.decode([wire.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})])
 
 
 @pytest.mark.parametrize(
@@ -187,16 +187,16 @@ def test_what_no_honest_process_sends_is_refused(kind, fields):
     ids=["field", "type"],
 )
 def test_what_was_wrong_is_said_in_few_words(message):
-    with pytest.raises(messages.WireError) as refused:
-        messages.decode([messages.PROTOCOL, msgspec.msgpack.encode(message)])
+    with pytest.raises(wire.WireError) as refused:
+        wire.decode([wire.PROTOCOL, msgspec.msgpack.encode(message)])
     assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize(
     "data",
-    [2**64, object(), "\udc80", "x" * messages.MAX_MESSAGE_BYTES],
+    [2**64, object(), "\udc80", "x" * wire.MAX_MESSAGE_BYTES],
     ids=["large", "object", "surrogate", "long"],
 )
 def test_what_cannot_be_sent_is_said_so(data):
-    with pytest.raises(messages.WireError):
-        messages.encode(messages.Reply("1", True, data))
+    with pytest.raises(wire.WireError):
+        wire.encode(messages.Reply("1", True, data))

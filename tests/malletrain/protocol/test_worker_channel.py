@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from malletrain.protocol.flags import FlagsReader, FlagsWriter
 from malletrain.protocol.worker_channel import (
     MAX_DATAGRAM_BYTES,
     Capable,
     Drained,
-    FlagsReader,
-    FlagsWriter,
     Mark,
     Metric,
     Outbox,

@@ -8,7 +8,6 @@ import pytest
 
 from malletrain.sim.joblogs import (
     LogJob,
-    expand_hostlist,
     read_gpu_csv,
     read_log,
     read_pbs,
@@ -82,33 +81,13 @@ def test_sacct(tmp_path):
         ("|End", "|Ende", "no column End; run: sacct"),
         ("2024-01-01T00:01:00", "yesterday", "line 2: 'yesterday' is no time"),
         ("n[01-02],m1", "n[02-01]", "line 2: The node list"),
-        ("n[01-02],m1", "n[01-02", "line 2: The node list"),
+        ("n[01-02],m1", "n[01-02", "line 2: This is no list of nodes"),
         ("|3|", "|", "line 2: There are 6 columns instead of 7"),
     ],
 )
 def test_bad_sacct(tmp_path, old, new, says):
     with pytest.raises(WorkloadError, match=says):
         read_sacct(write(tmp_path, SACCT.replace(old, new, 1)))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("a", ["a"]),
-        ("a1,b2", ["a1", "b2"]),
-        ("a[08-11]", ["a08", "a09", "a10", "a11"]),
-        ("a[1,3-4]x,b", ["a1x", "a3x", "a4x", "b"]),
-        ("c[1-2]d[5-6]", ["c1d5", "c1d6", "c2d5", "c2d6"]),
-    ],
-)
-def test_hostlists(text, names):
-    assert list(expand_hostlist(text)) == names
-
-
-@pytest.mark.parametrize("text", ["", "a[", "a]", "a[x]", "a,,b", "a[1-]"])
-def test_bad_hostlists(text):
-    with pytest.raises(WorkloadError):
-        expand_hostlist(text)
 
 
 def pbs(day, records):

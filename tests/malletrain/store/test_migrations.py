@@ -11,11 +11,6 @@ from malletrain.store.schema import HEAD
 from malletrain.store.store import EventRow, JobRow, Store, StoreError
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/malletrain.db"
-
-
 def at_version(url: str, revision: str):
     """An engine on a database that Alembic brought to ``revision``."""
     engine = open_engine(url)

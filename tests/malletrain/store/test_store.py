@@ -1,11 +1,7 @@
+"""What is stored comes back as it went, all of a step or nothing."""
+
 import json
 import math
-import os
-import signal
-import stat
-import subprocess
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -22,24 +18,7 @@ from malletrain.store.store import (
     Store,
     StoreError,
 )
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/malletrain.db"
-
-
-@pytest.fixture
-def store(url):
-    with Store.open(url) as opened:
-        yield opened
-
-
-def new_job(store: Store, name: str = "job", **fields) -> JobRow:
-    return store.add_job(
-        JobRow(store.new_job_id(), name, "ada", '{"script": "train.py"}', "queued", **fields)
-    )
-
+from tests.malletrain.store.conftest import new_job
 
 # --- rows ---
 
@@ -282,72 +261,6 @@ def test_a_transaction_is_all_or_nothing(store):
     assert len(store.events_since()) == 1
 
 
-WRITER = """
-import os, sys
-from malletrain.store.schema import EventRow, JobRow
-from malletrain.store.store import Store
-store = Store.open(sys.argv[1])
-job = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "running"))
-n = 0
-while n != int(sys.argv[2]):
-    n += 1
-    with store.transaction():
-        store.update_job(job.id, generation=n)
-        store.add_event(EventRow(float(n), "step", job=job.id, data={"pad": "x" * 3000}))
-    os.write(1, f"{job.id} {n}\\n".encode())
-"""
-
-
-@contextmanager
-def writer(url: str, steps: int = -1):
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, url, str(steps)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
-
-
-@pytest.mark.parametrize("lines", [1, 17, 400])
-def test_kill_9_loses_nothing_that_was_committed(url, lines):
-    with writer(url) as process:
-        for _ in range(lines):
-            job, told = process.stdout.readline().split()
-        os.kill(process.pid, signal.SIGKILL)
-        for line in process.stdout:  # what it committed before the signal arrived
-            job, told = line.split()
-        process.wait()
-    with Store.open(url) as store:
-        kept = store.get_job(job).generation
-        steps = [event.time for event in store.events_since(0, limit=100_000, job=job)]
-        assert int(told) <= kept <= int(told) + 1  # a step may be committed and not yet told
-        assert steps == [float(n) for n in range(1, kept + 1)]
-
-
-def test_two_processes_write_without_losing_anything(url):
-    with writer(url, 150) as one, writer(url, 150) as two:
-        told = [process.communicate()[0].splitlines() for process in (one, two)]
-    assert [len(lines) for lines in told] == [150, 150]
-    with Store.open(url) as store:
-        assert sorted(job.id for job in store.list_jobs()) == ["j1", "j2"]
-        assert [job.generation for job in store.list_jobs()] == [150, 150]
-        seqs = [event.seq for event in store.events_since(0, limit=1000)]
-        assert len(seqs) == len(set(seqs)) == 300
-
-
-def test_a_full_disk_is_told_and_changes_nothing(store):
-    job = new_job(store)
-    with store.transaction() as connection:
-        pages = connection.execute(text("PRAGMA page_count")).scalar()
-        connection.execute(text(f"PRAGMA max_page_count={pages}"))
-    with pytest.raises(StoreError, match=r"full.*Nothing of this step was saved"):
-        store.update_job(job.id, failure="x" * 1_000_000)
-    assert store.get_job(job.id) == job
-
-
 # --- the audit log ---
 
 
@@ -406,42 +319,6 @@ def test_totals(store):
     store.add_event(EventRow(0.0, "preempted"))
     totals = store.totals()
     assert (totals.jobs, totals.samples, totals.events) == ({"queued": 2}, 15.0, {"preempted": 1})
-
-
-# --- opening ---
-
-
-def test_the_file_is_private_and_safe(url, tmp_path):
-    with Store.open(url) as store, store.transaction() as connection:
-        pragmas = {
-            name: connection.execute(text(f"PRAGMA {name}")).scalar()
-            for name in ("journal_mode", "synchronous", "foreign_keys")
-        }
-        assert pragmas == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1}
-        for file in tmp_path.iterdir():
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("sqlite:////dev/null/x.db", "cannot be opened"),
-        ("nonsense", "not the URL of a database"),
-        ("oracel://x", "not the URL of a database"),
-        ("mysql+mysqldb://x/y", "driver.*not installed"),
-    ],
-)
-def test_databases_that_cannot_be_opened(url, words):
-    with pytest.raises(StoreError, match=words):
-        Store.open(url)
-
-
-def test_a_file_that_is_no_database(tmp_path):
-    (tmp_path / "x.db").write_text(
-        "this is a letter and not a database, whatever its name says" * 20
-    )
-    with pytest.raises(StoreError, match="not a database"):
-        Store.open(f"sqlite:///{tmp_path}/x.db")
 
 
 def test_specs_are_kept_byte_for_byte(store):

@@ -8,7 +8,8 @@ import socket
 import tempfile
 from pathlib import Path
 
-from malletrain.protocol.worker_channel import FlagsWriter, decode_datagram
+from malletrain.protocol.flags import FlagsWriter
+from malletrain.protocol.worker_channel import decode_datagram
 from malletrain.training import report
 
 

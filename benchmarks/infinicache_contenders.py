@@ -1,0 +1,142 @@
+"""Whom :mod:`benchmarks.infinicache` compares: cache nodes and Redis servers as processes of this
+machine, and a client of either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"
+sys.path.insert(0, str(HOME))
+
+from infinicache import Cache, CacheNode  # noqa: E402
+
+KEY = b"a key for measuring"
+LATE_SHARE, LATE_S = 0.005, 0.3
+"""The straggler: each node answers this share of the reads of chunks so much later. One in 20
+objects of 10 chunks has a late one, and one in 1000 two.
+"""
+REDIS_READ = 8 << 20
+"""Bytes that redis-py reads at once; its default of 64 KiB is half as fast for large values."""
+
+
+async def node(capacity: int, late_share: float) -> None:
+    """One cache node: prints its address, reads those of all."""
+    own = CacheNode(capacity, KEY)
+    rng = random.Random(os.getpid())
+    if late_share:
+        own.server.delay_s = lambda op: LATE_S if op == "get" and rng.random() < late_share else 0.0
+    print(own.address, flush=True)
+    members = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    own.view(members.split())
+    await asyncio.get_running_loop().run_in_executor(
+        None, sys.stdin.readline
+    )  # until the benchmark ends
+
+
+@contextmanager
+def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
+    """So many cache nodes; their addresses."""
+    argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", str(late_share)]
+    processes = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+    try:
+        addresses = [p.stdout.readline().strip() for p in processes if p.stdout]
+        for p in processes:
+            assert p.stdin
+            p.stdin.write(" ".join(addresses) + "\n")
+            p.stdin.flush()
+        yield addresses
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+
+
+@contextmanager
+def redis_servers(count: int) -> Iterator[list[int]]:
+    """So many Redis servers without persistence; their ports."""
+    import redis
+
+    ports, processes = [], []
+    try:
+        for _ in range(count):
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                ports.append(s.getsockname()[1])
+            argv = [
+                "redis-server",
+                "--port",
+                str(ports[-1]),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]
+            processes.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
+        for port in ports:
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    redis.Redis(port=port).ping()
+                    break
+                except redis.ConnectionError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
+        yield ports
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+
+
+class RedisClient:
+    """Redis servers as one store: each key on the server that its hash names."""
+
+    def __init__(self, ports: list[int]) -> None:
+        import redis
+
+        self._servers = [redis.Redis(port=port, socket_read_size=REDIS_READ) for port in ports]
+
+    def _server(self, key: str) -> Any:
+        return self._servers[
+            int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
+            % len(self._servers)
+        ]
+
+    def put(self, key: str, value: bytes) -> None:
+        self._server(key).set(key, value)
+
+    def get(self, key: str) -> Any:
+        return self._server(key).get(key)
+
+    def delete(self, key: str) -> None:
+        self._server(key).delete(key)
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+def contender(name: str, where: list[str]) -> Any:
+    """A client by name: ``redis``, or a code such as ``10+1``."""
+    if name == "redis":
+        return RedisClient([int(port) for port in where])
+    data, parity = map(int, name.split("+"))
+    return Cache(where, KEY, code=(data, parity))

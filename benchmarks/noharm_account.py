@@ -1,0 +1,133 @@
+"""Where the idle node-seconds of :mod:`benchmarks.noharm` went.
+
+Counts what a run left behind: when main jobs had a node, when a lease was held and when a stub
+worked. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from malletrain.config.model import DATABASE_NAME
+from malletrain.demo.intervals import Intervals, both, length, normal, without
+from malletrain.store.store import Store
+
+
+@dataclass(frozen=True)
+class MainRun:
+    """What happened: delays by job, and per node when main jobs had it."""
+
+    delays: list[float]
+    used: dict[str, Intervals]
+    begin: float
+    end: float
+
+
+def gaps_of(run: MainRun, longer_than_s: float) -> dict[str, Intervals]:
+    """Per node the times without a main job, those longer than so many seconds."""
+    whole = ((run.begin, run.end),)
+    return {
+        node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s)
+        for node, used in run.used.items()
+    }
+
+
+def spans_of(folder: Path) -> dict[str, Intervals]:
+    """Per node when a stub worked there."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for path in folder.iterdir():
+        text = path.read_text()
+        if text:
+            found.setdefault(path.name.split(".")[0], []).append(
+                (float(text), path.stat().st_mtime)
+            )
+    return {node: normal(pieces) for node, pieces in found.items()}
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when
+    one was held.
+    """
+
+    worked: dict[str, Intervals]
+    wanted: dict[str, Intervals]
+    held: dict[str, Intervals]
+    counts: dict[str, int]
+
+
+def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
+    """From the marks of the stubs and the daemon's store."""
+    now = time.time()
+    wanted: dict[str, list[tuple[float, float]]] = {}
+    held: dict[str, list[tuple[float, float]]] = {}
+    with Store.open(f"sqlite:///{root / 'state' / DATABASE_NAME}") as store:
+        for lease in store.list_leases():
+            wanted.setdefault(lease.node, []).append((lease.requested, lease.ended or now))
+            if lease.started is not None:
+                held.setdefault(lease.node, []).append((lease.started, lease.ended or now))
+    return Harvest(
+        spans_of(root / "spans"),
+        {n: normal(p) for n, p in wanted.items()},
+        {n: normal(p) for n, p in held.items()},
+        counts,
+    )
+
+
+def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
+    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a
+    lease, before the first one of a gap, between two, and after the last; ``starting``: a lease was
+    asked for and had no agent yet. With an agent, without work: ``waiting`` for its first work,
+    ``rescaling`` between two pieces, ``leaving`` after the last.
+    """
+    sums = dict.fromkeys(
+        (
+            "offered",
+            "worked",
+            "before",
+            "between",
+            "after",
+            "starting",
+            "waiting",
+            "rescaling",
+            "leaving",
+        ),
+        0.0,
+    )
+    for node, pieces_of_node in gaps.items():
+        for gap in pieces_of_node:
+            worked = both((gap,), harvest.worked.get(node, ()))
+            wanted = both((gap,), harvest.wanted.get(node, ()))
+            held = both((gap,), harvest.held.get(node, ()))
+            sums["offered"] += length((gap,))
+            sums["worked"] += length(worked)
+            for lease in held:
+                pieces = both((lease,), worked)
+                for begin, end in without((lease,), pieces):
+                    kind = (
+                        "waiting"
+                        if not pieces or end <= pieces[0][0]
+                        else "leaving"
+                        if begin >= pieces[-1][1]
+                        else "rescaling"
+                    )
+                    sums[kind] += end - begin
+            sums["starting"] += length(without(without(wanted, held), worked))
+            for begin, end in without(without((gap,), wanted), worked):
+                kind = "before" if begin == gap[0] else "after" if end == gap[1] else "between"
+                sums[kind] += end - begin
+    return sums
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, 90th percentile, largest, mean."""
+    ordered = sorted(values)
+    return {
+        "median_s": statistics.median(ordered),
+        "p90_s": ordered[int(0.9 * (len(ordered) - 1))],
+        "max_s": ordered[-1],
+        "mean_s": statistics.fmean(ordered),
+    }

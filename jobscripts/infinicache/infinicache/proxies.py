@@ -1,0 +1,83 @@
+"""Who the proxies of a cache are, as a client learns it, and requests to the one of a key.
+
+Asks again while proxies move, until the time-out; a commit is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.objects import CacheError, TooLarge, Unavailable
+from infinicache.ring import Ring
+
+_RAISES = {"too large": TooLarge, "unavailable": Unavailable}
+
+
+class Proxies:
+    """The proxies of the cache that has members at ``known``."""
+
+    def __init__(self, known: Sequence[str], peers: Peers, timeout_s: float) -> None:
+        self.addresses: list[str] = []
+        """One a slot of the ring; empty until learned."""
+        self._known = list(known)
+        self._peers = peers
+        self._timeout_s = timeout_s
+        self._ring = Ring(1)
+
+    async def learn(self) -> None:
+        """Ask whoever answers first who the proxies are."""
+        failures = []
+        for address in dict.fromkeys([*self._known, *self.addresses]):
+            try:
+                head, _ = await self.call(address, "topology")
+            except (ConnectionLost, CallFailed, Unavailable) as error:
+                failures.append(str(error))
+                continue
+            if head["proxies"]:
+                if len(self.addresses) != len(head["proxies"]):
+                    self._ring = Ring(len(head["proxies"]))
+                self.addresses = head["proxies"]
+                self._known = list(dict.fromkeys([*head["members"], *self._known]))[:64]
+                return
+        raise Unavailable(
+            f"No member of the cache answers. {' '.join(dict.fromkeys(failures))[:300]}"
+        )
+
+    async def call(self, address: str, op: str, /, **arguments: Any) -> tuple[dict[str, Any], Any]:
+        """A request to one member. Raises ConnectionLost, CallFailed."""
+        try:
+            return await asyncio.wait_for(
+                self._peers.at(address).call(op, **arguments), self._timeout_s
+            )
+        except asyncio.TimeoutError:
+            raise ConnectionLost(
+                f"{address} did not answer within {self._timeout_s:g} s."
+            ) from None
+
+    async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
+        """A request to the proxy of ``key``, wherever it is now. Raises CacheError."""
+        pause = 0.05
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                if not self.addresses:
+                    await self.learn()
+                head, _ = await self.call(self.addresses[self._ring.slot(key)], op, **arguments)
+                return head
+            except CallFailed as error:
+                if error.code != "unavailable" or op == "commit" or time.monotonic() > deadline:
+                    raise _RAISES.get(error.code, CacheError)(str(error)) from None
+                last: Exception = error
+            except (ConnectionLost, Unavailable) as error:
+                if op == "commit" or time.monotonic() > deadline:
+                    raise Unavailable(str(error)) from None
+                last = error
+            if time.monotonic() + pause > deadline:
+                raise Unavailable(str(last))
+            await asyncio.sleep(pause)
+            pause = min(1.0, 2 * pause)
+            self.addresses = []

@@ -1,0 +1,94 @@
+"""What the agent tells the workers on its node: one mapped file for each assignment.
+
+The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and is mapped by both: eight unsigned 64-bit
+integers in the machine's byte order, since both ends run on one machine. ``[0]`` is magic and
+version, ``[1]`` the number of the drain request (0: none). Standard library only, because training
+scripts import it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+FLAGS_BYTES = 64
+_MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
+_DRAIN = 1
+
+
+class FlagsWriter:
+    """The agent's end of the flags file, created by it for one assignment (``path`` must not be
+    shared between assignments).
+
+    The agent resets the drain request to 0 before every new round: a worker serves whatever number
+    it finds at its first step.
+
+    Raises:
+        OSError: when the file cannot be created.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # A new file under its own name, never truncated or rewritten in place: a reader that has
+        # the old one mapped would die of SIGBUS.
+        temporary = f"{path}.{os.getpid()}.tmp"
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            os.write(fd, b"\0" * FLAGS_BYTES)
+            self._map = mmap.mmap(fd, FLAGS_BYTES)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        self._words[0] = _MAGIC
+        os.replace(temporary, path)
+
+    def request_drain(self, number: int) -> None:
+        """Ask for a snapshot and a wait at the next step boundary; ``number`` grows with
+        every request, 0 takes it back.
+        """
+        self._words[_DRAIN] = (
+            number  # one aligned 8-byte store: a reader sees the old number or the new one
+        )
+
+    def close(self) -> None:
+        """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
+        self._words.release()
+        self._map.close()
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass
+
+
+class FlagsReader:
+    """The worker's end of the flags file.
+
+    Raises:
+        OSError: when the file cannot be opened.
+        ValueError: when it is not a flags file of this version.
+    """
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            if os.fstat(fd).st_size != FLAGS_BYTES:
+                raise ValueError(f"The flags file {path} is not {FLAGS_BYTES} bytes long.")
+            self._map = mmap.mmap(fd, FLAGS_BYTES, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        if self._words[0] != _MAGIC:
+            self.close()
+            raise ValueError(
+                f"The flags file {path} is of another version of malletrain than this training "
+                "script's."
+            )
+
+    def drain_request(self) -> int:
+        """Number of the current drain request, 0 when there is none. About 100 ns."""
+        return self._words[_DRAIN]
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._words.release()
+        self._map.close()

@@ -1,0 +1,72 @@
+"""How a message crosses a socket: two frames, the protocol tag ``b"MT1"`` and one msgpack map whose
+``type`` names the message.
+
+Decoding checks size, version, type and every field; what does not fit raises :class:`WireError`,
+whose text is sent back to the sender.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from malletrain.protocol.messages import AnyMessage, Message
+
+PROTOCOL = b"MT1"
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+class WireError(ValueError):
+    """A message that is not of this protocol; the text says why, for the sender."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> list[bytes]:
+    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES, or
+    holds what msgpack does not.
+    """
+    try:
+        payload = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise WireError(
+            f"A {type(message).__name__} message does not fit into msgpack: {e}."
+        ) from None
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
+            f"{MAX_MESSAGE_BYTES}; send less at once."
+        )
+    return [PROTOCOL, payload]
+
+
+def decode(frames: Sequence[bytes]) -> Any:
+    """The message in ``frames`` (identity frames removed). Raises WireError with a sentence for the
+    sender.
+    """
+    if len(frames) != 2:
+        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {len(frames)}.")
+    tag, payload = frames
+    if tag != PROTOCOL:
+        shown = tag[:16].decode("ascii", "replace")
+        raise WireError(
+            f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version "
+            "that the daemon runs."
+        )
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(f"The message has {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}.")
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError as e:
+        raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"The message body is not valid msgpack: {_short(e)}.") from None
+
+
+def _short(error: Exception) -> str:
+    """What was wrong; it may quote the message, which may be long."""
+    return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

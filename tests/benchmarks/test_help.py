@@ -1,0 +1,50 @@
+"""Every benchmark can be imported, and says what it does when asked."""
+
+from __future__ import annotations
+
+import pkgutil
+import runpy
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+
+MODULES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+NOT_FOR_PEOPLE = {"stub_launcher"}
+"""Started by the agent, with a file."""
+
+
+def is_command(name: str) -> bool:
+    """Whether ``python -m benchmarks.NAME`` runs something for people."""
+    source = (Path(benchmarks.__path__[0]) / f"{name}.py").read_text()
+    return 'if __name__ == "__main__":' in source and name not in NOT_FOR_PEOPLE
+
+
+@pytest.fixture(autouse=True)
+def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a benchmark changes in its process."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if is_command(name)])
+def test_a_benchmark_says_what_it_does(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not is_command(name)])
+def test_a_part_of_a_benchmark_can_be_imported(name: str) -> None:
+    runpy.run_module(f"benchmarks.{name}")

@@ -23,7 +23,7 @@ nodes = 3
 
 [jobs]
 max_tries = {tries}
-drain_timeout = "1 h"
+drain_timeout = "120 s"
 
 [allocation]
 settle = "300 ms"
@@ -97,29 +97,11 @@ class Person:
         self.until(lambda: self.job(job).ended is not None, f"{job} ends")
         return self.job(job)
 
-    def lets_train_to(self, step: int) -> None:
-        """Let the scripts train up to this step (``scripts/pace.py``)."""
-        (self.work / "limit.new").write_text(str(step))
-        (self.work / "limit.new").rename(self.work / "limit")
-
-    def lets_train_to_the_end(self) -> None:
-        """Let the scripts train to their end."""
-        self.lets_train_to(10**6)
-
-    def lets_rescale(self, job: str, nodes: int, step: int) -> int:
-        """Wait until a job trains on so many nodes, while it makes just the steps that its rescales
-        need: one to leave a round, one to show that the next one trains. Returns the step that it
-        may have reached.
-        """
-        before = self._steps_needed(self.events(job))
-        reached = step
+    def until_it_trains_on(self, job: str, nodes: int) -> None:
+        """Wait until a job trains on so many nodes."""
 
         def there() -> bool:
-            nonlocal reached
             events = self.events(job)
-            if (needed := step + self._steps_needed(events) - before) > reached:
-                reached = needed
-                self.lets_train_to(reached)
             formed = [e.data for e in events if e.kind == "round-formed"]
             trained = [e.data["generation"] for e in events if e.kind == "rescale-finished"]
             return (
@@ -129,8 +111,3 @@ class Person:
             )
 
         self.until(there, f"{job} trains on {nodes} nodes")
-        return reached
-
-    @staticmethod
-    def _steps_needed(events: list[EventView]) -> int:
-        return sum(event.kind in ("job-rescaled", "round-formed") for event in events)

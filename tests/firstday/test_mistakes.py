@@ -69,6 +69,7 @@ def student(person):
     fashion = (person.work / "fashion.py").read_text()
     person.writes("sampled.py", fashion.replace("batch_sampler=sampler", "sampler=sampler"))
     person.writes("swept.py", fashion.replace("Snapshot(", 'Snapshot("run.pt", '))
+    person.writes("go", "")
     person.starts_a_daemon(tries=1)
     for name, (rest, _) in ON_THE_NODE.items():
         said = person.types(f"malletrain submit --no-profile --name {name} {rest}")

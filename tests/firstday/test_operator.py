@@ -68,14 +68,15 @@ def test_the_examples_of_configurations(person):
     examples = [name for name in shipped if name.endswith(".toml")]
     assert len(examples) >= 5
     for name in examples:
-        said = person.types(f"malletrain check --config $(malletrain shipped {name})")
-        assert f"{name} is valid." in said.text
-        ours = name == "site-configs/embedded.toml"
-        if ours:
+        # The port of the metrics may be in use on the machine of the tests.
+        person.types(f'sed \'s/"127.0.0.1:9464"/""/\' $(malletrain shipped {name}) >site.toml')
+        said = person.types("malletrain check --config site.toml")
+        assert "site.toml is valid." in said.text, said.text
+        if name == "site-configs/embedded.toml":
             assert said.status == 0, said.text
         elif said.status:
-            assert "would not work" in said.text
-            assert "Run MalleTrain where" in said.text or "users" in said.text, said.text
+            assert "would not work main scheduler" in said.text
+            assert "Run MalleTrain where" in said.text
 
 
 def test_simulated_with_the_sites_own_settings(person):

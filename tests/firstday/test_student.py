@@ -7,9 +7,6 @@ import re
 
 import pytest
 
-STEPS = 10
-"""Of an epoch of fashion.py."""
-
 
 @pytest.fixture(scope="module")
 def student(person):
@@ -38,18 +35,16 @@ def test_a_first_day(student):
     assert "would not work" not in said.text
 
     # Her training grows to all nodes, makes room for two urgent ones, and grows again.
-    student.lets_train_to(2)
     said = student.types("malletrain submit --no-profile --nodes 1:3 fashion.py --epochs 4")
     assert said.status == 0, said.text
     assert "Submitted fashion as job j1. Follow it with: malletrain logs fashion -f" in said.text
     follower = student.terminal()
-    step = student.lets_rescale("j1", 3, 2)
     follower.start("malletrain logs fashion -f")
+    student.until_it_trains_on("j1", 3)
     for number, lr in enumerate(("0.1", "0.2"), 1):
         one_more = f"--weight 10 --name lr-{lr} fashion.py --lr {lr} --record lr-{lr}.jsonl"
         assert student.types(f"malletrain submit {one_more}").status == 0
-        step = student.lets_rescale("j1", 3 - number, step)
-    student.lets_train_to(step + STEPS)  # some of it alone
+        student.until_it_trains_on("j1", 3 - number)
     said = student.types("malletrain status")
     assert said.status == 0
     for name in ("fashion", "lr-0.1", "lr-0.2"):
@@ -64,8 +59,8 @@ def test_a_first_day(student):
     said = student.types("malletrain cancel lr-0.1 lr-0.2")
     assert said.status == 0
     assert said.text == "Job j2 (lr-0.1) is cancelled. Job j3 (lr-0.2) is cancelled."
-    student.lets_rescale("j1", 3, step + STEPS)
-    student.lets_train_to_the_end()
+    student.until_it_trains_on("j1", 3)
+    student.writes("go", "")
     assert student.until_ended("j1").state == "completed"
 
     followed = follower.ended()

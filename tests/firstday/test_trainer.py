@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-SAMPLES, EPOCHS, STEPS = 60, 3, 30
+SAMPLES, EPOCHS, STEPS = 150, 3, 75
 
 
 @pytest.fixture(scope="module")
@@ -16,26 +16,26 @@ def user(person):
 
 
 def test_three_epochs_over_rescales(user):
+    user.writes("go", "")
     alone = user.types("python finetune.py")
     assert alone.status == 0, alone.text
     expected = taken(user)
     assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
 
     user.starts_a_daemon()
-    user.lets_train_to(2)
+    (user.work / "go").unlink()
     said = user.types(
         "malletrain submit --no-profile --nodes 1:3 --env MALLETRAIN_PRELOAD=torch,transformers "
         "finetune.py"
     )
     assert said.status == 0, said.text
-    step = user.lets_rescale("finetune", 3, 2)
+    user.until_it_trains_on("finetune", 3)
     user.writes("busy.py", "import time, malletrain\nwhile True:\n    time.sleep(0.1)\n")
     user.types("malletrain submit --weight 10 --name urgent busy.py")
-    step = user.lets_rescale("finetune", 2, step)
-    user.lets_train_to(step + 8)
+    user.until_it_trains_on("finetune", 2)
     user.types("malletrain cancel urgent")
-    user.lets_rescale("finetune", 3, step + 8)
-    user.lets_train_to_the_end()
+    user.until_it_trains_on("finetune", 3)
+    user.writes("go", "")
     assert user.until_ended("finetune").state == "completed"
     logs = user.types("malletrain logs finetune")
     assert f"trained to epoch 3.0 in {STEPS} steps" in logs.text

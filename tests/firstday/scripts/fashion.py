@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from pace import wait_for
+from pace import crawl
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -58,7 +58,7 @@ def network():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=25)
+    parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--record", default="record.jsonl")
     args = parser.parse_args()
@@ -76,12 +76,11 @@ def main():
     snapshot = malletrain.Snapshot(model=model, optimizer=optimizer, sampler=sampler)
     snapshot.restore()
     ddp = DistributedDataParallel(model) if distributed else model
-    steps = -(-SAMPLES // args.batch)
 
     loss = torch.tensor(0.0)
     for epoch in sampler.epochs(args.epochs):
         for images, labels, indices in loader:
-            wait_for(epoch * steps + sampler.position // args.batch + 1)
+            crawl()
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(ddp(images), labels) * sampler.loss_weight
             loss.backward()

@@ -3,13 +3,13 @@
 import json
 
 import torch
-from pace import wait_for
+from pace import crawl
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from malletrain.integrations.transformers import MalleTrainCallback
 
-EPOCHS, SAMPLES = 3, 60
+EPOCHS, SAMPLES = 3, 150
 
 
 class Numbers(Dataset):
@@ -37,7 +37,7 @@ class Note(TrainerCallback):
     """A line for each step: its number, its learning rate, its samples."""
 
     def on_step_begin(self, args, state, control, optimizer=None, **_):
-        wait_for(state.global_step + 1)
+        crawl()
         self.rate = optimizer.param_groups[0]["lr"]
 
     def on_step_end(self, args, state, control, model=None, **_):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.allocation import used
 from allocator.bids import NO_SEAT, Bid, Seat, SizeValues
@@ -133,5 +134,6 @@ def _gains(bids: Sequence[Bid], of_class: Mapping[str, Mask], size: Ints) -> Flo
         offered = np.flatnonzero(of_class[name] & (sizes[at] == size))
         values = [bids[row].options[name].values[at[offered]] for row in rows]
         gains[np.array(rows)[:, None], offered] = values
-    idle = [0.0 if bid.must_run else bid.idle_value for bid in bids]
-    return gains - np.array(idle)[:, None]
+    idle = np.array([0.0 if bid.must_run else bid.idle_value for bid in bids], np.float64)
+    worth: NDArray[np.float64] = gains - idle[:, None]
+    return worth

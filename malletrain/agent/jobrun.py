@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from malletrain.agent.launch import job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
@@ -124,6 +126,8 @@ class NodeJob:
         self._store: StoreUp | None = None
         self._drain: tuple[Drain, float] | None = None
         self._tail = ""
+        self._last_failures: tuple[Failure, ...] = ()
+        """Why the launcher is about to end."""
         self._waited_s = 0.0
         self._stepped = time.monotonic()
         self._kill_at: float | None = None
@@ -266,6 +270,9 @@ class NodeJob:
             self._send(message)
             return
         said = message.assignment
+        if said.phase is AssignmentPhase.EXITED:  # told once it is gone
+            self._last_failures = said.failures
+            return
         if self.releasing or said.phase not in (
             AssignmentPhase.READY,
             AssignmentPhase.RUNNING,
@@ -361,8 +368,12 @@ class NodeJob:
         )
         pending = self._pending()
         self._rounds = {pending.generation: pending} if pending else {}
-        self.generation, self.address = 0, ""
+        self.generation, self.address, self._last_failures = 0, "", ()
         self._no_drain()
+        if spec.mode == "live":  # what is printed before the first round
+            for rank in range(spec.nproc_per_node):
+                path = self._log_dir / rank_log_name(0, rank)
+                self._logs.add(self.job, 0, f"rank{rank}", path)
         try:
             write_order(order_file, order)
             environment = job_environment(
@@ -415,9 +426,7 @@ class NodeJob:
 
     def _with_tails(self, failures: tuple[Failure, ...], generation: int) -> tuple[Failure, ...]:
         return tuple(
-            Failure(
-                f.rank, f.exitcode, f.time, tail(self._log_dir / rank_log_name(generation, f.rank))
-            )
+            msgspec.structs.replace(f, tail=tail(self._log_dir / rank_log_name(generation, f.rank)))
             for f in failures
         )
 
@@ -444,6 +453,7 @@ class NodeJob:
 
     def _exited(self, last_words: str) -> None:
         self.phase, self._tail = AssignmentPhase.EXITED, last_words
+        self.failures = self._last_failures or self.failures
         self._logs.close(self.job, before=self.generation + 1)
         self._report()
 

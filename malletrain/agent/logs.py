@@ -2,9 +2,10 @@
 once the daemon has them.
 
 Decides pace and clean-up: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again
-after a reconnection or when no answer comes. What the daemon has is given back to the file system
-while the log still grows (punched holes), so that a long run does not fill the node's disk. The end
-of every log stays readable for the report of a failure.
+after a reconnection or when no answer comes. A log that lags behind, or is over, is sent as fast as
+the daemon takes it; one that grows slowly four times a second. What the daemon has is given back to
+the file system while the log still grows (punched holes), so that a long run does not fill the
+node's disk. The end of every log stays readable for the report of a failure.
 """
 
 from __future__ import annotations
@@ -16,29 +17,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from malletrain.protocol.messages import LogAck, LogChunk
+from malletrain.protocol.last_words import without_noise
+from malletrain.protocol.messages import LogAck, LogChunk, LogEnd, LogsShipped, Message
 
 CHUNK_BYTES = 64 * 1024
 SEND_INTERVAL_S = 0.25
 _ANSWER_S = 5.0
 _KEEP_BYTES = 256 * 1024
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # fallocate(2)
+_LOOK_BYTES = 32 * 1024
+"""Bytes of a log's end in which its last lines are looked for: noise may lie behind them."""
 TAIL_LINES = 20
 TAIL_BYTES = 4096
 
 
 def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
-    """The last lines of a file as text, at most ``limit`` bytes; empty when there is none."""
+    """The last lines of a file as text, at most ``limit`` bytes, without known noise; empty when
+    there are none.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            data = file.read(limit)
+            file.seek(max(0, size - _LOOK_BYTES))
+            data = file.read(_LOOK_BYTES)
     except OSError:
         return ""
-    if size > limit:
+    if size > _LOOK_BYTES:
         data = data.partition(b"\n")[2] or data
-    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])
+    text = without_noise(data.decode("utf-8", "replace")).encode()
+    if len(text) > limit:
+        cut = text[-limit:]
+        text = cut.partition(b"\n")[2] or cut
+    return "\n".join(text.decode("utf-8", "replace").splitlines()[-lines:])
 
 
 def _give_back(fd: int, start: int, end: int) -> None:
@@ -52,17 +62,20 @@ def _give_back(fd: int, start: int, end: int) -> None:
 
 @dataclass
 class LogFile:
-    """One log on its way. ``acked``: bytes that are on the daemon's disk. ``over``: nothing will be
-    added any more.
-    """
+    """One log on its way."""
 
     job: str
     generation: int
     stream: str
     path: Path
     acked: int = 0
+    """Bytes that are on the daemon's disk, or that it does not want."""
     over: bool = False
+    """Nothing will be added any more."""
     sent_at: float | None = None
+    """When the piece was sent that is not acknowledged; None: there is no such piece."""
+    sent: int = 0
+    """Where that piece ended."""
     _freed: int = 0
 
     def size(self) -> int:
@@ -80,11 +93,14 @@ class LogFile:
                 data = file.read(CHUNK_BYTES)
         except OSError:
             return None
-        return (
-            LogChunk(self.job, self.generation, self.stream, node, self.acked, data)
-            if data
-            else None
-        )
+        if not data:
+            return None
+        size = max(self.size(), self.acked + len(data))
+        return LogChunk(self.job, self.generation, self.stream, node, self.acked, data, size)
+
+    def end(self, node: str) -> LogEnd:
+        """That no more of it is sent."""
+        return LogEnd(self.job, self.generation, self.stream, node, self.size())
 
     def free(self) -> None:
         """Give back what was acknowledged, in large steps."""
@@ -108,13 +124,19 @@ class LogForwarder:
     """
 
     node: str
-    send: Callable[[LogChunk], bool]
+    send: Callable[[Message], bool]
     limit_bytes: int = 0
     files: dict[tuple[str, int, str], LogFile] = field(default_factory=dict)
 
     def add(self, job: str, generation: int, stream: str, path: Path) -> None:
-        """Forward the log that is or will be written at ``path``."""
-        self.files.setdefault((job, generation, stream), LogFile(job, generation, stream, path))
+        """Forward the log that is or will be written at ``path``, in the place of one of the same
+        name: a launcher that is started again begins its log anew.
+        """
+        known = self.files.get((job, generation, stream))
+        if known is not None and known.path == path:
+            known.over = False
+        else:
+            self.files[job, generation, stream] = LogFile(job, generation, stream, path)
 
     def close(self, job: str, before: int | None = None) -> None:
         """The job's workers of rounds before ``before`` are gone (None: everything of the job):
@@ -129,35 +151,54 @@ class LogForwarder:
 
     def step(self) -> None:
         """Send what is due and delete what is done."""
+        for file in list(self.files.values()):
+            self._forward(file)
+
+    def _forward(self, file: LogFile) -> None:
         now = time.monotonic()
-        for key, file in list(self.files.items()):
-            if file.sent_at is not None and now - file.sent_at < _ANSWER_S:
-                continue
-            full = 0 < self.limit_bytes <= file.acked
+        if file.sent_at is not None and now - file.sent_at < _ANSWER_S:
+            return
+        full = 0 < self.limit_bytes <= file.acked
+        if full:
+            file.acked = max(file.acked, file.size())  # the daemon takes no more of it
+            file.free()
+        chunk = None if full else file.chunk(self.node)
+        if chunk is not None:
+            file.sent = chunk.offset + len(chunk.data)
+            file.sent_at = now if self.send(chunk) else None
+        elif file.over:
             if full:
-                file.acked = max(file.acked, file.size())  # the daemon takes no more of it
-                file.free()
-            chunk = None if full else file.chunk(self.node)
-            if chunk is not None:
-                file.sent_at = now if self.send(chunk) else None
-            elif file.over:
-                file.path.unlink(missing_ok=True)
-                del self.files[key]
+                self.send(file.end(self.node))
+            self._drop(file)
+
+    def _drop(self, file: LogFile) -> None:
+        file.path.unlink(missing_ok=True)
+        del self.files[file.job, file.generation, file.stream]
+        if file.job not in self.jobs():
+            self.send(LogsShipped(file.job))
+
+    def jobs(self) -> tuple[str, ...]:
+        """The jobs of whose logs the daemon may not have everything."""
+        return tuple(sorted({file.job for file in self.files.values()}))
+
+    def abandon(self) -> None:
+        """There is no time left: tell the daemon how long each log is that it does not have."""
+        for file in list(self.files.values()):
+            self.send(file.end(self.node))
+            self._drop(file)
 
     def acknowledged(self, ack: LogAck) -> None:
         """The daemon has everything below ``ack.offset``."""
         file = self.files.get((ack.job, ack.generation, ack.stream))
-        if file is not None:  # the offset is lower than before when the daemon's copy was cut
-            file.acked, file.sent_at = min(ack.offset, file.size()), None
-            file.free()
+        if file is None or ack.offset > file.sent:  # of another log that had this name
+            return
+        # The offset is lower than before when the daemon's copy was cut.
+        file.acked, file.sent_at = min(ack.offset, file.size()), None
+        file.free()
+        if file.over or file.size() - file.acked >= CHUNK_BYTES:
+            self._forward(file)
 
     def reconnected(self) -> None:
         """What was sent and not acknowledged may be lost: send it again."""
         for file in self.files.values():
             file.sent_at = None
-
-    def all_sent(self) -> bool:
-        """Whether the daemon has all there is."""
-        return all(
-            0 < self.limit_bytes <= f.acked or f.acked >= f.size() for f in self.files.values()
-        )

@@ -56,7 +56,7 @@ class WorkerReports:
         if who.job != self.job:
             return None  # a straggler of a job that was here before
         match datagram:
-            case local.Progress():
+            case local.WorkerProgress():
                 key = (who.generation, who.rank, who.pid)
                 self._counts[key] = messages.Progress(
                     self.job,
@@ -73,11 +73,11 @@ class WorkerReports:
                 self._unsent.add(key)
                 while len(self._counts) > _REMEMBERED:
                     self._unsent.discard(self._counts.popitem(last=False)[0])
-            case local.Mark():
+            case local.StartupMark():
                 self._pass_on(
                     messages.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time)
                 )
-            case local.Metric():
+            case local.ScriptMetric():
                 metric = messages.Metric(self.job, who.rank, datagram.name, float(datagram.value))
                 self._metrics[who.rank, datagram.name] = metric
                 while len(self._metrics) > _REMEMBERED:
@@ -96,7 +96,7 @@ class WorkerReports:
                 self._pass_on(
                     messages.Notice(self.job, who.rank, "snapshot", datagram.sentence, data)
                 )
-            case local.Profile():
+            case local.ModelFacts():
                 facts: dict[str, bounds.Fact] = {
                     "parameters": datagram.parameters,
                     "flops_per_sample": datagram.flops_per_sample,
@@ -104,7 +104,7 @@ class WorkerReports:
                 self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
             case local.Capable():
                 self.capable.add(who.generation)
-            case local.Drained():
+            case local.DrainDone():
                 return DrainServed(
                     who.generation, datagram.number, datagram.saved, datagram.sentence
                 )

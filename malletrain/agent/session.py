@@ -51,6 +51,9 @@ from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
 LAST_LOGS_S = 2.0
+"""What a Goodbye that names no time leaves for the logs."""
+LAST_WORDS = 0.05, 0.5
+"""Part of the grace time, and seconds at most, kept at its end for telling what was not sent."""
 PEER_SAVES_S = 2.0
 """How long a node without rank 0 that is wanted back, while no daemon is there, trains on so that
 rank 0 may reach the end of its step and save. The main scheduler's job waits for it.
@@ -152,6 +155,7 @@ class NodeAgent:
             if self._leave_by is None
             else max(0.0, self._leave_by - time.monotonic()),
             assignment=self._told,
+            shipping=self._logs.jobs(),
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -182,6 +186,7 @@ class NodeAgent:
                     "the daemon gives the lease back%s",
                     f": {message.reason}" if message.reason else "",
                 )
+                self._logs_until = time.monotonic() + (message.within_s or LAST_LOGS_S)
                 self._shut_down(self._run.stop_grace_s if self._run else 0.0)
             case LogAck():
                 self._logs.acknowledged(message)
@@ -309,13 +314,20 @@ class NodeAgent:
                 log.warning("the lease ends and the daemon has not moved the job; stopping it here")
                 self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
-                self._logs_until = self._logs_until or now + LAST_LOGS_S
-                if (
-                    self._logs.all_sent()
-                    or not self._link.connected
-                    or now >= min(self._logs_until, self._leave_by or now + 1)
-                ):
-                    self._over.set()
+                self._ship(now)
+
+    def _ship(self, now: float) -> None:
+        """No process is left: go once the daemon has all logs, or the time for that is up. Where
+        the node is wanted and no daemon is there to take them, nobody is kept waiting.
+        """
+        share, most = LAST_WORDS
+        limits = [] if self._logs_until is None else [self._logs_until]
+        if self._leave_by is not None:
+            limits.append(self._leave_by - min(most, share * self._config.grace_s))
+        in_vain = self._leave_by is not None and not self._link.connected
+        if not self._logs.files or in_vain or now >= min(limits, default=now):
+            self._logs.abandon()
+            self._over.set()
 
     def _run_ended(self) -> None:
         self._run, following, self._next = None, self._next, None

@@ -96,15 +96,15 @@ def where_it_went(cases: Sequence[Case]) -> str:
     """What became of the idle node-hours in each case."""
     figure, axes = _figure(0.8 + 0.42 * len(cases))
     parts = (
-        ("harvested", GREEN, lambda r: r.harvested_fraction),
-        ("starting", SKY, lambda r: r.start_fraction),
-        ("rescaling", ORANGE, lambda r: r.rescale_fraction),
-        ("after preemptions", PINK, lambda r: r.preemption_fraction),
+        ("harvested", GREEN, "harvested_fraction"),
+        ("starting", SKY, "start_fraction"),
+        ("rescaling", ORANGE, "rescale_fraction"),
+        ("after preemptions", PINK, "preemption_fraction"),
     )
     left = [0.0] * len(cases)
     names = [c.name for c in cases]
-    for label, colour, read in parts:
-        widths = [100 * read(c.result) for c in cases]
+    for label, colour, part in parts:
+        widths = [100 * getattr(c.result, part) for c in cases]
         axes.barh(names, widths, left=left, color=colour, label=label, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.barh(

@@ -13,6 +13,7 @@ from malletrain import __version__
 from malletrain.cli.agent import agent
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
+from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
@@ -26,6 +27,7 @@ from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
+from malletrain.cli.wait import wait
 
 
 @click.group(
@@ -51,7 +53,9 @@ def main() -> None:
     Shell completion (bash; zsh and fish alike):
       eval "$(_MALLETRAIN_COMPLETE=bash_source malletrain)"
 
-    Exit codes: 0 done, 1 refused, 2 usage.
+    \b
+    Exit codes: 0 done, 1 refused, 2 usage, 130 stopped with Ctrl-C. 'wait', 'logs -f' and
+    'status JOB --watch' end as the job did: 0 completed, 1 failed, 3 cancelled.
     """
 
 
@@ -60,6 +64,7 @@ for _command in (
     status,
     show,
     logs,
+    wait,
     cancel,
     members,
     nodes,
@@ -67,6 +72,7 @@ for _command in (
     top,
     daemon,
     check,
+    cluster,
     key,
     assess,
     simulate,

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from malletrain.cli.common import Refused, print_json
-from malletrain.cli.progress import Progress
+from malletrain.cli.progress import ProgressLine
 from malletrain.cli.simulate import COUNT, FILE, jobs_of, settings_of, simulation_options
 
 DEFAULT_HOURS = 168.0
@@ -143,7 +143,7 @@ def assess(
             count = lasting(jobs, float(part.gaps().length.sum()))
             options["jobs"] = str(max(len(jobs), min(MOST_JOBS, count)))
             jobs = jobs_of(options)
-        with Progress() as progress:
+        with ProgressLine() as progress:
             runs = cases(part, jobs, settings, progress.told) if gaps.idle_node_hours else []
         result = Assessment(
             source,

@@ -1,15 +1,13 @@
 """``malletrain check``: what would and would not work with a configuration, before anything is
 started.
 
-Each thing is tested as the daemon would use it, and nothing is left behind. A line per thing:
+What would keep the daemon from starting is asked of :mod:`malletrain.daemon.startup`, as the daemon
+does. Each thing is tested as the daemon would use it, and nothing is left behind. A line per thing:
 whether it works, and if not what to do.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +52,11 @@ def check(config_file: Path, as_json: bool) -> None:
     """
     config = load(config_file)
     findings: list[Finding] = [("configuration", True, f"{config_file} is valid.")]
-    for name, test in TESTS:
+    try:
+        findings += _startup(config)
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    for name, test in MORE:
         try:
             findings += [(name, works, sentence) for works, sentence in test(config)]
         except ModuleNotFoundError as error:
@@ -63,6 +65,7 @@ def check(config_file: Path, as_json: bool) -> None:
             findings.append(
                 (name, False, f"{' '.join(str(error).split()) or type(error).__name__}")
             )
+    findings = list(dict.fromkeys(findings))
     good = all(works is not False for _, works, _ in findings)
     if as_json:
         print_json(
@@ -83,195 +86,28 @@ def check(config_file: Path, as_json: bool) -> None:
 def _print(findings: list[Finding]) -> None:
     from rich.text import Text
 
-    from malletrain.render.tables import table
+    from malletrain.render.columns import Column, FittedTable
 
     verdicts = {
         True: Text("OK", "green"),
         None: Text("look", "bold yellow"),
         False: Text("would not work", "bold red"),
     }
-    made = table("", "WHAT", "", wrap=("",))
-    made.show_header = False
+    made = FittedTable(
+        Column("VERDICT"), Column("WHAT"), Column("SENTENCE", note=True), header=False
+    )
     for name, works, sentence in findings:
         made.add_row(verdicts[works], name, Text(sentence))
     print_text(made)
 
 
-def _first_existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def state_directory(config: Config) -> Iterator[tuple[bool, str]]:
-    """The directory exists and can be written, or can be made; nobody else may read it."""
+def privacy(config: Config) -> Iterator[tuple[bool, str]]:
+    """Nobody else may enter the state directory."""
     path = config.state_dir
-    if not path.exists():
-        parent = _first_existing(path)
-        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            yield True, f"{path} will be created."
-        else:
-            yield (
-                False,
-                f"{path} does not exist and cannot be created, because {parent} is not writable "
-                "by you; set another state_dir.",
-            )
-        return
-    if not path.is_dir():
-        yield False, f"{path} is not a directory; set state_dir in [daemon] to one."
-        return
-    try:
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".check-"):
-            pass
-    except OSError as error:
-        yield (
-            False,
-            f"{path} cannot be written ({error.strerror}); make it yours, or set state_dir in "
-            "[daemon] to another.",
-        )
-        return
-    if path.stat().st_mode & 0o077:
+    if path.is_dir() and path.stat().st_mode & 0o077:
         yield (
             False,
             f"Others may enter {path}, where keys and environments lie; run: chmod 700 {path}",
-        )
-        return
-    yield True, f"{path} can be written, by you alone."
-
-
-def keys(config: Config) -> Iterator[tuple[bool, str]]:
-    """The keys are there and nobody else can read them, or will be made."""
-    from malletrain.identity.keys import CLIENT, SERVER, read_key
-    from malletrain.identity.state_directory import StateDirError
-
-    folder = config.state_dir / "keys"
-    if not folder.exists():
-        yield True, f"Keys will be made in {folder}."
-        return
-    if folder.stat().st_mode & 0o077:
-        yield (
-            False,
-            f"Others may enter {folder}; if nobody has read the keys run: chmod 700 {folder}, "
-            "else delete them.",
-        )
-    for name in (SERVER, CLIENT):
-        try:
-            if (folder / name).exists():
-                read_key(folder / name)
-                yield True, f"{folder / name} can be used."
-            else:
-                yield True, f"{folder / name} will be made."
-        except StateDirError as error:
-            yield False, str(error)
-
-
-def address(config: Config) -> Iterator[tuple[bool, str]]:
-    """The addresses to listen on are free (a daemon that runs in this state directory may hold
-    them).
-    """
-    from malletrain.client import ClientError
-
-    try:
-        running = _answers(config)
-    except ClientError:
-        running = False
-    if running:
-        yield (
-            True,
-            "A daemon runs in this state directory and answers, so its addresses are in use by "
-            "itself.",
-        )
-        return
-    for what, text in (
-        ("listen", config.daemon.listen.removeprefix("tcp://")),
-        ("metrics_listen", config.daemon.metrics_listen),
-    ):
-        if not text:
-            continue
-        host, _, port = text.rpartition(":")
-        host = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host.strip("[]"), host.strip("[]"))
-        try:
-            family, kind, proto, _, where = socket.getaddrinfo(
-                host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            with socket.socket(family, kind, proto) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(where)
-        except OSError as error:
-            yield (
-                False,
-                f"{what} = {text} cannot be listened on ({error.strerror or error}); set "
-                "another address in [daemon].",
-            )
-        else:
-            yield (
-                True,
-                f"{what}: any free port of {host} will be taken."
-                if port == "0"
-                else f"{what}: {text} is free.",
-            )
-
-
-def database(config: Config) -> Iterator[tuple[bool, str]]:
-    """The database can be opened, and its tables are of this version or can be brought to it.
-    Nothing is created or migrated.
-    """
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, DBAPIError
-
-    from malletrain.store.database import StoreError, open_engine, schema_version
-    from malletrain.store.migrations import versions
-    from malletrain.store.schema import HEAD
-
-    try:
-        url = make_url(config.database_url)
-    except ArgumentError as error:
-        yield False, f"The URL of the database cannot be read: {error}. Correct [daemon] database."
-        return
-    shown = url.render_as_string(hide_password=True)
-    file = url.database if url.get_backend_name() == "sqlite" else None
-    if file and not Path(file).exists():
-        parent = _first_existing(Path(file).parent)
-        works = os.access(parent, os.W_OK | os.X_OK)
-        yield (
-            works,
-            f"{shown} will be created."
-            if works
-            else f"{shown} cannot be created, because {parent} is not writable by you.",
-        )
-        return
-    try:
-        engine = open_engine(config.database_url)
-    except StoreError as error:
-        yield False, str(error)
-        return
-    try:
-        with engine.connect() as connection:
-            current = schema_version(connection)
-    except DBAPIError as error:
-        yield (
-            False,
-            f"{shown} cannot be opened: {' '.join(str(error.orig).split())}. Correct [daemon] "
-            "database, or make it reachable.",
-        )
-        return
-    finally:
-        engine.dispose()
-    if current is None:
-        yield True, f"{shown} can be opened; its tables will be created."
-    elif current == HEAD:
-        yield True, f"{shown} can be used."
-    elif current in versions():
-        yield (
-            True,
-            f"{shown} is of version {current} and will be migrated to {HEAD}; make a copy of it "
-            "first.",
-        )
-    else:
-        yield (
-            False,
-            f"{shown} was written by a later malletrain (schema {current}); run that version, "
-            "or name another database.",
         )
 
 
@@ -297,20 +133,36 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
         )
 
 
-def _answers(config: Config) -> bool:
-    from malletrain.client import Client
+def _startup(config: Config) -> Iterator[Finding]:
+    """What would keep the daemon from starting."""
+    from malletrain.daemon.startup import ADDRESS, startup_findings
 
-    with Client.of(config.state_dir) as client:
-        client.status()
+    answers = _answers(config)
+    yield from startup_findings(config, (ADDRESS,) if answers else ())
+    if answers:
+        yield (
+            ADDRESS,
+            True,
+            "A daemon runs in this state directory and answers, so its addresses are in use by "
+            "itself.",
+        )
+
+
+def _answers(config: Config) -> bool:
+    from malletrain.client import Client, ClientError
+
+    try:
+        with Client.of(config.state_dir) as client:
+            client.status()
+    except ClientError:
+        return False
     return True
 
 
-TESTS: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], ...] = (
-    ("state directory", state_directory),
-    ("keys", keys),
-    ("address", address),
-    ("database", database),
+MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], ...] = (
+    ("state directory", privacy),
     ("main scheduler", scheduler),
     ("users", users),
     ("allocation", allocation),
 )
+"""Beyond what keeps the daemon from starting."""

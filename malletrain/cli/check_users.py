@@ -4,7 +4,6 @@ and can run and be run as.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -63,6 +62,8 @@ def _munge(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
+    from malletrain.daemon.startup import announcement
+
     path = config.daemon.announce
     if path is None:
         yield (
@@ -70,12 +71,8 @@ def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
             "Clients of other users cannot find the daemon; set announce in [daemon], such as "
             "/etc/malletrain/daemon.json.",
         )
-    elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-        yield (
-            False,
-            f"{path} cannot be written: make {path.parent} a directory of the daemon's user "
-            "that everybody may read.",
-        )
+    elif problems := list(announcement(config)):
+        yield from problems
     elif closed := _closed(path.parent):
         yield False, f"Other users cannot read {path}: they may not enter {closed}."
     else:

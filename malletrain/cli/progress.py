@@ -16,7 +16,7 @@ EVERY_S = 30.0
 """Time between two lines where there is no terminal."""
 
 
-class Progress:
+class ProgressLine:
     """Use it as a context; call :meth:`told` as often as you like."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Progress:
         self._lines = not terminal.is_terminal
         self._began = self._said = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         self._bar.start()
         return self
 

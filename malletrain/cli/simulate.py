@@ -14,7 +14,7 @@ from malletrain.core import defaults
 
 if TYPE_CHECKING:
     from malletrain.core.settings import ControllerSettings
-    from malletrain.sim.engine import SimSettings
+    from malletrain.sim.settings import SimSettings
     from malletrain.sim.workloads import SimJob
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -260,8 +260,8 @@ def simulate(
 def settings_of(options: dict[str, Any]) -> SimSettings:
     """What :func:`simulation_options` say about the simulation. Raises WorkloadError."""
     from malletrain.sim.costs import CostModel
-    from malletrain.sim.engine import SimSettings
     from malletrain.sim.policies import POLICIES
+    from malletrain.sim.settings import SimSettings
 
     o = options
     costs = CostModel(

@@ -138,7 +138,8 @@ class JobsSection(Section):
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time; the others wait in order of submission.",
+        description="Jobs that may run at the same time; the others wait: users in rotation, each "
+        "user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,
@@ -152,8 +153,8 @@ class JobsSection(Section):
     )
     drain_timeout: Duration = _key(
         "10 s",
-        description="How long a rescale waits for the job's snapshot at a step boundary before "
-        "it goes on without.",
+        description="Drain wait: how long a rescale waits for the job's snapshot at a step "
+        "boundary before it goes on without.",
     )
     join_timeout: Duration = _key(
         "60 s", gt=0, description="Time in which all members of a round must have joined it."
@@ -170,7 +171,8 @@ class JobsSection(Section):
     starvation: Duration = _key(
         format_duration(defaults.STARVATION_S),
         gt=0,
-        description="A job without nodes for this long goes before all others.",
+        description="A job without nodes for this long is starving: in order of waiting it gets "
+        "its minimum of nodes, guaranteed for as long again.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -180,7 +182,14 @@ class JobsSection(Section):
     log_limit: Size = _key(
         "64 MiB",
         gt=0,
-        description="Size at which a log of one rank is cut; later output of that rank is dropped.",
+        description="Size at which a log of one rank is cut; its end then says how much later "
+        "output of that rank was dropped.",
+    )
+    log_wait: Duration = _key(
+        "60 s",
+        gt=0,
+        description="How long a node that no job needs is kept until what was printed there has "
+        "arrived. A node that the main scheduler wants back is never kept for that.",
     )
 
 
@@ -202,7 +211,8 @@ class AllocationSection(Section):
     )
     settle: Duration = _key(
         format_duration(defaults.DEBOUNCE_S),
-        description="Node events this close together are handled as one, with one plan.",
+        description="Debounce time: node events this close together are handled as one, with one "
+        "plan.",
     )
     min_interval: Duration = _key(
         format_duration(defaults.MIN_INTERVAL_S),
@@ -238,7 +248,7 @@ class AllocationSection(Section):
     recall_every: Duration = _key(
         format_duration(defaults.RECLAIM_EVERY_S),
         gt=0,
-        description="Nodes are taken from the jobs of one user for those of another no more "
+        description="Nodes are reclaimed from the jobs of one user for those of another no more "
         "often than this.",
     )
     lease_wait: Duration = _key(

@@ -18,7 +18,9 @@ from malletrain.protocol.event_kinds import EventKind
 
 
 class JobState(str, Enum):
-    """``queued → profiling → running ⇄ suspended → completed | failed | cancelled``."""
+    """``queued → running ⇄ profiling | suspended``; each may end in ``completed | failed |
+    cancelled``.
+    """
 
     QUEUED = "queued"
     PROFILING = "profiling"

@@ -8,7 +8,7 @@ owner. Which job belongs where is the rounds' business, whether a node counts as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -39,6 +39,8 @@ class LeasedAgent:
     """It was told to stop that job."""
     following: messages.Assign | None = None
     """What it gets when it is free of that job."""
+    shipping: set[str] = field(default_factory=set)
+    """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
 
@@ -57,6 +59,7 @@ class Agents:
         self._account = account
         self._by_lease: dict[str, LeasedAgent] = {}
         self._by_node: dict[str, LeasedAgent] = {}
+        self._dismissed: dict[str, LeasedAgent] = {}
 
     def __iter__(self) -> Iterator[LeasedAgent]:
         return iter(list(self._by_lease.values()))
@@ -75,6 +78,24 @@ class Agents:
         self._by_lease.pop(agent.lease, None)
         if self._by_node.get(agent.node) is agent:
             del self._by_node[agent.node]
+
+    def dismiss(self, agent: LeasedAgent) -> None:
+        """The agent has no node for jobs any more; it may still send logs."""
+        self.remove(agent)
+        self._dismissed[agent.lease] = agent
+
+    def dismissed(self, lease: str) -> LeasedAgent | None:
+        """The agent of a lease that is given back as soon as its logs are here."""
+        return self._dismissed.get(lease)
+
+    def forget(self, lease: str) -> LeasedAgent | None:
+        """Nothing more is expected of a dismissed agent."""
+        return self._dismissed.pop(lease, None)
+
+    def shipping(self, job: str) -> bool:
+        """Whether some agent may still send logs of ``job``."""
+        known = (self._by_lease, self._dismissed)
+        return any(job in agent.shipping for agents in known for agent in agents.values())
 
     def tell(self, node: str, message: messages.Message) -> None:
         """Send to the agent on ``node``; one that cannot be reached is marked and hears it never
@@ -107,6 +128,7 @@ class Agents:
             return
         if agent.holds is None or (agent.holds == message.job and not agent.releasing):
             agent.holds, agent.following = message.job, None
+            agent.shipping.add(message.job)
             self.reach(agent, message)
         else:
             agent.following = message

@@ -40,7 +40,7 @@ from malletrain.protocol.views import (
     NodeView,
     StatusView,
 )
-from malletrain.store.schema import JobRow
+from malletrain.store.schema import STARTED, JobRow
 
 MAX_WAIT_S = 10.0
 
@@ -262,11 +262,17 @@ class Api:
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
                 "its logs."
             )
-        ended = JobState(row.state).ended
+        over = JobState(row.state).ended
+        arriving = over and self.core.agents.shipping(row.id)  # asked before it is read
         limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
-        return self.logs.read(
-            row.id, text(params, "stream", "rank0"), text(params, "cursor", ""), limit, ended
+        piece = self.logs.read(
+            row.id,
+            text(params, "stream", "rank0"),
+            text(params, "cursor", ""),
+            limit,
+            over and not arriving,
         )
+        return msgspec.structs.replace(piece, arriving=arriving)
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
         core = self.core
@@ -286,7 +292,7 @@ class Api:
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.monitor.rate(now) for run in core.runs.values()),
-            sum(totals.rescales.values()),
+            sum(n for kind, n in totals.rescales.items() if kind != STARTED),
             totals.events.get(EventKind.NODE_LEAVING, 0)
             + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.last_poll.time if self.leases.last_poll else None,

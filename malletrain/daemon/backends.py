@@ -11,6 +11,8 @@ from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.daemon import batch
 from scavenger.embedded.cluster_process import start_cluster
+from scavenger.embedded.layout import node_names
+from scavenger.embedded.replaying import read_replay
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.pbs.site import KILL_DELAY_S
@@ -22,12 +24,14 @@ class Backend:
     """One kind of main scheduler.
 
     ``connect``: its scavenger; starts nothing. ``prepare``: what must be there before the daemon
-    polls (may start an embedded cluster). ``grace_s``: seconds between the notice of a preemption
-    and its end. ``check``: (works, sentence) per thing tested.
+    polls (may start an embedded cluster). ``can_prepare``: whether that would succeed, (works,
+    sentence) per thing tested. ``grace_s``: seconds between the notice of a preemption and its end.
+    ``check``: whether the scheduler serves the daemon at this moment.
     """
 
     connect: Callable[[Config], Scavenger]
     prepare: Callable[[Config], None]
+    can_prepare: Callable[[Config], Iterator[tuple[bool, str]]]
     grace_s: Callable[[Config], float]
     check: Callable[[Config], Iterator[tuple[bool, str]]]
 
@@ -37,7 +41,7 @@ def backend(config: Config) -> Backend:
     return _BACKENDS[config.scheduler.kind]
 
 
-def _connect_local(config: Config) -> Scavenger:
+def _connect_local(config: Config) -> LocalScavenger:
     return LocalScavenger(config.cluster_dir)
 
 
@@ -64,14 +68,59 @@ def _prepare_local(config: Config) -> None:
     )
 
 
+def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
+    local = config.scheduler.local
+    if not local.autostart:
+        return
+    if _runs(config):
+        if changed := _changed(config):
+            yield (
+                False,
+                f"The embedded cluster in {config.cluster_dir} still runs as it was started: "
+                f"{changed}. Stop it with 'malletrain cluster stop', so that it is started anew "
+                "(jobs go on from their snapshots), or put [scheduler.local] back.",
+            )
+        return
+    if local.trace is not None:
+        try:
+            read_replay(
+                local.trace, node_names(local.nodes), speedup=local.speedup, seed=local.seed
+            )
+        except (OSError, ValueError) as error:
+            yield False, f"{error} Correct trace in [scheduler.local]."
+            return
+    yield (
+        True,
+        f"An embedded cluster of {local.nodes} nodes will be started in {config.cluster_dir}.",
+    )
+
+
+def _changed(config: Config) -> str:
+    """What differs between the cluster that runs and [scheduler.local]; empty: nothing."""
+    local, runs = config.scheduler.local, _connect_local(config).options()
+    wanted = {
+        "nodes": local.nodes,
+        "trace": None if local.trace is None else str(local.trace.resolve()),
+        "speedup": local.speedup,
+        "grace": local.grace,
+        "notice_fraction": local.notice_fraction,
+        "seed": local.seed,
+    }
+    return ", ".join(
+        f"{name} is {_shown(runs[name])} there and {_shown(value)} in the configuration"
+        for name, value in wanted.items()
+        if name in runs and runs[name] != value
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not given"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
-    if config.scheduler.local.autostart and not _runs(config):
-        yield (
-            True,
-            f"An embedded cluster of {config.scheduler.local.nodes} nodes will be started in "
-            f"{config.cluster_dir}.",
-        )
-    else:
+    if _runs(config) or not config.scheduler.local.autostart:
         yield from _connect_local(config).check()
 
 
@@ -85,6 +134,10 @@ def _of_batch(
     the true one.
     """
 
+    def can_prepare(config: Config) -> Iterator[tuple[bool, str]]:
+        connect(config)  # reads the batch script of the leases
+        yield from ()
+
     def check(config: Config) -> Iterator[tuple[bool, str]]:
         yield from batch.reachable(config)
         yield from connect(config).check()
@@ -92,6 +145,7 @@ def _of_batch(
     return Backend(
         connect,
         lambda config: batch.prepare(config, table(config)),
+        can_prepare,
         lambda config: table(config).grace or default_grace_s,
         check,
     )
@@ -99,7 +153,11 @@ def _of_batch(
 
 _BACKENDS = {
     "local": Backend(
-        _connect_local, _prepare_local, lambda config: config.scheduler.local.grace, _check_local
+        _connect_local,
+        _prepare_local,
+        _can_prepare_local,
+        lambda config: config.scheduler.local.grace,
+        _check_local,
     ),
     "slurm": _of_batch(batch.connect_slurm, lambda config: config.scheduler.slurm, KILL_WAIT_S),
     "pbs": _of_batch(batch.connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S),

@@ -59,10 +59,10 @@ def compose(
         boot: names this start of the daemon.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
-    departures = Departures(parts)
+    logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
+    departures = Departures(parts, logs)
     desk = LeaseDesk(parts, departures, keys, command)
     core = Core(parts, desk)
-    logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
     inbox = Inbox(core, parts, departures, desk, logs, boot)
     leases = Leases(core, parts, desk, departures, keys, scavenger)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
@@ -23,8 +24,9 @@ RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 class Departures:
     """Of all agents of one daemon."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, logs: LogSink) -> None:
         self._parts = parts
+        self._logs = logs
 
     def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
         """The main scheduler wants the node back within ``in_s`` seconds; saying it again does
@@ -60,10 +62,17 @@ class Departures:
         if agent.holds is None:
             parts.agents.reach(agent, Goodbye(sentence))
 
+    def left(self, lease: str) -> None:
+        """The lease of an agent that was given back has ended."""
+        agent = self._parts.agents.forget(lease)
+        if agent is not None:
+            self._logs.gone(agent.node)
+
     def lost(self, agent: LeasedAgent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""
         parts, node, lease = self._parts, agent.node, agent.lease
         parts.agents.remove(agent)
+        self._logs.gone(node)
         if agent.gone_at is None:
             parts.metrics.preemption(notice=False)
             sentence = "The node was taken without notice."

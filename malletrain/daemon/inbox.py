@@ -13,16 +13,17 @@ import structlog
 
 from malletrain.core.events import NodeJoined, RoundInterrupted
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.commands import LeaseActions
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
 from malletrain.daemon.job_repository import ActiveJob
+from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.reports import AgentReports
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.rounds.interface import RoundStage
+from malletrain.store.schema import LeaseRow
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +36,7 @@ class Inbox:
         core: Core,
         parts: Parts,
         departures: Departures,
-        desk: LeaseActions,
+        desk: LeaseDesk,
         logs: LogSink,
         boot: str,
     ) -> None:
@@ -65,7 +66,7 @@ class Inbox:
             return
         agent = core.agents.of_lease(lease)
         if agent is None:
-            core.transmit(peer, messages.WhoAreYou(self.boot))
+            self._last_words(peer, lease, message)
             return
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
@@ -78,6 +79,11 @@ class Inbox:
             self._released(agent, message.job)
         elif isinstance(message, messages.LogChunk):
             self.reports.log_chunk(agent, message)
+        elif isinstance(message, messages.LogEnd):
+            self.reports.log_end(agent, message)
+        elif isinstance(message, messages.LogsShipped):
+            if agent.holds != message.job:  # else it is of the time before it got the job again
+                agent.shipping.discard(message.job)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = core.runs.get(job)
@@ -88,6 +94,23 @@ class Inbox:
                 self._table[type(message)](agent, run, message)
         else:
             core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
+
+    def _last_words(self, peer: bytes, lease: str, message: Any) -> None:
+        """A message of an agent that has no node for jobs: it may send logs if it was dismissed."""
+        core = self.core
+        agent = core.agents.dismissed(lease)
+        if agent is None:
+            core.transmit(peer, messages.WhoAreYou(self.boot))
+        elif isinstance(message, messages.Heartbeat):
+            core.transmit(peer, messages.Alive(self.boot))
+        elif isinstance(message, messages.LogChunk):
+            self.reports.log_chunk(agent, message)
+        elif isinstance(message, messages.LogEnd):
+            self.reports.log_end(agent, message)
+        elif isinstance(message, messages.LogsShipped):
+            agent.shipping.discard(message.job)
+            if not agent.shipping:
+                self.desk.let_go(lease)
 
     def watch(self) -> None:
         """Look for agents that have fallen silent; call it every half second or so."""
@@ -126,12 +149,7 @@ class Inbox:
     def _hello(self, peer: bytes, lease: str, hello: messages.Hello) -> None:
         core = self.core
         row = core.store.get_lease(lease)
-        if (
-            row is None
-            or row.state == LeaseStatus.ENDED
-            or row.end_reason == RELEASED
-            or hello.lease != lease
-        ):
+        if row is None or row.state == LeaseStatus.ENDED or hello.lease != lease:
             core.transmit(peer, messages.Goodbye("This lease has ended."))
             return
         if (
@@ -141,6 +159,9 @@ class Inbox:
                 "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
             )
             core.transmit(peer, messages.Goodbye(f"This lease is for {row.node}."))
+            return
+        if row.end_reason == RELEASED:
+            self._dismissed(peer, row, hello)
             return
         with core.step() as now:
             agent = core.agents.of_lease(lease)
@@ -167,17 +188,34 @@ class Inbox:
                         started=row.started or now,
                     )
             self._seen(agent, peer)
-            core.agents.reach(
-                agent,
-                messages.Welcome(
-                    self.boot, core.config.daemon.heartbeat, core.config.jobs.log_limit
-                ),
-            )
+            agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
+            core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self.departures.notice(agent, hello.leaving_in_s, "")
             elif reclaimed and agent.gone_at is None:  # before the daemon's last start
                 self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
+
+    def _welcome(self) -> messages.Welcome:
+        config = self.core.config
+        return messages.Welcome(self.boot, config.daemon.heartbeat, config.jobs.log_limit)
+
+    def _dismissed(self, peer: bytes, row: LeaseRow, hello: messages.Hello) -> None:
+        """An agent that does not know yet that its lease was given back, or whose connection broke
+        while it sent its logs.
+        """
+        core, sentence = self.core, "This lease has ended."
+        if not hello.shipping:
+            core.transmit(peer, messages.Goodbye(sentence))
+            self.desk.let_go(row.id)
+            return
+        core.transmit(peer, self._welcome())
+        agent = core.agents.forget(row.id) or LeasedAgent(
+            row.id, hello.node, peer, hello.host, core.clock.now(), row.node_class, row.owner
+        )
+        agent.peer, agent.shipping = peer, set(hello.shipping)
+        agent.holds = hello.assignment.job if hello.assignment else None
+        self.desk.dismiss(agent, sentence)
 
     def _settle(
         self, agent: LeasedAgent, held: messages.Assignment | None, new: bool, now: float

@@ -23,7 +23,7 @@ from malletrain.protocol.views import (
     RateView,
     RescaleView,
 )
-from malletrain.store.schema import JobRow, ProfileRow
+from malletrain.store.schema import STARTED, JobRow, ProfileRow
 
 
 class JobViews:
@@ -54,7 +54,7 @@ class JobViews:
             spec.max_nodes,
             run.monitor.rate(now) if run else 0.0,
             run.monitor.total if run else row.samples,
-            len(self._core.store.rescales(row.id)) if rescales is None else rescales,
+            self._rescales(row) if rescales is None else rescales,
             row.tries,
             row.submitted,
             row.started,
@@ -62,6 +62,9 @@ class JobViews:
             dict(row.metrics),
         )
         return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
+
+    def _rescales(self, row: JobRow) -> int:
+        return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
 
     def _why(self, row: JobRow) -> str:
         """Why a job has no nodes, for those that wait."""

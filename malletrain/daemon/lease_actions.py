@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from malletrain.core.events import LeaseNotTaken, NodeLost
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, Departures
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing
@@ -98,17 +99,35 @@ class LeaseDesk:
             agent = parts.agents.on(node)
             lease = agent.lease if agent else parts.lease_rows.on(node)
             if agent is not None:
-                parts.agents.reach(agent, Goodbye(why))
-                parts.agents.remove(agent)
+                self.dismiss(agent, why)
             # Nobody will say that the node is free of a job it was just released from.
             for run in parts.runs.values():
                 parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
             if lease is not None and lease in active:
                 row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=RELEASED)
-                ending.append(Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node))
+                if parts.agents.dismissed(lease) is None:
+                    ending.append(_lease(row))
                 parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
         if ending:
             self.calls.put_nowait(ReleaseCall(tuple(ending)))
+
+    def dismiss(self, agent: LeasedAgent, why: str) -> None:
+        """Have the agent go; one that has logs to send keeps its lease for that, for a while."""
+        jobs, agents = self._parts.config.jobs, self._parts.agents
+        if not agent.shipping:
+            agents.reach(agent, Goodbye(why))
+            agents.remove(agent)
+            return
+        within_s = jobs.log_wait + (jobs.stop_grace if agent.holds else 0.0)
+        agents.reach(agent, Goodbye(why, within_s))
+        agents.dismiss(agent)
+        asyncio.get_running_loop().call_later(within_s, self.let_go, agent.lease)
+
+    def let_go(self, lease: str) -> None:
+        """The logs of a dismissed agent are here, or the time for them is up: end its lease."""
+        agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
+        if agent is not None and row is not None:
+            self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
         """Jobs of another owner need these nodes more: end their leases once their jobs have moved
@@ -133,3 +152,7 @@ class LeaseDesk:
     def _take_back(self, node: str) -> None:
         self.release((node,), RECLAIM_SENTENCE)
         self._parts.events.append(NodeLost(node))
+
+
+def _lease(row: LeaseRow) -> Lease:
+    return Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node)

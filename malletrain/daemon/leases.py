@@ -199,6 +199,7 @@ class Leases:
         if agent is not None:
             self._departures.lost(agent, reason)
         else:
+            self._departures.left(lease_id)
             self._parts.events.append(LeaseNotTaken(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:

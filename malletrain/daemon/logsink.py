@@ -2,8 +2,8 @@
 agents name.
 
 Writing is idempotent (a chunk sent twice lands on itself), so agents may send again whatever was
-not acknowledged. Reading strings the rounds of a stream together, oldest first. It does not decide
-who may read.
+not acknowledged. What is known to be missing at the end of a log is said there in a line. Reading
+strings the rounds of a stream together, oldest first. It does not decide who may read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from malletrain.config.units import format_size
 from malletrain.protocol.views import LogView
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
@@ -28,23 +29,66 @@ class LogSink:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self._root = root
         self._limit = limit_bytes
+        self._behind: dict[Path, tuple[str, int]] = {}
+        """Node and size of the logs of which the last piece was not all there is."""
 
     def write(
-        self, job: str, generation: int, stream: str, node: str, offset: int, data: bytes
+        self,
+        job: str,
+        generation: int,
+        stream: str,
+        node: str,
+        offset: int,
+        data: bytes,
+        size: int = 0,
     ) -> int:
-        """Keep ``data`` at ``offset``; returns the offset up to which the file is whole. Raises
-        OSError when the disk refuses.
+        """Keep ``data`` at ``offset`` of a log that has ``size`` bytes on its node. Returns the
+        offset up to which the file is whole. Raises OSError when the disk refuses.
         """
-        folder = self._root / _safe(job)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"g{generation}-{_safe(stream)}@{_safe(node)}.log"
-        end = offset + len(data)
+        path, end = self._path(job, generation, stream, node), offset + len(data)
         if offset >= self._limit:
             return end
+        _unmark(path)
+        end = self._write(path, offset, data)
+        self._behind.pop(path, None)
+        if end > self._limit:
+            _mark(path, max(size, end) - self._limit, self._cut(), at_least=True)
+        elif size > end:
+            self._behind[path] = (node, size)
+        return end
+
+    def ended(self, job: str, generation: int, stream: str, node: str, size: int) -> None:
+        """A log that has ``size`` bytes on its node ends here with what there is of it."""
+        path = self._path(job, generation, stream, node)
+        self._behind.pop(path, None)
+        _unmark(path)
+        kept = path.stat().st_size if path.exists() else 0
+        if kept < size:
+            lost = f"{node} was given back before they were sent, and they are gone with it"
+            _mark(path, size - kept, self._cut() if kept >= self._limit else lost)
+
+    def gone(self, node: str) -> None:
+        """The node is gone, and nothing more comes from it."""
+        for path in [path for path, (where, _) in self._behind.items() if where == node]:
+            _, size = self._behind.pop(path)
+            lost = f"{node} was lost before they were sent"
+            _mark(path, size - path.stat().st_size, lost, at_least=True)
+
+    def _cut(self) -> str:
+        limit = format_size(self._limit)
+        return f"of each log the first {limit} are kept ([jobs] log_limit)"
+
+    def _path(self, job: str, generation: int, stream: str, node: str) -> Path:
+        folder = self._root / _safe(job)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder / f"g{generation}-{_safe(stream)}@{_safe(node)}.log"
+
+    def _write(self, path: Path, offset: int, data: bytes) -> int:
+        end = offset + len(data)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(fd).st_size
-            if stream in ("launcher", "service") and offset == 0:
+            if path.name.startswith("g0-") and offset == 0:
                 os.ftruncate(fd, 0)  # a new launcher on the same node begins its logs anew
             if offset > size:
                 return size
@@ -62,8 +106,8 @@ class LogSink:
         files = self._files(job, stream)
         streams = self._streams(job)
         if cursor.startswith("tail:"):
-            size = cursor[5:]
-            cursor = self._tail(files, int(size)) if _NUMBER.fullmatch(size) else ""
+            last = cursor[5:]
+            cursor = self._tail(files, int(last)) if _NUMBER.fullmatch(last) else ""
         start_key, offset = _parse(cursor)
         text: list[str] = []
         room = limit
@@ -74,10 +118,14 @@ class LogSink:
                 offset = 0
             if offset == 0 and len(files) > 1 and path.stat().st_size:
                 text.append(f"--- round {key[0]} on {key[1]} ---\n")
-            offset = min(offset, path.stat().st_size)
+            size = path.stat().st_size
+            offset = min(offset, size)
             with path.open("rb") as f:
                 f.seek(offset)
-                data = _whole(f.read(room), last=index == len(files) - 1)
+                data = f.read(max(room, 4))  # a whole character at least
+            grows = index == len(files) - 1 and not ended
+            if offset + len(data) < size or grows:
+                data = _whole(data)
             text.append(data.decode("utf-8", "replace"))
             room -= len(data)
             start_key, offset = key, offset + len(data)
@@ -130,7 +178,34 @@ def _parse(cursor: str) -> tuple[tuple[int, str], int]:
     return (int(generation), node), int(offset)
 
 
-def _whole(data: bytes, *, last: bool) -> bytes:
+def _mark(path: Path, missing: int, why: str, *, at_least: bool = False) -> None:
+    """Say at the end of a log what is missing there. Where the log itself ends is written beside
+    it, for what may come after all.
+    """
+    with path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        _end_of(path).write_text(str(end))
+        file.seek(max(0, end - 1))
+        newline = "" if file.read(1) in (b"", b"\n") else "\n"
+        least = "At least " if at_least else ""
+        said = f"{newline}--- {least}{missing:,} bytes of this log are missing: {why}. ---\n"
+        file.write(said.encode())
+    path.chmod(0o600)
+
+
+def _unmark(path: Path) -> None:
+    """Take back what :func:`_mark` said."""
+    beside = _end_of(path)
+    if beside.exists():
+        os.truncate(path, int(beside.read_text()))
+        beside.unlink()
+
+
+def _end_of(path: Path) -> Path:
+    return path.with_suffix(".end")
+
+
+def _whole(data: bytes) -> bytes:
     """``data`` without a character cut in half at its end (unless nothing would be left)."""
     for cut in range(1, min(4, len(data)) + 1):
         byte = data[-cut]
@@ -138,5 +213,5 @@ def _whole(data: bytes, *, last: bool) -> bytes:
             break
         if byte >= 0xC0:
             need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-cut] if cut < need and len(data) > cut and last else data
+            return data[:-cut] if cut < need and len(data) > cut else data
     return data

@@ -22,6 +22,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.metrics import Metrics, MetricsError
+from malletrain.daemon.startup import refusals
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
@@ -49,8 +50,13 @@ def run(config: Config) -> int:
     """
     logs.configure(config.daemon.log_level, config.daemon.log_format)
     try:
-        with lock_state_dir(config.state_dir), Store.open(config.database_url) as store:
-            return asyncio.run(Daemon(config, store, backend(config)).serve())
+        with lock_state_dir(config.state_dir):
+            if problems := refusals(config):
+                for sentence in problems:
+                    print(f"malletraind: {sentence}", file=sys.stderr)
+                return 1
+            with Store.open(config.database_url) as store:
+                return asyncio.run(Daemon(config, store, backend(config)).serve())
     except (StateDirError, StoreError, SchedulerError, MetricsError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
         return 1

@@ -104,7 +104,13 @@ class AgentReports:
             return
         try:
             end = self._logs.write(
-                chunk.job, chunk.generation, chunk.stream, chunk.node, chunk.offset, chunk.data
+                chunk.job,
+                chunk.generation,
+                chunk.stream,
+                chunk.node,
+                chunk.offset,
+                chunk.data,
+                chunk.size,
             )
         except OSError as e:
             log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
@@ -113,7 +119,12 @@ class AgentReports:
             agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
         )
 
-    def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk) -> bool:
+    def log_end(self, agent: LeasedAgent, said: messages.LogEnd) -> None:
+        """What is not here of a log will not come."""
+        if self._may_write(agent, said):
+            self._logs.ended(said.job, said.generation, said.stream, said.node, said.size)
+
+    def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk | messages.LogEnd) -> bool:
         """Whether the log is one that this agent can have: of its node, of its user's job, of a
         round and a rank that there were.
         """

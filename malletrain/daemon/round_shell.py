@@ -144,11 +144,11 @@ class RoundShell:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first else words
-        sentence = (
-            action.sentence
-            if len(action.sentence) <= LONGEST_REASON
-            else action.sentence[: LONGEST_REASON - 1] + "…"
-        )
+        sentence = action.sentence
+        if first is None:
+            sentence += f" See `malletrain logs {run.row.id} --launcher`."
+        if len(sentence) > LONGEST_REASON:
+            sentence = sentence[: LONGEST_REASON - 1] + "…"
         self._repository.save(run, failure=failure)
         self._audit.record(
             EventKind.WORKERS_FAILED,

@@ -12,7 +12,7 @@ from malletrain.core.settings import (
     ProfilingSettings,
     advisor_config,
 )
-from malletrain.rounds.restart import RoundSettings
+from malletrain.rounds.settings import RoundSettings
 
 MOVING_S = 10.0
 """How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its

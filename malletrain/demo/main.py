@@ -31,6 +31,7 @@ from malletrain.shipped import shipped
 from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
 from scavenger.trace import files, lengths, replay, synthesis, trace
+from scavenger.trace.checks import TraceError
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
@@ -93,7 +94,7 @@ def run(options: DemoOptions) -> int:
     terminal = console(stderr=options.as_json)
     try:
         result, stage_files = _run(options, terminal)
-    except (SchedulerError, trace.TraceError, ClientError) as error:
+    except (SchedulerError, TraceError, ClientError) as error:
         raise DemoError(str(error)) from None
     terminal.print(render(result, stage_files))
     if options.as_json:
@@ -202,7 +203,7 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
         seed = options.seed * TRIES + attempt
         try:
             made = make(names, lively_s, seed)
-        except trace.TraceError:
+        except TraceError:
             if make is any_trace:
                 raise
             # this number of nodes and seconds has no lively one; looking again would take long

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from malletrain.client import Client, ClientError
 from malletrain.launch import supervisor
@@ -254,7 +255,7 @@ class DemoStage:
         return sum(process.poll() is None for process in self._undisturbed)
 
     def _supervised(
-        self, command: list[str], log: object, environment: dict[str, str] | None = None
+        self, command: list[str], log: IO[bytes], environment: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own (Ctrl-C is not for it) that dies with this
         one.
@@ -274,7 +275,7 @@ class DemoStage:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environment,  # type: ignore[call-overload]
+            env=environment,
         )
 
     def close(self, at_once: bool = False) -> None:

@@ -37,7 +37,7 @@ state shared, models wrapped again.
 """
 
 
-class Membership:
+class GroupMembership:
     """The rounds of this process. ``changed`` is called after every change of the group, in the
     training thread.
     """

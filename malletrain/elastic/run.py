@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.errors import ElasticError
-from malletrain.elastic.membership import Membership
+from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
 from malletrain.elastic.step import Step, Steps
 from malletrain.elastic.training import Training
@@ -71,26 +71,26 @@ class Run:
         self._hooks: list[Callable[[Run], None]] = []
         self._crashed = False
         self._watch_the_end()
-        self._membership = Membership(self._training, self._call_hooks)
-        self._steps = Steps(self._membership)
-        self._membership.join()
+        self.membership = GroupMembership(self._training, self._call_hooks)
+        self._steps = Steps(self.membership)
+        self.membership.join()
 
     # --- what the script asks ---
 
     @property
     def rank(self) -> int:
         """This process's number in the round, from 0."""
-        return self._membership.group.place.rank
+        return self.membership.group.place.rank
 
     @property
     def world_size(self) -> int:
         """Processes in the round."""
-        return self._membership.group.place.size
+        return self.membership.group.place.size
 
     @property
     def generation(self) -> int:
         """Number of the round; grows with every change."""
-        return self._membership.group.place.generation
+        return self.membership.group.place.generation
 
     @property
     def steps_done(self) -> int:
@@ -133,15 +133,15 @@ class Run:
         """Seconds that the last change of the group took here, by part
         (:data:`malletrain.elastic.membership.PARTS`).
         """
-        return dict(self._membership.parts)
+        return dict(self.membership.parts)
 
     def ddp(self, module: torch.nn.Module, **options: Any) -> Parallel:
         """``module`` over all ranks; write it where the script had
         ``DistributedDataParallel(module)``. Options are those of that class.
         """
         made = Parallel(module, self._steps.note_exchange, options)
-        self._membership.parallels.append(made)
-        made.rebuild(self._membership.group)
+        self.membership.parallels.append(made)
+        made.rebuild(self.membership.group)
         return made
 
     def average_gradients(self, module: torch.nn.Module) -> None:
@@ -149,7 +149,7 @@ class Run:
         :meth:`ddp`.
         """
         self._steps.note_exchange()
-        average_gradients(self._membership.group, module)
+        average_gradients(self.membership.group, module)
 
     def on_change(self, hook: Callable[[Run], None]) -> Callable[[Run], None]:
         """Call ``hook(run)`` now and after every change of the group (learning rates:
@@ -187,7 +187,7 @@ class Run:
             ElasticError: without a sampler in the run, or when a batch was not trained on inside a
                 step.
         """
-        sampler, steps, membership = self.sampler, self._steps, self._membership
+        sampler, steps, membership = self.sampler, self._steps, self.membership
         if sampler is None:
             raise ElasticError(
                 "run.batches() needs the position in the data: pass an ElasticSampler to "
@@ -221,7 +221,7 @@ class Run:
         """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for
         loops without an ElasticSampler.
         """
-        self._membership.settle()
+        self.membership.settle()
         while self.steps_done < total and not self.stopping:
             attempts = self._steps.attempts
             yield self.steps_done
@@ -231,7 +231,7 @@ class Run:
                     "`with run.step(samples=n):`."
                 )
             if not self.stopping:
-                self._membership.settle()
+                self.membership.settle()
 
     def request_stop(self) -> None:
         """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all
@@ -263,7 +263,7 @@ class Run:
         if self._training.snapshot is not None:
             self._training.snapshot.wait()
         if not self._crashed:
-            self._membership.leave_together()
+            self.membership.leave_together()
         report.flush()
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
-from malletrain.elastic.membership import Membership
+from malletrain.elastic.membership import GroupMembership
 
 
 class Steps:
     """The steps of a run: the one under way, and what is asked of the next."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: GroupMembership) -> None:
         self.membership = membership
         self.training = membership.training
         self.now: Step | None = None

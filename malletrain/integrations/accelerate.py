@@ -33,7 +33,7 @@ POSITION = "malletrain.json"
 """In the folder of a state: the sampler's."""
 
 
-class Guard(guard.Guard):
+class Guard(guard.StateGuard):
     """Saves the state of ``accelerator`` when MalleTrain asks for it, and every so often.
 
     Everything that belongs to the state must be prepared by, or registered with, the accelerator

@@ -21,7 +21,7 @@ from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.ranks import rank_and_world
 
 
-class Guard:
+class StateGuard:
     """One run as MalleTrain sees it. Call :meth:`step` at the end of each training step, on every
     rank.
     """

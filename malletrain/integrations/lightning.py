@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from torch.utils.data import DataLoader
 
 from malletrain.integrations.constant_batch import ConstantBatch
-from malletrain.integrations.guard import Guard
+from malletrain.integrations.guard import StateGuard
 
 NAME = "malletrain.ckpt"
 
@@ -60,7 +60,7 @@ class MalleTrainCallback(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], every_s: float = 600.0) -> None:
-        self._guard = Guard()
+        self._guard = StateGuard()
         self.path = os.path.join(os.path.abspath(os.fspath(folder)), NAME)
         self._every_s = every_s
         self._due = time.monotonic() + every_s

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from malletrain.integrations.constant_batch import ConstantBatch
-from malletrain.integrations.guard import Guard
+from malletrain.integrations.guard import StateGuard
 from malletrain.training import report
 
 RECORD = "malletrain.json"
@@ -48,7 +48,7 @@ class MalleTrainCallback(TrainerCallback):
 
     def __init__(self, global_batch_size: int | None = None) -> None:
         self._global_batch_size = global_batch_size
-        self._guard = Guard()
+        self._guard = StateGuard()
         self._batches: ConstantBatch | None = None
         self._resumed = ""
         self._step = self._micro = 0

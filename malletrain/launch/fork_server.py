@@ -230,8 +230,9 @@ def _leave(code: int) -> None:
     import threading
 
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        # What the interpreter does at its end; it offers no other way to do it in a fork.
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
     except BaseException:
         traceback.print_exc()
     try:

@@ -16,12 +16,14 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import TCPStore
 
 from malletrain.launch.lines import LineConnection, Said
-from malletrain.launch.loop import Child, LaunchLoop, last_words, stop_all
+from malletrain.launch.loop import Child, LaunchLoop, first_words, stop_all
 from malletrain.protocol import env
+from malletrain.protocol.last_words import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.log_names import rank_log_name
 from malletrain.protocol.messages import (
@@ -36,6 +38,23 @@ from malletrain.protocol.messages import (
 from malletrain.protocol.phases import AssignmentPhase
 
 _STORE_TIMEOUT = timedelta(seconds=300)
+
+
+NOT_LIVE = (
+    "This script does not use malletrain.elastic, which live mode needs: it ended without joining "
+    "its job. Submit it without --live, or change it as docs/live-mode.md says."
+)
+_TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
+
+
+def uses_elastic(script: Path) -> bool:
+    """Whether the text of a script names the library of live mode (it may also be used by what the
+    script imports).
+    """
+    try:
+        return "elastic" in script.read_text("utf-8", "replace")
+    except OSError:
+        return True  # it was found a moment ago: do not blame what cannot be read
 
 
 @dataclass
@@ -184,9 +203,9 @@ class LiveLauncher:
     def look_after(self) -> int:
         """What became of the workers. Returns the launcher's exit code."""
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
-        bad = [(w, code) for w, code in ended if code]
-        if bad:
-            return self._failed(bad)
+        strangers = [(w, code) for w, code in ended if w.connection is None and not w.told]
+        if any(code for _, code in ended) or (strangers and not self._generation):
+            return self._failed([(w, code) for w, code in ended if code] or strangers)
         if ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
@@ -195,17 +214,31 @@ class LiveLauncher:
     def _failed(self, bad: list[tuple[_Worker, int]]) -> int:
         generation, count = self._generation, self.order.spec.nproc_per_node
         first = (self._round.group_rank if self._round else 0) * count if generation else 0
-        failures = tuple(Failure(first + w.local_rank, code, time.time()) for w, code in bad)
         came_up = all(w.ready for w in self._workers)
         self.stop()
         if not came_up and generation == 0:
-            worker, code = bad[0]
-            name = rank_log_name(0, worker.local_rank)
-            print(last_words(os.path.join(self.order.log_dir, name)))
+            failures = tuple(self._early_failure(w, code) for w, code in bad)
+            self._say(AssignmentPhase.EXITED, 0, failures)
+            print(failures[0].tail)
+            code = bad[0][1]
             self._loop.end(f"A worker ended with code {code} before it was ready.")
             return 1
+        failures = tuple(Failure(first + w.local_rank, code, time.time()) for w, code in bad)
         self._say(AssignmentPhase.FAILED, generation, failures)
         return 0
+
+    def _early_failure(self, worker: _Worker, code: int) -> Failure:
+        """Why a worker ended before it was ready: its first error, and whether the script is made
+        for live mode at all.
+        """
+        name = rank_log_name(0, worker.local_rank)
+        words = first_words(os.path.join(self.order.log_dir, name))
+        script = Path(self.order.spec.workdir) / self.order.spec.script
+        foreign = worker.connection is None and not uses_elastic(script)
+        hint = NOT_LIVE if foreign else "" if code else "It ended without joining its job."
+        cause = " ".join(part for part in (first_error(words) if code else "", hint) if part)
+        tail = without_noise(words)[-_TAIL_CHARACTERS:]
+        return Failure(worker.local_rank, code, time.time(), tail, cause[-_CAUSE_CHARACTERS:])
 
     def stop(self) -> None:
         """Stop all workers and forget them."""

@@ -19,6 +19,7 @@ from malletrain.protocol.messages import Error, Message, Release
 
 _TICK_S = 0.5
 _LAST_BYTES = 4096
+_FIRST_BYTES = 256 * 1024
 
 
 class Launcher(Protocol):
@@ -126,6 +127,15 @@ def stop_all(children: Iterable[Child], grace_s: float) -> None:
             process.wait()
     for child in children:
         child.ended()
+
+
+def first_words(path: str) -> str:
+    """The beginning of a log, empty if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_FIRST_BYTES).decode(errors="replace").rstrip()
+    except OSError:
+        return ""
 
 
 def last_words(path: str) -> str:

@@ -81,7 +81,7 @@ class EventKind(Word):
     )
     ROUND_FORMED = (
         "round-formed",
-        "The members of the job's next process group are settled, with their ranks.",
+        "The members of the job's next process group are fixed, with their ranks.",
     )
     RESCALE_FINISHED = (
         "rescale-finished",
@@ -97,7 +97,7 @@ class EventKind(Word):
         "Workers of the job ended with an error although no node was lost. It is started again, a "
         "limited number of times.",
     )
-    JOB_NOTICE = ("job-notice", "A sentence for the job's owner.")
+    JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")

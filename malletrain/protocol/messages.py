@@ -80,6 +80,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     exitcode: Code
     time: Moment
     tail: Tail = ""
+    cause: Sentence = ""
+    """What went wrong, where more is known than the tail's last line."""
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,6 +122,8 @@ class Hello(Message, frozen=True):
     node_class: Name = "default"
     leaving_in_s: Duration | None = None
     assignment: Assignment | None = None
+    shipping: tuple[Id, ...] = ()
+    """The jobs of whose logs the daemon may not have everything."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -221,6 +225,25 @@ class LogChunk(Message, frozen=True):
     node: Name
     offset: Count
     data: bytes
+    size: Count = 0
+    """Bytes of the log on the node at this moment."""
+
+
+class LogEnd(Message, frozen=True):
+    """Nothing more of this log is sent, though the daemon does not have all of it."""
+
+    job: Id
+    generation: Count
+    stream: Stream
+    node: Name
+    size: Count
+    """Bytes that the log has in all."""
+
+
+class LogsShipped(Message, frozen=True):
+    """No log of ``job`` is left on this node; none grows here any more."""
+
+    job: Id
 
 
 # --- daemon -> agent ---
@@ -299,9 +322,11 @@ class Release(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The lease is given back: stop everything and exit 0."""
+    """The lease is given back: stop everything, send the logs and exit 0."""
 
     reason: str = ""
+    within_s: float = 0.0
+    """How long that may take in all; 0: a moment."""
 
 
 class LogAck(Message, frozen=True):
@@ -357,6 +382,8 @@ AgentMessage = (
     | Metric
     | Notice
     | LogChunk
+    | LogEnd
+    | LogsShipped
 )
 DaemonMessage = (
     Welcome

@@ -195,3 +195,6 @@ class LogView(View, frozen=True):
     more: bool
     streams: tuple[str, ...]
     ended: bool
+    """The job has ended, and all that will ever be here of its logs is."""
+    arriving: bool = False
+    """The job has ended, and nodes still send what it printed."""

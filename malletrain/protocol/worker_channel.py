@@ -40,7 +40,7 @@ class Sender:
 
 
 @dataclass(frozen=True)
-class Progress:
+class WorkerProgress:
     """Cumulative counts of one process: samples and steps since it started, samples of its last
     step, and the times of its first and last report. ``unsent`` counts datagrams that did not reach
     the agent.
@@ -56,7 +56,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Mark:
+class StartupMark:
     """A point in a worker's start-up, to split the cost of a rescale into phases: ``start``
     (process created), ``import`` (malletrain imported), ``restoring`` and ``restored``
     (Snapshot.restore), ``first`` (first report), and whatever a script marks itself.
@@ -96,7 +96,7 @@ class Capable:
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainDone:
     """Drain request ``number`` is served: the snapshot is on disk, or (``saved`` false) could not
     be written. Sent repeatedly.
     """
@@ -108,7 +108,7 @@ class Drained:
 
 
 @dataclass(frozen=True)
-class Metric:
+class ScriptMetric:
     """A named number of the script, such as a test accuracy; the last value per name counts."""
 
     sender: Sender
@@ -117,7 +117,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ModelFacts:
     """Facts about the model: number of parameters, floating point operations per sample (forward
     and backward). None: unknown.
     """
@@ -127,16 +127,18 @@ class Profile:
     flops_per_sample: float | None = None
 
 
-Datagram = Progress | Mark | SnapshotTaken | Capable | Drained | Metric | Profile
+Datagram = (
+    WorkerProgress | StartupMark | SnapshotTaken | Capable | DrainDone | ScriptMetric | ModelFacts
+)
 
 KINDS: dict[str, type[Any]] = {
-    "progress": Progress,
-    "mark": Mark,
+    "progress": WorkerProgress,
+    "mark": StartupMark,
     "snapshot": SnapshotTaken,
     "capable": Capable,
-    "drained": Drained,
-    "metric": Metric,
-    "profile": Profile,
+    "drained": DrainDone,
+    "metric": ScriptMetric,
+    "profile": ModelFacts,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
@@ -165,7 +167,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 # A metric may be below zero (a log-likelihood); the counts, times and durations of the other kinds
 # may not.
-_MAY_BE_NEGATIVE = {(Metric, "value")}
+_MAY_BE_NEGATIVE = {(ScriptMetric, "value")}
 
 
 def encode(message: Datagram) -> bytes:
@@ -190,11 +192,9 @@ def encode(message: Datagram) -> bytes:
 
 
 def progress_encoder(sender: Sender) -> Callable[[float, int, float, float, float, int], bytes]:
-    """The same as :func:`encode` for Progress (samples, steps, batch, first, last, unsent), several
-    times faster: it runs in the loop.
-    """
+    """The same as :func:`encode` for WorkerProgress, several times faster: it runs in the loop."""
     head = (
-        encode(Progress(sender, 0, 0, 0, 0, 0))
+        encode(WorkerProgress(sender, 0, 0, 0, 0, 0))
         .decode()
         .partition('"samples"')[0]
         .replace("%", "%%")

@@ -58,5 +58,5 @@ class FailureGrace:
             return None
         exited = all(said.phase is AssignmentPhase.EXITED for said in broken.values())
         what = "launcher ended" if exited else "workers failed"
-        sentence = f"The {what} on {', '.join(broken)}; see `malletrain logs --launcher`."
+        sentence = f"The {what} on {', '.join(broken)}."
         return Broke(failures, describe(failures) if failures else sentence)

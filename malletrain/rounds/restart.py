@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import by_cause
+from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, OF_NO_ROUND, TAKES_ROUND, AssignmentPhase
 from malletrain.rounds.actions import (
@@ -280,7 +280,7 @@ class JobRounds:
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the launchers of the target: briefly while those that could train cannot, else
-        longer. After a loss nobody is waited for; newcomers join in a round of their own.
+        longer. After a loss nobody is waited for; joiners come in a round of their own.
         """
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
@@ -301,8 +301,8 @@ class JobRounds:
             return actions
         if not ready and ended:
             failures = by_cause(f for n in ended for f in self.held.phases[n].failures)
-            sentence = f"The launcher ended at once on {', '.join(ended)}; "
-            return self._break(Broke(failures, sentence + "see `malletrain logs --launcher`."))
+            sentence = f"The launcher ended at once on {', '.join(ended)}."
+            return self._break(Broke(failures, describe(failures) if failures else sentence))
         if not ready and coming and self._joiner_wait_s is None:
             return self._break(Broke((), f"No launcher came up in time on {', '.join(coming)}."))
         if coming and self._joiner_wait_s is None:

@@ -79,7 +79,7 @@ class CostModel:
         )
 
 
-class Run:
+class SimRun:
     """One model job while it is simulated. Times are of the virtual clock and never go back.
 
     ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None:

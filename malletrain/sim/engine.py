@@ -41,7 +41,7 @@ from malletrain.core.events import (
 )
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
-from malletrain.sim.costs import Run
+from malletrain.sim.costs import SimRun
 from malletrain.sim.report import Result, tally
 from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
@@ -88,10 +88,10 @@ class Simulation:
         self.controller = s.policy.controller(self.costs, s.controller(), profiling=profiling)
         self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
         self.now = 0.0
-        self.runs = {job.name: Run(job, job.rates(), self.costs) for job in jobs}
+        self.runs = {job.name: SimRun(job, job.rates(), self.costs) for job in jobs}
         if len(self.runs) != len(jobs):
             raise WorkloadError("Two jobs of the workload have the same name.")
-        self.unfinished: dict[str, Run] = {}
+        self.unfinished: dict[str, SimRun] = {}
         self.to_come = len(jobs)
         self.decisions_s: list[float] = []
         self._heap: list[tuple[float, int, int, str, int]] = []
@@ -103,7 +103,7 @@ class Simulation:
         self._idle_since: dict[str, float] = {}
         self._leased: set[str] = set()
         self._leaving: set[str] = set()
-        self._holder: dict[str, Run] = {}
+        self._holder: dict[str, SimRun] = {}
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._estimator = SurvivalEstimator() if s.horizons else None
@@ -277,7 +277,7 @@ class Simulation:
             self._gaps[name] = (None, "default")
             self._gaps_changed = True
 
-    def _foresee(self, run: Run) -> None:
+    def _foresee(self, run: SimRun) -> None:
         """Note when the job's pause or work ends if nothing else happens."""
         if run.resumes_at is not None:
             self._at(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
@@ -303,7 +303,7 @@ class Simulation:
 
     # --- what is told of progress ---
 
-    def _resumed(self, run: Run) -> list[Event]:
+    def _resumed(self, run: SimRun) -> list[Event]:
         """The job processes samples."""
         events: list[Event] = [RescaleFinished(run.job.name)]
         if self.controller.jobs[run.job.name].submitted.profile:
@@ -313,7 +313,7 @@ class Simulation:
             self._report_later(run)
         return events
 
-    def _report_later(self, run: Run) -> None:
+    def _report_later(self, run: SimRun) -> None:
         profiled = self.controller.jobs[run.job.name].state is JobState.PROFILING
         due = self._reports.due(run, self.now, profiled=profiled)
         if due is not None:
@@ -382,7 +382,7 @@ class Simulation:
         self._foresee(run)
         return self._resumed(run) if run.training else []
 
-    def _release(self, run: Run) -> None:
+    def _release(self, run: SimRun) -> None:
         for name in run.nodes:
             if self._holder.get(name) is run:  # else a command before this one gave the node away
                 del self._holder[name]

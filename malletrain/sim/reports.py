@@ -20,7 +20,7 @@ from malletrain.core import siblings
 from malletrain.core.events import KeepScalingModel, PriorSuggested, Progressed
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
-from malletrain.sim.costs import Run
+from malletrain.sim.costs import SimRun
 from malletrain.sim.workloads import SimJob
 
 MEASURED_EVERY_S = 0.5
@@ -74,7 +74,7 @@ class Reports:
         self._curves = Memory()
         self._introduced: set[str] = set()
 
-    def due(self, run: Run, now: float, *, profiled: bool) -> float | None:
+    def due(self, run: SimRun, now: float, *, profiled: bool) -> float | None:
         """When the job, which processes samples since now, reports next; None: it has nothing to
         tell.
         """
@@ -84,7 +84,7 @@ class Reports:
             now + OBSERVED_FOR_S if len(run.nodes) not in self._seen.get(run.job.name, ()) else None
         )
 
-    def report(self, run: Run, now: float) -> list[Progressed]:
+    def report(self, run: SimRun, now: float) -> list[Progressed]:
         """What the job reports now: samples since its round began, on all its nodes."""
         name, nodes = run.job.name, len(run.nodes)
         current = self._rounds.get(name)

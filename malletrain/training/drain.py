@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from malletrain.protocol.flags import FlagsReader
-from malletrain.protocol.worker_channel import Drained
+from malletrain.protocol.worker_channel import DrainDone
 from malletrain.training import report
 
 DRAIN_WAIT_S = 60.0
@@ -35,7 +35,7 @@ def wait_to_be_stopped(flags: FlagsReader, number: int, limit_s: float | None = 
     while number and time.monotonic() < deadline:
         # again and again: the datagram may be lost, and the launcher waits for it
         if time.monotonic() >= repeat:
-            report.send(Drained, number=number, saved=True)
+            report.send(DrainDone, number=number, saved=True)
             repeat = time.monotonic() + RESEND_S
         time.sleep(_POLL_S)
         latest = flags.drain_request()

@@ -21,11 +21,11 @@ from malletrain.protocol import env
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import (
     Datagram,
-    Mark,
-    Metric,
+    ModelFacts,
     Outbox,
-    Profile,
+    ScriptMetric,
     Sender,
+    StartupMark,
     decode_datagram,
     encode,
     progress_encoder,
@@ -97,7 +97,7 @@ class _Worker:
         if now >= self.due:
             if self.steps == 1:
                 self.first = self.last
-                self.put(Mark(self.sender, "first", self.first))
+                self.put(StartupMark(self.sender, "first", self.first))
             self.due = now + SEND_INTERVAL_S
             self.flush()
         elif not self._late:
@@ -267,7 +267,7 @@ def metric(name: str, value: float) -> None:
         return
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(Metric(worker.sender, name, value))
+        worker.put(ScriptMetric(worker.sender, name, value))
 
 
 def mark(name: str, at: float | None = None) -> None:
@@ -276,7 +276,7 @@ def mark(name: str, at: float | None = None) -> None:
     """
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(Mark(worker.sender, name, time.time() if at is None else at))
+        worker.put(StartupMark(worker.sender, name, time.time() if at is None else at))
 
 
 def describe(parameters: int | None = None, flops_per_sample: float | None = None) -> None:
@@ -285,7 +285,7 @@ def describe(parameters: int | None = None, flops_per_sample: float | None = Non
     """
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(Profile(worker.sender, parameters, flops_per_sample))
+        worker.put(ModelFacts(worker.sender, parameters, flops_per_sample))
 
 
 def flush() -> None:

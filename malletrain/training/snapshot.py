@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol.flags import FlagsReader
-from malletrain.protocol.worker_channel import Capable, Drained, SnapshotTaken
+from malletrain.protocol.worker_channel import Capable, DrainDone, SnapshotTaken
 from malletrain.training import choice, owner, report, rng, snapshot_file
 from malletrain.training import objects as parts
 from malletrain.training.drain import wait_to_be_stopped
@@ -342,7 +342,7 @@ class Snapshot:
             return
         sentence = self._save()
         if sentence is not None:
-            report.send(Drained, number=number, saved=False, sentence=sentence)
+            report.send(DrainDone, number=number, saved=False, sentence=sentence)
             return
         assert self._flags is not None
         self._served = wait_to_be_stopped(self._flags, number)

@@ -73,12 +73,12 @@ def forget_failed_group() -> None:
     """torch numbers groups and counts one that came to nothing; under another number nobody would
     find the next one's keys.
     """
-    dist.distributed_c10d._world.group_count = 0
+    dist.distributed_c10d._world.group_count = 0  # noqa: SLF001 (there is no public way)
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Give every collective of ``group`` this long from now on."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    dist.distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001 (likewise)
 
 
 # --- gradient scalers (malletrain.elastic.undo) ---
@@ -171,7 +171,7 @@ def node_agent(spec: WorkerSpec, news: News, stop_grace_s: float) -> LocalElasti
             self._initialize_workers(group)
             while True:
                 news.wait_for_news(group.spec.monitor_interval)
-                result = self._monitor_workers(group)
+                result: RunResult = self._monitor_workers(group)
                 group.state = result.state
                 if result.state is WorkerState.SUCCEEDED:
                     if not news.succeeded():

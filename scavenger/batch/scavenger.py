@@ -65,7 +65,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.memory = memory or GapMemory()
         self.clock = clock
         self.site: SiteT | None = None
-        self._site_at = 0.0
+        self.site_at = 0.0
         self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
@@ -97,8 +97,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """
 
     @abstractmethod
-    def _turn_s(self, site: SiteT) -> float:
-        """How long the main scheduler needs to have had its turn with an idle node."""
+    def _left_idle_s(self, site: SiteT) -> float:
+        """How long an idle node is left to the main scheduler."""
 
     @abstractmethod
     def _partitions(self, site: SiteT) -> Collection[str]:
@@ -222,10 +222,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self._known_site(self.clock())
 
     def _known_site(self, now: float) -> SiteT:
-        if self.site is None or not 0 <= now - self._site_at < self.site_every_s:
+        if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
                 self.site = self._ask_site()
-                self._site_at = now
+                self.site_at = now
             except SchedulerError:
                 if self.site is None:
                     raise
@@ -235,7 +235,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         s = self.settings
         return replace(
             s.rules,
-            idle_for_s=self._turn_s(site) if s.idle_for_s is None else s.idle_for_s,
+            idle_for_s=self._left_idle_s(site) if s.idle_for_s is None else s.idle_for_s,
             partitions=s.rules.partitions or frozenset(filter(None, self._partitions(site))),
             use_planned=s.rules.use_planned or s.backfill,
             min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),

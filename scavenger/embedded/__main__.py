@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.embedded.cluster import EmbeddedCluster, Settings
-from scavenger.embedded.layout import Layout, read_json
+from scavenger.embedded.layout import Layout, node_names, read_json
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,27 +118,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error("--notice-fraction must be between 0 and 1")
     if args.grace < 0 or args.sweep < 0:
         p.error("--grace and --sweep must be 0 or more")
-    names = tuple(f"n{k}" for k in range(1, args.nodes + 1))
+    names = node_names(args.nodes)
     try:
         replay = None
         if args.trace is not None:
-            from scavenger.trace.files import read
-            from scavenger.trace.replay import Replay, fit
+            from scavenger.embedded.replaying import read_replay
 
-            whole = read(args.trace, duration_s=args.trace_end)
-            if set(whole.names) < set(
-                names
-            ):  # nodes of this cluster without an event are busy all the time
-                whole = read(args.trace, names=names, duration_s=args.trace_end)
-            cut = fit(
-                whole,
+            replay = read_replay(
+                args.trace,
                 names,
                 speedup=args.speedup,
-                duration_s=args.duration,
-                start_s=args.start,
                 seed=args.seed,
+                start_s=args.start,
+                duration_s=args.duration,
+                trace_end_s=args.trace_end,
+                at_end=args.at_end,
             )
-            replay = Replay(cut, args.at_end)
         os.umask(0o077)
         layout = Layout(args.dir.resolve())
         layout.create()
@@ -167,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=args.seed,
             sweep_s=args.sweep,
             lifetime_s=args.lifetime,
+            trace=None if args.trace is None else str(args.trace.resolve()),
+            speedup=args.speedup,
         )
         EmbeddedCluster(settings, replay).run()
     return 0

@@ -32,7 +32,7 @@ from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
 from scavenger.embedded.record import Record
-from scavenger.embedded.requests import RequestRefused, TakeRequest, read_take
+from scavenger.embedded.requests import ClusterRefused, TakeRequest, read_take
 
 if TYPE_CHECKING:  # a cluster without a trace needs no numpy
     from scavenger.trace.replay import Replay
@@ -59,6 +59,10 @@ class Settings:
     seed: int = 0
     sweep_s: float = 1.0
     lifetime_s: float | None = None
+    trace: str | None = None
+    """The file that says which nodes are idle; kept to be told."""
+    speedup: float = 1.0
+    """How many of its seconds pass in one; kept to be told."""
 
 
 @dataclass
@@ -246,7 +250,7 @@ class EmbeddedCluster:
         for path in waiting(self.layout.spool):
             try:
                 answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
-            except (RequestRefused, ValueError, OSError) as error:
+            except (ClusterRefused, ValueError, OSError) as error:
                 self.totals["refused_requests"] += 1
                 answer = {"ok": False, "error": str(error)}
             self._dirty = True
@@ -256,7 +260,7 @@ class EmbeddedCluster:
 
     def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
         if not isinstance(request, dict) or request.get("format") != FORMAT:
-            raise RequestRefused(
+            raise ClusterRefused(
                 f"The request is not a JSON object of format {FORMAT}; client and cluster are "
                 "of different versions."
             )
@@ -269,7 +273,7 @@ class EmbeddedCluster:
                 if lease is not None:
                     lease.leave(now, wall, self.settings.grace_s, "given back")
             return {}
-        raise RequestRefused(
+        raise ClusterRefused(
             f"The request is of an unknown kind or incomplete: {str(kind)[:40]!r}."
         )
 
@@ -283,18 +287,18 @@ class EmbeddedCluster:
             return {"id": lease_id, **known.record()}
         try:
             lease = self._start(read_take(entry), now, wall)
-        except (RequestRefused, OSError) as error:
+        except (ClusterRefused, OSError) as error:
             return {"id": lease_id, "node": "", "state": "ended", "pid": 0, "reason": str(error)}
         return {"id": lease_id, **lease.record()}
 
     def _start(self, wanted: TakeRequest, now: float, wall: float) -> LeaseProcess:
         node = self.nodes.get(wanted.node)
         if node is None:
-            raise RequestRefused(f"There is no node {wanted.node[:100]!r} in this cluster.")
+            raise ClusterRefused(f"There is no node {wanted.node[:100]!r} in this cluster.")
         if self._stopping:
-            raise RequestRefused("The cluster is stopping.")
+            raise ClusterRefused("The cluster is stopping.")
         if node.state != "idle":
-            raise RequestRefused(f"Node {node.name} is {node.state}, not idle.")
+            raise ClusterRefused(f"Node {node.name} is {node.state}, not idle.")
         lease = start_lease(
             wanted.id,
             node.name,
@@ -341,6 +345,14 @@ class EmbeddedCluster:
             "pid_start": own.start if own else -1,
             "boot_id": processes.boot_id(),
             "grace_s": self.settings.grace_s,
+            "options": {
+                "nodes": len(self.settings.nodes),
+                "trace": self.settings.trace,
+                "speedup": self.settings.speedup,
+                "grace": self.settings.grace_s,
+                "notice_fraction": self.settings.notice_fraction,
+                "seed": self.settings.seed,
+            },
             "nodes": {
                 n.name: {
                     "state": n.state,

@@ -83,6 +83,11 @@ class Layout:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def node_names(count: int) -> tuple[str, ...]:
+    """The names of a cluster's nodes."""
+    return tuple(f"n{k}" for k in range(1, count + 1))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` by ``value`` as JSON, readable by this user only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")

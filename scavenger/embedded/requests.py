@@ -12,7 +12,7 @@ from typing import Any
 _LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-class RequestRefused(ValueError):
+class ClusterRefused(ValueError):
     """A request that cannot be done; the message says why."""
 
 
@@ -29,21 +29,21 @@ class TakeRequest:
 
 
 def read_take(entry: Any) -> TakeRequest:
-    """One entry of a request of kind ``take``. Raises RequestRefused."""
+    """One entry of a request of kind ``take``. Raises ClusterRefused."""
     fields = entry if isinstance(entry, Mapping) else {}
     lease_id = str(fields.get("id", ""))
     if not _LEASE_ID.fullmatch(lease_id):
-        raise RequestRefused(
+        raise ClusterRefused(
             f"The lease id {lease_id[:100]!r} is not made of 1-100 letters, digits, '.', "
             "'_' and '-'."
         )
     argv, env, duration = fields.get("argv"), fields.get("env", {}), fields.get("duration_s")
     if not (isinstance(argv, list) and argv and all(isinstance(a, str) for a in argv)):
-        raise RequestRefused("The command must be a list of at least one string.")
+        raise ClusterRefused("The command must be a list of at least one string.")
     if not (isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
-        raise RequestRefused("The environment must be an object of strings.")
+        raise ClusterRefused("The environment must be an object of strings.")
     if not (duration is None or (isinstance(duration, int | float) and duration > 0)):
-        raise RequestRefused(
+        raise ClusterRefused(
             f"The time limit must be a positive number of seconds; got {duration!r}."
         )
     return TakeRequest(lease_id, str(fields.get("node")), argv, env, duration)

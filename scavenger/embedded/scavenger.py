@@ -167,6 +167,15 @@ class LocalScavenger:
         )
         return found
 
+    def options(self) -> dict[str, Any]:
+        """What the cluster was started with: ``nodes``, ``trace``, ``speedup``, ``grace``,
+        ``notice_fraction``, ``seed``; of one of an earlier version the two that it tells. Raises
+        SchedulerError when no cluster runs in the directory.
+        """
+        state = self.state()
+        least = {"nodes": len(state["nodes"]), "grace": float(state["grace_s"])}
+        return dict(state.get("options", least))
+
     def totals(self) -> dict[str, float]:
         """The cluster's own counts: node-seconds offered, leased and used in grace time, leases,
         preemptions, orphans.

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from malletrain.protocol.worker_channel import Metric, Progress, SnapshotTaken
+from malletrain.protocol.worker_channel import ScriptMetric, SnapshotTaken, WorkerProgress
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.waiting import PATIENCE_S, until
@@ -126,13 +126,13 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
     last = {
         message.sender.rank: message.samples
         for message in messages
-        if isinstance(message, Progress)
+        if isinstance(message, WorkerProgress)
     }
     assert sum(last.values()) == EPOCHS * TRAIN_SAMPLES - (
         state["epoch"] * TRAIN_SAMPLES + state["position"]
     )
     assert any(isinstance(message, SnapshotTaken) and message.saved for message in messages)
-    (metric,) = [message for message in messages if isinstance(message, Metric)]
+    (metric,) = [message for message in messages if isinstance(message, ScriptMetric)]
     assert metric.value == pytest.approx(accuracy_in(log.read_text()), abs=1e-4)
 
     mine, theirs = model_in(snapshot), model_in(undisturbed)

@@ -81,7 +81,8 @@ class _Dense(nn.Module):
         seen = [x]
         for convolution in self.convolutions[:-1]:
             seen.append(functional.leaky_relu(convolution(torch.cat(seen, dim=1)), 0.2))
-        return x + 0.2 * self.convolutions[-1](torch.cat(seen, dim=1))
+        last: torch.Tensor = self.convolutions[-1](torch.cat(seen, dim=1))
+        return x + 0.2 * last
 
 
 class Rrdb(nn.Module):

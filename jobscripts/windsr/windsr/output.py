@@ -42,7 +42,8 @@ class SampledFields:
     @property
     def mean(self) -> NDArray[np.float32]:
         """[time, y, x] the members' mean, m/s."""
-        return self.members.mean(axis=1)
+        mean: NDArray[np.float32] = self.members.mean(axis=1)
+        return mean
 
 
 _WIND = {"standard_name": "wind_speed", "units": "m s-1", "coordinates": "height"}
@@ -58,7 +59,8 @@ def write(path: Path, result: SampledFields, did: str) -> None:
     factor = len(result.y) // low.shape[1]
 
     def coarse(axis: NDArray[np.floating], count: int) -> NDArray[np.float64]:
-        return axis[: count * factor].reshape(count, factor).mean(axis=1)
+        middle: NDArray[np.float64] = axis[: count * factor].reshape(count, factor).mean(axis=1)
+        return middle
 
     variables: dict[str, Any] = {
         "wind_speed": (

@@ -23,13 +23,13 @@ while True:
     with open(log_path(round_.group_rank), "ab") as log:
         log.write(b"line of round %d\\n" % generation)
     out.send(local.encode(local.Capable(who())))
-    out.send(local.encode(local.Metric(who(), "accuracy", 0.5)))
+    out.send(local.encode(local.ScriptMetric(who(), "accuracy", 0.5)))
     for step in range(1, 10**9):
-        out.send(local.encode(local.Progress(who(), step * 32.0, step, 32.0, 1.0, 1.0 + step)))
+        out.send(local.encode(local.WorkerProgress(who(), step * 32.0, step, 32.0, 1.0, 1.0 + step)))
         number = flags.drain_request()
         if number and number != served:
             served = number
-            out.send(local.encode(local.Drained(who(), number, True)))
+            out.send(local.encode(local.DrainDone(who(), number, True)))
         newer = [m for m in end.receive(0.02) if isinstance(m, messages.Round)]
         for name in ("succeed", "fail", "leave"):
             if os.path.exists(os.path.join(order.spec.workdir, name)):

@@ -58,7 +58,7 @@ who = local.Sender(order.job, generation, 0, os.getpid())
 note = os.open(os.path.join(order.spec.workdir, "taken"), os.O_CREAT | os.O_WRONLY)
 step = 1
 while True:
-    if out.send(local.encode(local.Progress(who, step * 32.0, step, 32.0, 1.0, 1.0 + step))):
+    if out.send(local.encode(local.WorkerProgress(who, step * 32.0, step, 32.0, 1.0, 1.0 + step))):
         os.pwrite(note, b"%12d" % step, 0)
         step += 1
 """

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.agent import logs
 from malletrain.agent.logs import CHUNK_BYTES, LogForwarder, tail
-from malletrain.protocol.messages import LogAck
+from malletrain.protocol.messages import LogAck, LogChunk, LogEnd, LogsShipped
 
 
 class Sink:
@@ -17,10 +17,13 @@ class Sink:
     def __init__(self):
         self.there = True
         self.chunks = []
+        self.said = []
         self.data = b""
 
     def send(self, chunk):
-        if self.there:
+        if not isinstance(chunk, LogChunk):
+            self.said.append(chunk)
+        elif self.there:
             self.chunks.append(chunk)
             self.data = self.data[: chunk.offset] + chunk.data
         return self.there
@@ -50,16 +53,15 @@ def test_a_log_is_sent_in_pieces_and_deleted_when_it_is_over(forwarder, sink, tm
     assert [len(c.data) for c in sink.chunks] == [CHUNK_BYTES]
     forwarder.acknowledged(sink.ack())
     forwarder.step()
-    assert not forwarder.all_sent()
     forwarder.acknowledged(sink.ack())
     assert sink.data == data
-    assert forwarder.all_sent()
     forwarder.step()
     assert (tmp_path / "log").exists()  # something may still be written
     forwarder.close("j1", before=2)
     forwarder.step()
     assert not (tmp_path / "log").exists()
     assert not forwarder.files
+    assert sink.said == [LogsShipped("j1")]
 
 
 def test_what_was_not_acknowledged_is_sent_again_after_a_reconnection(forwarder, sink, tmp_path):
@@ -101,7 +103,46 @@ def test_a_log_at_its_limit_is_not_sent_any_further(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(b"x" * 2000)
     forwarder.step()
     assert len(sink.chunks) == 1
-    assert forwarder.all_sent()
+    forwarder.close("j1")
+    forwarder.step()
+    assert sink.said == [LogEnd("j1", 1, "rank0", "n0", 2000), LogsShipped("j1")]
+
+
+def test_a_log_that_is_over_goes_as_fast_as_the_daemon_takes_it(forwarder, sink, tmp_path):
+    data = os.urandom(9 * CHUNK_BYTES + 1)
+    (tmp_path / "log").write_bytes(data)
+    forwarder.close("j1")
+    forwarder.step()
+    while forwarder.files:
+        forwarder.acknowledged(sink.ack())
+    assert sink.data == data
+    assert sink.said == [LogsShipped("j1")]
+
+
+def test_what_could_not_be_sent_is_named(forwarder, sink, tmp_path):
+    (tmp_path / "log").write_bytes(b"x" * 5000)
+    forwarder.add("j2", 1, "rank1", tmp_path / "other")
+    (tmp_path / "other").write_bytes(b"y" * 70)
+    forwarder.step()
+    forwarder.abandon()
+    assert sink.said == [
+        LogEnd("j1", 1, "rank0", "n0", 5000),
+        LogsShipped("j1"),
+        LogEnd("j2", 1, "rank1", "n0", 70),
+        LogsShipped("j2"),
+    ]
+    assert forwarder.jobs() == ()
+
+
+def test_a_launcher_started_again_takes_the_place_of_the_first(forwarder, sink, tmp_path):
+    (tmp_path / "log").write_bytes(b"first launcher\n")
+    forwarder.step()
+    late = sink.ack()
+    (tmp_path / "second").write_bytes(b"2nd\n")
+    forwarder.add("j1", 1, "rank0", tmp_path / "second")
+    forwarder.acknowledged(late)  # of the log that had the name before
+    forwarder.step()
+    assert (sink.chunks[-1].offset, sink.chunks[-1].data) == (0, b"2nd\n")
 
 
 def test_the_disk_is_given_back_while_a_log_grows(forwarder, sink, tmp_path):
@@ -142,7 +183,7 @@ def test_logs_of_later_rounds_and_the_launchers_go_on(forwarder, tmp_path):
             "\n".join(f"line {i}" for i in range(80, 100)),
         ),
         (b"x" * 10000, "x" * 4096),
-        (b"first\n" + b"y" * 4085 + b"\nlast\n", "y" * 4085 + "\nlast"),
+        (b"first\n" + b"y" * 4086 + b"\nlast\n", "y" * 4086 + "\nlast"),
     ],
 )
 def test_tail(tmp_path, content, expected):

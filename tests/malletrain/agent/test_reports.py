@@ -36,7 +36,7 @@ def sender(rank=0, generation=1, job="j1", pid=10):
 
 
 def progress(steps, **who):
-    return local.Progress(sender(**who), steps * 8.0, steps, 8.0, 100.0, 100.0 + steps)
+    return local.WorkerProgress(sender(**who), steps * 8.0, steps, 8.0, 100.0, 100.0 + steps)
 
 
 def test_the_newest_counts_of_every_worker_are_sent_once(reports, daemon):
@@ -55,11 +55,11 @@ def test_the_newest_counts_of_every_worker_are_sent_once(reports, daemon):
 
 
 def test_everything_else_is_sent_at_once(reports, daemon):
-    reports.take(local.Mark(sender(), "import", 5.0))
-    reports.take(local.Metric(sender(2), "accuracy", 0.9))
+    reports.take(local.StartupMark(sender(), "import", 5.0))
+    reports.take(local.ScriptMetric(sender(2), "accuracy", 0.9))
     reports.take(local.SnapshotTaken(sender(), True, "/p", 10, 0.5, 80.0, 10))
     reports.take(local.SnapshotTaken(sender(), False, "/p", 0, 0.5, 80.0, 10, "The disk is full."))
-    reports.take(local.Profile(sender(), 1000, None))
+    reports.take(local.ModelFacts(sender(), 1000, None))
     assert daemon.got[:2] == [
         messages.Mark("j1", 1, 0, "import", 5.0),
         messages.Metric("j1", 2, "accuracy", 0.9),
@@ -77,7 +77,7 @@ def test_everything_else_is_sent_at_once(reports, daemon):
 def test_drains_and_the_ability_to_serve_them(reports, daemon):
     assert reports.take(local.Capable(sender(generation=4))) is None
     assert reports.capable == {4}
-    assert reports.take(local.Drained(sender(generation=4), 2, False, "why")) == DrainServed(
+    assert reports.take(local.DrainDone(sender(generation=4), 2, False, "why")) == DrainServed(
         4, 2, False, "why"
     )
     assert daemon.got == []
@@ -94,7 +94,7 @@ def test_training_without_anything_to_save_is_noticed(reports):
 
 def test_workers_of_a_job_that_was_here_before_are_not_heard(reports, daemon):
     reports.take(progress(1, job="j0"))
-    reports.take(local.Mark(sender(job="j0"), "import", 5.0))
+    reports.take(local.StartupMark(sender(job="j0"), "import", 5.0))
     reports.flush()
     assert daemon.got == []
 
@@ -103,10 +103,10 @@ def test_nothing_that_counts_is_lost_while_the_daemon_is_away(reports, daemon):
     reports.take(progress(1))
     reports.flush()
     daemon.there = False
-    reports.take(local.Mark(sender(), "first", 5.0))
-    reports.take(local.Metric(sender(), "accuracy", 0.1))
-    reports.take(local.Metric(sender(), "accuracy", 0.9))
-    reports.take(local.Metric(sender(1), "loss", 0.3))
+    reports.take(local.StartupMark(sender(), "first", 5.0))
+    reports.take(local.ScriptMetric(sender(), "accuracy", 0.1))
+    reports.take(local.ScriptMetric(sender(), "accuracy", 0.9))
+    reports.take(local.ScriptMetric(sender(1), "loss", 0.3))
     reports.flush()
     daemon.there, daemon.got = True, []
     reports.reconnected()
@@ -126,8 +126,8 @@ def test_what_is_kept_is_bounded(reports, daemon):
     daemon.there = False
     for i in range(1000):
         reports.take(progress(1, pid=i))
-        reports.take(local.Metric(sender(), f"m{i}", 1.0))
-        reports.take(local.Mark(sender(), f"m{i}", 1.0))
+        reports.take(local.ScriptMetric(sender(), f"m{i}", 1.0))
+        reports.take(local.StartupMark(sender(), f"m{i}", 1.0))
     daemon.there = True
     reports.reconnected()
     assert len(daemon.got) <= 3 * 256

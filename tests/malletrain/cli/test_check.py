@@ -7,7 +7,8 @@ import sqlite3
 
 import pytest
 
-from malletrain.cli.check import TESTS
+from malletrain.cli.check import MORE
+from malletrain.daemon.startup import STARTUP
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ def test_a_forward_looking_time_that_lets_no_job_start(run, config):
 def test_json(run, config):
     data = json.loads(run("check", "--config", config(), "--json").stdout)
     assert data["ok"] is True
-    assert {f["what"] for f in data["findings"]} == {"configuration"} | {name for name, _ in TESTS}
+    assert {f["what"] for f in data["findings"]} == {"configuration"} | {
+        name for name, _ in (*STARTUP, *MORE)
+    }
 
 
 def test_all_problems_of_the_file_at_once(run, tmp_path):
@@ -147,6 +150,33 @@ def test_no_cluster_and_none_to_be_started(run, config):
     assert any(
         "python -m scavenger.embedded" in sentence for sentence, works in found.items() if not works
     )
+
+
+IMPOSSIBLE = {
+    "a trace that is not there": ("", 'trace = "none.csv"', "none.csv"),
+    "a trace that is none": ("", 'trace = "site.toml"', "Correct trace in [scheduler.local]"),
+    "a state directory nowhere": ('state_dir = "/proc/none/state"', "", "/proc/none"),
+    "a state directory in a file": ('state_dir = "site.toml/state"', "", "site.toml"),
+    "a database nowhere": ('database = "sqlite:////proc/none/db"', "", "/proc/none"),
+    "a database of no kind": ('database = "nosql://x"', "", "nosql://x"),
+}
+
+
+@pytest.mark.parametrize(("daemon", "local", "word"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_keeps_the_daemon_from_starting_is_found_before(run, config, daemon, local, word):
+    """In the same words, and nothing is left behind by the look."""
+    path = config(daemon, rest=f"[scheduler.local]\n{local}" if local else "")
+    before = sorted(path.parent.iterdir())
+    code, found = findings(run, path)
+    wrong = [sentence for sentence, works in found.items() if not works]
+    assert code == 1
+    assert any(word in sentence for sentence in wrong), wrong
+    assert sorted(path.parent.iterdir()) == before
+    started = run("daemon", "--config", path)
+    assert started.exit_code == 1
+    said = [line.removeprefix("malletraind: ") for line in started.stderr.splitlines()]
+    assert said, started.stdout
+    assert set(said) <= set(wrong)
 
 
 def test_with_a_daemon_at_work(run, config, daemon):

@@ -106,6 +106,7 @@ class RunningDaemon:
         self._backend = backends.Backend(
             lambda config: machine,
             lambda config: None,
+            lambda config: iter(()),
             lambda config: 30.0,
             lambda config: iter(()),
         )

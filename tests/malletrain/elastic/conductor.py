@@ -58,7 +58,7 @@ def _work(
         code = int(end.code or 0)
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

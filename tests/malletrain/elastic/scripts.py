@@ -171,7 +171,7 @@ def between(folder: str) -> None:
             optimizers[0].step()
             if number == 10 and step.world_size > 1:
                 Path(folder, f"between-{step.rank}").touch()
-                while not run._membership.group.broken:
+                while not run.membership.group.broken:
                     time.sleep(0.001)
             optimizers[1].step()
     updates = [

@@ -59,7 +59,7 @@ def lightning(folder, per_device, stop, monkeypatch):
             self.net.seen = []
 
     monkeypatch.setattr(
-        "malletrain.integrations.lightning.Guard",
+        "malletrain.integrations.lightning.StateGuard",
         lambda: StopAt((lambda: trainer.global_step, stop)),
     )
     callback = MalleTrainCallback(folder)
@@ -97,7 +97,7 @@ def hugging_face(folder, per_device, stop, monkeypatch, size=rescaled.GLOBAL_BAT
             net.seen = []
 
     monkeypatch.setattr(
-        "malletrain.integrations.transformers.Guard",
+        "malletrain.integrations.transformers.StateGuard",
         lambda: StopAt((lambda: trainer.state.global_step, stop)),
     )
     args = TrainingArguments(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from malletrain.protocol.worker_channel import Drained, Progress
+from malletrain.protocol.worker_channel import DrainDone, WorkerProgress
 from tests.malletrain.agent.node_side import alive, eventually
 from tests.malletrain.training.worker_side import FakeAgent
 
@@ -126,9 +126,11 @@ def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_st
 ):
     first = Ranks(server, tmp_path, 1)
     try:
-        first.until(1, "some steps", lambda m: isinstance(m, Progress) and m.steps >= 3)
+        first.until(1, "some steps", lambda m: isinstance(m, WorkerProgress) and m.steps >= 3)
         first.agents[0].flags.request_drain(7)
-        first.until(0, "the answer", lambda m: isinstance(m, Drained) and m.saved and m.number == 7)
+        first.until(
+            0, "the answer", lambda m: isinstance(m, DrainDone) and m.saved and m.number == 7
+        )
         done = first.steps()
         assert done[0] == done[1] == list(range(1, len(done[0]) + 1))
         assert len(done[0]) < STEPS

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from malletrain.protocol.worker_channel import Drained
+from malletrain.protocol.worker_channel import DrainDone
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.test_ranks import HOME, Ranks
 
@@ -53,7 +53,7 @@ def drained_at(ranks: Ranks, step: int) -> None:
     ranks.when(lambda: len(done.read_text().split("\n")) >= step, f"{step - 1} steps")
     ranks.agents[0].flags.request_drain(7)
     let_go(ranks.folder, step)
-    ranks.until(0, "the answer", lambda m: isinstance(m, Drained) and m.saved and m.number == 7)
+    ranks.until(0, "the answer", lambda m: isinstance(m, DrainDone) and m.saved and m.number == 7)
     for pid in ranks.workers:
         os.kill(pid, signal.SIGTERM)
     ranks.ended()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from malletrain.protocol.worker_channel import Capable, Drained, Progress
+from malletrain.protocol.worker_channel import Capable, DrainDone, WorkerProgress
 from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
@@ -39,10 +39,10 @@ class Launcher:
             self.heard += new
             if over:
                 return
-            if not asked and any(isinstance(m, Progress) and m.steps >= at_step for m in new):
+            if not asked and any(isinstance(m, WorkerProgress) and m.steps >= at_step for m in new):
                 asked = True
                 agent.flags.request_drain(7)
-            if any(isinstance(m, Drained) for m in new):
+            if any(isinstance(m, DrainDone) for m in new):
                 self.answered.set()
                 agent.flags.request_drain(0)
             time.sleep(0.002)
@@ -71,9 +71,9 @@ def check(launcher, steps, samples):
     """What every trainer must have told."""
     assert launcher.answered.is_set()
     assert launcher.of(Capable)
-    assert all(m.saved and m.number == 7 for m in launcher.of(Drained))
-    assert max(m.steps for m in launcher.of(Progress)) == steps
-    assert max(m.samples for m in launcher.of(Progress)) == samples
+    assert all(m.saved and m.number == 7 for m in launcher.of(DrainDone))
+    assert max(m.steps for m in launcher.of(WorkerProgress)) == steps
+    assert max(m.samples for m in launcher.of(WorkerProgress)) == samples
 
 
 def hugging_face(folder, steps):

@@ -5,6 +5,7 @@ import uuid
 import zmq
 
 from malletrain.protocol import wire
+from tests.waiting import PATIENCE_S
 
 
 class FakeAgent:
@@ -21,7 +22,7 @@ class FakeAgent:
 
     def hear(self):
         """The next message of the launcher."""
-        assert self.socket.poll(20000), "the launcher says nothing"
+        assert self.socket.poll(int(PATIENCE_S * 1000)), "the launcher says nothing"
         self.identity, *frames = self.socket.recv_multipart()
         return wire.decode(frames)
 

@@ -12,6 +12,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from tests.malletrain.agent.node_side import spec
 from tests.malletrain.launch.fake_agent import FakeAgent
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -133,3 +134,49 @@ def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     assert launcher.process.wait(20) == 0
     assert "released from this node" in launcher.output()
     assert "Traceback" not in launcher.output()
+
+
+FOREIGN = "This script does not use malletrain.elastic, which live mode needs"
+EARLY_ENDS = {
+    "wrong arguments": (
+        "import argparse\nargparse.ArgumentParser().parse_args(['-x'])\nimport malletrain.elastic",
+        2,
+        "train.py: error: unrecognized arguments: -x",
+        "",
+    ),
+    "a script for torchrun": (
+        "import torch.distributed as dist\nprint('begin')\ndist.init_process_group('gloo')",
+        1,
+        "environment variable MASTER_ADDR expected, but not set",
+        FOREIGN,
+    ),
+    "a script that trains alone": ("print('trained')", 0, "", FOREIGN),
+    "noise behind the error": (
+        "import sys\n"
+        "print('no data', file=sys.stderr)\n"
+        "class Late:\n"
+        "    def __del__(self): raise RuntimeError('the interpreter ends')\n"
+        "late = Late()\n"
+        "raise FileNotFoundError('data.npz is not there')\n"
+        "import malletrain.elastic",
+        1,
+        "FileNotFoundError: data.npz is not there",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "error", "hint"), EARLY_ENDS.values(), ids=list(EARLY_ENDS)
+)
+def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, code, error, hint):
+    launcher = launch(script)
+    said = launcher.agent.hear().assignment
+    assert (said.phase, said.generation) == ("exited", 0)
+    failure = said.failures[0]
+    assert failure.exitcode == code
+    assert error in failure.cause
+    assert hint in failure.cause
+    assert (FOREIGN in failure.cause) == bool(hint)
+    assert "the interpreter ends" not in failure.tail
+    assert launcher.process.wait(PATIENCE_S) == 1

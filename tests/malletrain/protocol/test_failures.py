@@ -23,6 +23,11 @@ def test_the_mend_is_named_where_the_cause_is_known(exitcode, tail, words):
     assert words in describe([failed(exitcode, tail)])
 
 
+def test_the_mend_stands_after_a_known_cause_too():
+    known = Failure(0, 1, 0.0, "noise\n", cause="ModuleNotFoundError: No module named 'a'")
+    assert "pip install" in describe([known])
+
+
 def test_other_causes_speak_for_themselves():
     assert describe([failed(2, "a.py: error: argument --b: expected one argument\n")]) == (
         "Rank 0 exited with code 2. Its last line: a.py: error: argument --b: expected one argument"

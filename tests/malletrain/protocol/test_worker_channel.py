@@ -14,14 +14,14 @@ from malletrain.protocol.flags import FlagsReader, FlagsWriter
 from malletrain.protocol.worker_channel import (
     MAX_DATAGRAM_BYTES,
     Capable,
-    Drained,
-    Mark,
-    Metric,
+    DrainDone,
+    ModelFacts,
     Outbox,
-    Profile,
-    Progress,
+    ScriptMetric,
     Sender,
     SnapshotTaken,
+    StartupMark,
+    WorkerProgress,
     decode_datagram,
     encode,
     progress_encoder,
@@ -29,16 +29,16 @@ from malletrain.protocol.worker_channel import (
 
 SENDER = Sender("job-1", 4, 2, 4711)
 EVERY_KIND = [
-    Progress(SENDER, 640, 10, 64.5, 1000.25, 1001.5, 3),
-    Mark(SENDER, "import", 1000.125),
+    WorkerProgress(SENDER, 640, 10, 64.5, 1000.25, 1001.5, 3),
+    StartupMark(SENDER, "import", 1000.125),
     SnapshotTaken(SENDER, True, "/spool/x.pt", 1024, 0.25, 640.0, 10),
     SnapshotTaken(
         SENDER, False, '/spool/\udc80 % " x.pt', 0, 0.25, 640, 10, "Kein Platz für «x»: 磁盘已满"
     ),
     Capable(SENDER),
-    Drained(SENDER, 7, False, "No space left on device"),
-    Metric(SENDER, "log likelihood", -3.5),
-    Profile(SENDER, 10_000, None),
+    DrainDone(SENDER, 7, False, "No space left on device"),
+    ScriptMetric(SENDER, "log likelihood", -3.5),
+    ModelFacts(SENDER, 10_000, None),
 ]
 
 
@@ -56,8 +56,8 @@ def test_every_kind_arrives_as_sent(message):
 def test_the_fast_progress_encoder_agrees_with_the_plain_one(job, samples, steps, batch):
     sender = Sender(job, 1, 0, 1)
     data = progress_encoder(sender)(samples, steps, batch, 1.5, 2.5, 0)
-    assert decode_datagram(data) == Progress(sender, samples, steps, batch, 1.5, 2.5, 0)
-    assert data == encode(Progress(sender, samples, steps, batch, 1.5, 2.5, 0))
+    assert decode_datagram(data) == WorkerProgress(sender, samples, steps, batch, 1.5, 2.5, 0)
+    assert data == encode(WorkerProgress(sender, samples, steps, batch, 1.5, 2.5, 0))
 
 
 @given(st.text(), st.text())

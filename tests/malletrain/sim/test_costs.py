@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from malletrain.sim.costs import Cause, CostModel, Run
+from malletrain.sim.costs import Cause, CostModel, SimRun
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import job
 
@@ -16,7 +16,7 @@ UP, DOWN, START = 18.0, 12.0, 20.0
 def run_of(**costs):
     given = {"up_s": UP, "down_s": DOWN, "start_s": START, **costs}
     model = job()
-    return Run(model, model.rates(), CostModel(**given))
+    return SimRun(model, model.rates(), CostModel(**given))
 
 
 def nodes(k):
@@ -120,7 +120,7 @@ class TestReal:
 
     def test_done_when_the_work_is_done(self):
         model = job(samples=400.0)
-        run = Run(model, model.rates(), CostModel(start_s=0.0))
+        run = SimRun(model, model.rates(), CostModel(start_s=0.0))
         run.start(nodes(4), 0.0)
         run.resumed(0.0)
         assert run.done_at() == 10.0

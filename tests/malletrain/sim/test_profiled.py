@@ -13,7 +13,7 @@ from allocator import ScalingCurve
 from jpa import MeasuredCurve
 from malletrain.core.events import Announce, KeepScalingModel
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.sim.costs import CostModel, Run
+from malletrain.sim.costs import CostModel, SimRun
 from malletrain.sim.engine import Simulation
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
@@ -74,7 +74,7 @@ def test_several_jobs_are_profiled_one_after_the_other_and_all_is_repeatable():
 
 def test_reports_scatter_about_the_true_rate():
     job = SimJob("j", 1, 6, 1e9, CURVE)
-    run, reports = Run(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
+    run, reports = SimRun(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
     run.start(("a", "b"), 10.0)
     told = [reports.report(run, 10.0 + 0.5 * k) for k in range(1, 401)]
     assert (told[0][0].time, told[0][0].samples) == (10.0, 0.0), "a round begins with nothing"
@@ -89,7 +89,7 @@ def test_reports_scatter_about_the_true_rate():
 
 def test_an_undisturbed_job_reports_once_a_size():
     job = SimJob("j", 1, 6, 1e9, CURVE)
-    run, reports = Run(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
+    run, reports = SimRun(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
     run.start(("a", "b"), 0.0)
     due = reports.due(run, 0.0, profiled=False)
     assert reports.report(run, due)

@@ -8,7 +8,7 @@ import pytest
 
 import malletrain
 from malletrain import Snapshot
-from malletrain.protocol.worker_channel import Drained, Progress
+from malletrain.protocol.worker_channel import DrainDone, WorkerProgress
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_worker
 from tests.waiting import PATIENCE_S, until
@@ -30,7 +30,7 @@ class Moody:
 
 
 def drained(agent, seen):
-    seen.extend(agent.received(Drained))
+    seen.extend(agent.received(DrainDone))
     return seen
 
 
@@ -72,7 +72,7 @@ def test_the_progress_is_flushed_on_every_rank_when_a_drain_begins(tmp_path, mon
         agent.flags.request_drain(1)
         malletrain.report(1)
         snapshot.step()
-        assert agent.received(Progress)[-1].samples == 21
+        assert agent.received(WorkerProgress)[-1].samples == 21
         assert os.listdir(tmp_path) == []
 
 
@@ -83,13 +83,13 @@ def test_the_wait_ends_when_nobody_comes(agent, tmp_path, monkeypatch, capsys):
     snapshot.step()
     assert "nobody came; training goes on" in capsys.readouterr().err
     snapshot.step()
-    assert {message.number for message in agent.received(Drained)} == {1}
+    assert {message.number for message in agent.received(DrainDone)} == {1}
 
 
 def test_a_drain_whose_snapshot_fails_says_so_and_trains_on(agent, tmp_path):
     snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, moody=Moody())
     agent.flags.request_drain(4)
     snapshot.step()
-    (message,) = agent.received(Drained)
+    (message,) = agent.received(DrainDone)
     assert (message.number, message.saved) == (4, False)
     assert "no memory" in message.sentence

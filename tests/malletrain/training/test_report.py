@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import malletrain
-from malletrain.protocol.worker_channel import Mark, Metric, Profile, Progress
+from malletrain.protocol.worker_channel import ModelFacts, ScriptMetric, StartupMark, WorkerProgress
 from malletrain.training import report
 from tests.malletrain.agent.node_side import eventually
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
@@ -28,7 +28,7 @@ def agent(monkeypatch):
 def test_the_first_report_is_sent_at_once_and_the_rest_together(agent):
     for _ in range(1000):
         malletrain.report(32)
-    early = agent.received(Progress)
+    early = agent.received(WorkerProgress)
     assert (early[0].samples, early[0].steps, early[0].batch) == (32, 1, 32)
     assert early[0].sender.job == "job-1"
     assert (early[0].sender.generation, early[0].sender.rank, early[0].sender.pid) == (
@@ -38,7 +38,7 @@ def test_the_first_report_is_sent_at_once_and_the_rest_together(agent):
     )
     malletrain.report(7)
     report.flush()
-    last = agent.received(Progress)[-1]
+    last = agent.received(WorkerProgress)[-1]
     assert (last.samples, last.steps, last.batch) == (32007, 1001, 7)
     assert last.first == early[0].first <= last.last
 
@@ -58,7 +58,7 @@ def test_lost_datagrams_lose_nothing(agent, monkeypatch):
         malletrain.report(2)
     agent.received()
     malletrain.report(2)
-    last = agent.received(Progress)[-1]
+    last = agent.received(WorkerProgress)[-1]
     assert (last.samples, last.steps) == (4002, 2001)
     assert last.unsent > 0
 
@@ -77,7 +77,7 @@ def test_lost_datagrams_lose_nothing(agent, monkeypatch):
 )
 def test_what_a_script_may_pass(agent, value, counted):
     malletrain.report(value)
-    assert agent.received(Progress)[-1].samples == counted
+    assert agent.received(WorkerProgress)[-1].samples == counted
 
 
 class Hostile:
@@ -113,7 +113,7 @@ def test_what_a_script_may_not_pass_is_told_once_and_ignored(agent, capsys, valu
     malletrain.report(value)
     malletrain.report(value)
     assert capsys.readouterr().err.count("report() takes the number of samples") == 1
-    assert agent.received(Progress) == []
+    assert agent.received(WorkerProgress) == []
 
 
 def test_metrics_marks_and_facts(agent, capsys):
@@ -125,9 +125,9 @@ def test_metrics_marks_and_facts(agent, capsys):
     malletrain.metric("shape", [1, 2])
     messages = agent.received()
     assert [(type(m), getattr(m, "name", None)) for m in messages] == [
-        (Metric, "accuracy"),
-        (Mark, "ready"),
-        (Profile, None),
+        (ScriptMetric, "accuracy"),
+        (StartupMark, "ready"),
+        (ModelFacts, None),
     ]
     assert messages[0].value == 0.5
     assert messages[1].time == 12.5
@@ -156,8 +156,8 @@ def test_an_agent_that_goes_away_and_comes_back_changes_nothing(agent):
     os.rename(agent.path + ".gone", agent.path)
     report.flush()
     messages = agent.received()
-    assert [m.value for m in messages if isinstance(m, Metric)] == [0.9]
-    assert [m.samples for m in messages if isinstance(m, Progress)] == [6]
+    assert [m.value for m in messages if isinstance(m, ScriptMetric)] == [0.9]
+    assert [m.samples for m in messages if isinstance(m, WorkerProgress)] == [6]
 
 
 def test_without_an_agent_everything_is_a_no_op(monkeypatch, capsys):
@@ -186,11 +186,11 @@ def test_a_forked_child_is_not_its_parent(agent):
         malletrain.report(7)
         os._exit(0)
     os.waitpid(child, 0)
-    (message,) = agent.received(Progress)
+    (message,) = agent.received(WorkerProgress)
     assert (message.sender.pid, message.samples, message.steps) == (child, 7, 1)
     malletrain.report(1)
     report.flush()
-    assert agent.received(Progress)[-1].samples == 6
+    assert agent.received(WorkerProgress)[-1].samples == 6
 
 
 def test_a_worker_marks_its_start_and_sends_the_rest_when_it_ends(agent):
@@ -200,12 +200,12 @@ def test_a_worker_marks_its_start_and_sends_the_rest_when_it_ends(agent):
     )
     subprocess.run([sys.executable, "-c", script], check=True)
     messages = agent.received()
-    assert [m.name for m in messages if isinstance(m, Mark)] == ["start", "import", "first"]
-    start, imported, first = (m.time for m in messages if isinstance(m, Mark))
+    assert [m.name for m in messages if isinstance(m, StartupMark)] == ["start", "import", "first"]
+    start, imported, first = (m.time for m in messages if isinstance(m, StartupMark))
     assert start <= imported + 0.02  # the kernel tells the start to 10 ms
     assert imported <= first
-    assert [m.value for m in messages if isinstance(m, Metric)] == [0.75]
-    assert [m for m in messages if isinstance(m, Progress)][-1].samples == 300
+    assert [m.value for m in messages if isinstance(m, ScriptMetric)] == [0.75]
+    assert [m for m in messages if isinstance(m, WorkerProgress)][-1].samples == 300
 
 
 def test_what_a_worker_did_before_it_was_stopped_in_a_collective_is_known(agent):
@@ -218,7 +218,7 @@ def test_what_a_worker_did_before_it_was_stopped_in_a_collective_is_known(agent)
         counts = []
         eventually(
             lambda: (
-                counts.extend(m.samples for m in agent.received(Progress))
+                counts.extend(m.samples for m in agent.received(WorkerProgress))
                 or (counts and counts[-1] == 300)
             ),
             "the last count",

@@ -17,10 +17,10 @@ import malletrain
 from malletrain import Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import (
     Capable,
-    Mark,
-    Profile,
-    Progress,
+    ModelFacts,
     SnapshotTaken,
+    StartupMark,
+    WorkerProgress,
 )
 from malletrain.training import snapshot_file
 from tests.malletrain.training.test_snapshot_file import small_disk
@@ -186,12 +186,12 @@ def test_saves_are_reported_with_their_size_and_the_work_they_hold(agent, tmp_pa
     )
     assert taken.bytes == os.path.getsize(tmp_path / "x.pt")
     assert taken.seconds > 0
-    assert [message.name for message in messages if isinstance(message, Mark)] == [
+    assert [message.name for message in messages if isinstance(message, StartupMark)] == [
         "restoring",
         "restored",
         "first",
     ]
-    assert [message for message in messages if isinstance(message, Progress)][
+    assert [message for message in messages if isinstance(message, WorkerProgress)][
         -1
     ].samples == 61  # flushed before
 
@@ -200,7 +200,7 @@ def test_step_announces_itself_once_and_saves_when_due(agent, tmp_path):
     snapshot = Snapshot(tmp_path / "x.pt", every_s=math.inf, model=nn.Linear(10, 10))
     for _ in range(3):
         snapshot.step()
-    assert [type(message) for message in agent.received()] == [Capable, Profile]
+    assert [type(message) for message in agent.received()] == [Capable, ModelFacts]
     assert os.listdir(tmp_path) == []
     snapshot = Snapshot(tmp_path / "x.pt", every_s=0, model=nn.Linear(10, 10))
     snapshot.step()
@@ -208,7 +208,7 @@ def test_step_announces_itself_once_and_saves_when_due(agent, tmp_path):
     messages = agent.received()
     assert [type(message) for message in messages] == [
         Capable,
-        Profile,
+        ModelFacts,
         SnapshotTaken,
         SnapshotTaken,
     ]

@@ -1,0 +1,125 @@
+"""``malletrain cluster``: the embedded cluster of a configuration, looked at and stopped. It runs
+with or without a daemon, so no daemon is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from malletrain.cli.common import Refused, Sentences, json_option, print_json, say
+from malletrain.cli.daemon import load, missing
+from malletrain.protocol import env
+
+if TYPE_CHECKING:
+    from scavenger.embedded.cluster_process import ClusterProcess
+
+config_option = click.option(
+    "--config",
+    "config_file",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar=env.CONFIG,
+    show_envvar=True,
+    help="Configuration with which the daemon started the cluster (TOML).",
+)
+
+SLACK_S = 30.0
+"""How long the cluster may take to end beyond its grace time."""
+
+
+@click.group(cls=Sentences)
+def cluster() -> None:
+    """Look at the embedded cluster, or stop it.
+
+    The embedded cluster is the main scheduler of a configuration with kind = "local". It is a
+    process of its own and outlives the daemon, with the jobs on its nodes. A changed
+    [scheduler.local] counts once it was stopped: the daemon starts it anew.
+
+    \b
+    Example:
+      malletrain cluster stop --config local.toml
+      malletrain daemon --config local.toml
+    """
+
+
+@cluster.command()
+@config_option
+@json_option
+def status(config_file: Path, as_json: bool) -> None:
+    """Say whether the embedded cluster runs, and with what.
+
+    With --json: directory, pid, options, nodes.
+    """
+    running = _running(config_file)
+    scavenger = running.scavenger()
+    options, nodes = scavenger.options(), _states(running)
+    if as_json:
+        print_json(
+            {
+                "directory": str(running.directory),
+                "pid": running.pid,
+                "options": options,
+                "nodes": nodes,
+            }
+        )
+        return
+    counts = Counter(nodes.values())
+    told = ", ".join(f"{counts[state]} {state}" for state in ("leased", "idle", "busy"))
+    click.echo(
+        f"An embedded cluster of {len(nodes)} nodes runs in {running.directory} (process "
+        f"{running.pid}): {told}."
+    )
+    for name, value in options.items():
+        click.echo(f"  {name} = {'not given' if value is None else value}")
+
+
+@cluster.command()
+@config_option
+def stop(config_file: Path) -> None:
+    """Stop the embedded cluster with everything that runs on its nodes.
+
+    Jobs are told as at a preemption and have the grace time to save what they did; they go on when
+    there are nodes again. A daemon that runs has no nodes from then on: restart it, too.
+    """
+    from scavenger.interface import SchedulerError
+
+    running = _running(config_file)
+    grace_s = float(running.scavenger().options()["grace"])
+    leased = sum(state == "leased" for state in _states(running).values())
+    say(
+        f"Stopping the embedded cluster (process {running.pid}); {leased} leased nodes have "
+        f"{grace_s:g} s to leave."
+    )
+    try:
+        running.stop(grace_s + SLACK_S)
+    except SchedulerError as error:
+        raise Refused(str(error)) from None
+    click.echo(f"The embedded cluster in {running.directory} has stopped.")
+
+
+def _states(running: ClusterProcess) -> dict[str, str]:
+    return {e.node: e.state for e in running.scavenger().poll().explanations}
+
+
+def _running(config_file: Path) -> ClusterProcess:
+    """The cluster of the configuration. Raises Refused when there is none."""
+    config = load(config_file)
+    if config.scheduler.kind != "local":
+        raise Refused(
+            f"The main scheduler of {config_file} is {config.scheduler.kind}; only the embedded "
+            'one (kind = "local") is started and stopped by MalleTrain.'
+        )
+    try:
+        from scavenger.embedded.cluster_process import ClusterProcess
+        from scavenger.interface import SchedulerError
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    try:
+        return ClusterProcess.attach(config.cluster_dir)
+    except SchedulerError as error:
+        raise Refused(str(error)) from None

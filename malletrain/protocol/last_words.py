@@ -1,0 +1,66 @@
+"""What a process that ended badly said of it: its log without known noise, and the line in which
+its first error is told. Decides by the text alone; whose fault it is decides :mod:`failures`.
+"""
+
+from __future__ import annotations
+
+import re
+
+NOISE: tuple[tuple[str, str], ...] = (
+    (r"\[W\d{3,4} .*?\]", "warnings of c10 (c10/util/Logging.cpp), at every shutdown of a group"),
+    (r"\[[IWE]\d{3,4} .*TCPStore\.cpp:\d+\]", "a store's peers that ended first (TCPStore.cpp)"),
+    (r"W\d{4} [\d:.]+ \d+ ", "warnings of torch.distributed's Python side (torch/_logging)"),
+    (r"frame #\d+: ", "C++ backtraces of c10::Error (c10/util/Backtrace.cpp)"),
+    (r"Exception raised from \w+ at ", "the head of such a backtrace"),
+    (r"terminate called ", "libstdc++, when threads live on while the interpreter ends"),
+    (r".*resource_tracker: There appear to be ", "multiprocessing/resource_tracker.py, at exit"),
+    (r"\s*warnings\.warn\(", "the source line below a warning (warnings.py)"),
+    (r".*:\d+: \w*Warning: ", "warnings of Python (warnings.py)"),
+    (r"malletrain (launcher|worker|fork server): ", "our own processes"),
+)
+"""(how such a line begins, where it comes from)"""
+
+IGNORED = "Exception ignored in"
+"""Begins what the interpreter says of errors while it takes things down: a block up to the error's
+own line (CPython, PyErr_WriteUnraisable).
+"""
+
+_NOISE = re.compile("|".join(f"(?:{pattern})" for pattern, _ in NOISE))
+_RANK = re.compile(r"\[rank\d+\]: ?")
+"""torch.distributed puts it before every line of a traceback."""
+_TRACEBACK = "Traceback (most recent call last):"
+_ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
+_USAGE = re.compile(r"\S+: error: ")
+"""How argparse and click say that the arguments are wrong."""
+_CHAINED = ("During handling of the above", "The above exception was the direct cause")
+
+
+def without_noise(text: str) -> str:
+    """``text`` without the lines that say nothing of the script; all of it if nothing is left."""
+    kept, ignoring = [], False
+    for line in text.splitlines():
+        line = _RANK.sub("", line, count=1) if line.startswith("[rank") else line
+        if line.startswith(IGNORED):
+            ignoring = True
+        elif ignoring:
+            ignoring = line.startswith((" ", _TRACEBACK)) or not line
+        elif not _NOISE.match(line):
+            kept.append(line)
+    return "\n".join(kept).strip("\n") or text.strip("\n")
+
+
+def first_error(text: str) -> str:
+    """The line in which the first error is told, of one with a chain of causes the last of the
+    chain; else the last line. Empty if there is none.
+    """
+    lines = without_noise(text).splitlines()
+    found = ""
+    for index, line in enumerate(lines):
+        if _USAGE.match(line):
+            return found or line
+        if _ERROR.match(line):
+            found = line
+            rest = [later for later in lines[index + 1 :] if later.strip()]
+            if not (rest and rest[0].startswith(_CHAINED)):
+                return found
+    return found or next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,7 +1,7 @@
 """Ways to learn a scaling curve, for ``benchmarks.profiling``: which size is visited next, and what
 is believed afterwards.
 
-The product's way is ``inverse`` (and ``inverse, every rung``, which passes nothing over). The
+The product's way is ``inverse`` (and ``inverse, every size``, which passes nothing over). The
 others are what one could do instead. All but the Gaussian processes keep what they measure in the
 product's own curve, so that they differ in the order and choice of sizes only.
 """
@@ -196,7 +196,7 @@ class MostUncertain(Gaussian):
 
 METHODS: dict[str, Callable[[int, random.Random], Method]] = {
     "inverse": Inverse,
-    "inverse, every rung": InverseEveryRung,
+    "inverse, every size": InverseEveryRung,
     "incremental": Incremental,
     "grid": Grid,
     "random": Random,

@@ -1,5 +1,5 @@
-"""What the tests of the packages and of the docs begin with: a copy of the source tree, and
-virtual environments in which MalleTrain is not installed.
+"""What the tests of the packages, of the docs and of a user's first day begin with: a copy of the
+source tree, the packages made of it, and virtual environments in which MalleTrain is not installed.
 
 Such an environment sees the packages that the running one has, without MalleTrain's own, so that
 installing there needs neither a network nor a minute.
@@ -21,6 +21,7 @@ LEFT_OUT = shutil.ignore_patterns(
 )
 OURS = ("malletrain", "infinicache", "windsr", "__editable__", "__pycache__")
 """What the names of MalleTrain's own entries in a folder of packages begin with."""
+BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
 
 def source_tree(target: Path) -> Path:
@@ -57,6 +58,36 @@ def bare_environment(target: Path, packages: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
     share(target, packages)
     return target
+
+
+def build(kind: str, tree: Path, target: Path) -> None:
+    """Make a package of this ``kind`` ("sdist", "wheel") from ``tree``, as pip and build do it."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{kind}", str(target)],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def files_of(folder: Path) -> set[str]:
+    """Names of all files in ``folder``; a link to a folder has the files of the folder."""
+    return {
+        os.path.relpath(os.path.join(place, file), folder)
+        for place, _, found in os.walk(folder, followlinks=True)
+        for file in found
+        if "__pycache__" not in place
+    }
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """A virtual environment below ``folder`` in which nothing but the ``wheel`` is installed."""
+    environment = bare_environment(folder / "environment", link_packages(folder / "packages"))
+    python = environment / "bin" / "python"
+    command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    subprocess.run([sys.executable, *command, "--no-index", str(wheel)], check=True)
+    return environment
 
 
 def plain_variables(home: Path, *path: Path) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""How hypothesis draws: always the same cases in the check, fresh ones in the random search.
+"""How hypothesis draws: always the same cases in the check, fresh ones in the random search; and
+the packages of this tree, made once in a run.
 
 ``make test`` uses the profile "check": a run that passed passes again. ``make fuzz`` uses "fuzz"
 with a seed that it prints. What the search finds becomes an explicit example of its test.
@@ -7,17 +8,21 @@ with a seed that it prints. What the search finds becomes an explicit example of
 from __future__ import annotations
 
 import random
+import tarfile
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from malletrain import __version__
+from tests.bare import build, files_of, install, source_tree
 
 settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
 settings.load_profile("check")
 
 
-SLOW = ("slurm", "integration", "jobscripts", "malletrain/elastic", "malletrain/launch")
+SLOW = ("slurm", "integration", "firstday", "jobscripts", "malletrain/elastic", "malletrain/launch")
 """Rooms whose tests take seconds and more. They come first, so that none of them is left to the end
 when the other workers have nothing to do.
 """
@@ -41,3 +46,34 @@ def any_seed(request):
     if given is None:
         return lambda fixed: fixed
     return lambda fixed: random.Random(f"{given} {fixed}").randrange(2**31)
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory):
+    return source_tree(tmp_path_factory.mktemp("source") / "malletrain")
+
+
+@pytest.fixture(scope="session")
+def sdist(tree, tmp_path_factory):
+    """The unpacked source package."""
+    target = tmp_path_factory.mktemp("sdist")
+    before = files_of(tree)
+    build("sdist", tree, target)
+    with tarfile.open(target / f"malletrain-{__version__}.tar.gz") as archive:
+        archive.extractall(target, filter="data")
+    unpacked = target / f"malletrain-{__version__}"
+    (unpacked / "before.txt").write_text("\n".join(sorted(before)))
+    return unpacked
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist, tmp_path_factory):
+    target = tmp_path_factory.mktemp("wheel")
+    build("wheel", sdist, target)
+    return target / f"malletrain-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment in which nothing but the wheel is installed."""
+    return install(wheel, tmp_path_factory.mktemp("installed"))

@@ -34,6 +34,7 @@ from malletrain.protocol.messages import (
     Drained,
     Error,
     Failure,
+    Notice,
     Phase,
     Release,
     Released,
@@ -48,6 +49,12 @@ LOBBY_PATIENCE = 3.0
 """The daemon watches over its rounds within the join timeout; only a wait of several times that
 means that it has forgotten this node.
 """
+
+BEGINS_ANEW = (
+    "The script keeps no snapshot: the job began anew when its nodes changed, and will at every "
+    "change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
+)
+"""What the owner of a job in restart mode is told at its first rescale."""
 
 _OWN_DRAIN = 2**62  # a number that no daemon reaches
 
@@ -161,6 +168,8 @@ class NodeJob:
             why = f"The job's workers here do not run (they are {self.phase})."
             self._send(Drained(self.job, message.generation, False, why))
         elif self.generation not in self.reports.capable:
+            if self._assign.spec.mode == "restart" and self.reports.trains_unsaved(self.generation):
+                self._send(Notice(self.job, 0, "snapshot", BEGINS_ANEW))
             why = "No worker here takes snapshots on request."
             self._send(Drained(self.job, message.generation, False, why))
         else:

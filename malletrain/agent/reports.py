@@ -110,6 +110,11 @@ class WorkerReports:
                 )
         return None
 
+    def trains_unsaved(self, generation: int) -> bool:
+        """Whether a worker of this round has trained here without anything to save on request."""
+        trained = any(g == generation and c.samples for (g, *_), c in self._counts.items())
+        return trained and generation not in self.capable
+
     def flush(self) -> None:
         """Send the newest counts that were not sent yet."""
         for key in [key for key in self._counts if key in self._unsent]:

@@ -27,6 +27,7 @@ from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
+from malletrain.cli.wait import wait
 
 
 @click.group(
@@ -52,7 +53,9 @@ def main() -> None:
     Shell completion (bash; zsh and fish alike):
       eval "$(_MALLETRAIN_COMPLETE=bash_source malletrain)"
 
-    Exit codes: 0 done, 1 refused, 2 usage.
+    \b
+    Exit codes: 0 done, 1 refused, 2 usage, 130 stopped with Ctrl-C. 'wait', 'logs -f' and
+    'status JOB --watch' end as the job did: 0 completed, 1 failed, 3 cancelled.
     """
 
 
@@ -61,6 +64,7 @@ for _command in (
     status,
     show,
     logs,
+    wait,
     cancel,
     members,
     nodes,

@@ -86,15 +86,16 @@ def check(config_file: Path, as_json: bool) -> None:
 def _print(findings: list[Finding]) -> None:
     from rich.text import Text
 
-    from malletrain.render.tables import table
+    from malletrain.render.columns import Column, FittedTable
 
     answers = {
         True: Text("OK", "green"),
         None: Text("look", "bold yellow"),
         False: Text("would not work", "bold red"),
     }
-    made = table("", "WHAT", "", wrap=("",))
-    made.show_header = False
+    made = FittedTable(
+        Column("VERDICT"), Column("WHAT"), Column("SENTENCE", note=True), header=False
+    )
     for name, works, sentence in findings:
         made.add_row(answers[works], name, Text(sentence))
     print_text(made)

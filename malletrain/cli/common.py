@@ -2,7 +2,8 @@
 with an exit code.
 
 Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line
-itself is wrong), 130 stopped with Ctrl-C.
+itself is wrong), 130 stopped with Ctrl-C. Commands that stay until a job has ended end with its
+verdict: :mod:`malletrain.cli.verdict`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Refused(click.ClickException):
     """Something was refused; the message is a sentence for the person at the terminal."""
 
     exit_code = REFUSED
+
+
+class Away(Refused):
+    """The daemon could not be reached, or went away before it answered."""
 
 
 class _Sentenced(click.Command):
@@ -131,7 +136,7 @@ def connect(state_dir: Path | None) -> Client:
     try:
         return Client.of(state_dir)
     except ClientError as error:
-        raise Refused(str(error)) from None
+        raise Away(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -152,7 +157,7 @@ def refusal(error: Any) -> click.ClickException:
     """The exception that ends the command for what the client raised."""
     if error.code == "usage":
         return click.UsageError(str(error), click.get_current_context(silent=True))
-    return Refused(str(error))
+    return Away(str(error)) if error.code == "unreachable" else Refused(str(error))
 
 
 def print_json(data: object) -> None:

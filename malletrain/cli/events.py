@@ -16,6 +16,7 @@ from malletrain.cli.common import (
     print_text,
     state_dir_option,
 )
+from malletrain.cli.completion import job_names
 
 if TYPE_CHECKING:
     from malletrain.client import Client
@@ -26,7 +27,12 @@ PAGE = 1000
 
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
-@click.option("--job", metavar="JOB", help="Only events of this job (id or name).")
+@click.option(
+    "--job",
+    metavar="JOB",
+    shell_complete=job_names(),
+    help="Only events of this job (id or name).",
+)
 @click.option(
     "--last",
     metavar="N",
@@ -95,7 +101,7 @@ def events(
                 if as_json:
                     print_json_line(event)
                 else:
-                    print_text(tables.event(event, names))
+                    print_text(tables.EventLine(event, names))
             complete = len(page) < PAGE or since < 0
             since = page[-1].seq if page else max(0, since)
             if not follow and complete:

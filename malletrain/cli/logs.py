@@ -9,18 +9,20 @@ from pathlib import Path
 import click
 
 from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
+from malletrain.cli.completion import job_names
+from malletrain.cli.verdict import verdict
 
 LIMIT_BYTES = 256 * 1024
 PACE_S = 0.3
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names())
 @click.option(
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on as the job writes, over every rescale, until the job has ended.",
+    help="Go on as the job writes, over every rescale, until the job has ended; end as it did.",
 )
 @click.option(
     "--rank",
@@ -58,11 +60,14 @@ def logs(
       malletrain logs train -f --rank 3
       malletrain logs train --launcher
 
-    With --json, one object per piece: text, cursor, streams.
+    With --json, one object per piece: text, cursor, streams. Exit codes of -f: 0 the job completed,
+    1 it failed, 3 it was cancelled.
     """
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
-    cursor, wrote, newline = "", False, True
+    cursor, wrote, newline, code, asked_for = "", False, True, 0, job
     with asking(state_dir) as client:
+        if follow:  # by its id, for the name may mean another job by the time it has ended
+            job = client.job(job).job.id
         while True:
             asked = time.monotonic()
             piece = client.logs(
@@ -88,13 +93,16 @@ def logs(
                 break
             if not progressed and time.monotonic() - asked < PACE_S:
                 time.sleep(PACE_S)  # the daemon answered at once although there was nothing
+        if follow:
+            code = verdict([client.job(job).job.state])
     if as_json:
-        return
+        click.get_current_context().exit(code)
     if not newline and sys.stdout.isatty():
         sys.stdout.write("\n")
     if not wrote:
         others = ", ".join(s for s in piece.streams if s != stream)
         say(
-            f"{job} has written nothing to {stream} yet"
+            f"{asked_for} has written nothing to {stream} yet"
             + (f"; there is output of {others}." if others else ".")
         )
+    click.get_current_context().exit(code)

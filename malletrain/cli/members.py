@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from malletrain.cli.common import asking, json_option, print_json, state_dir_option
+from malletrain.cli.completion import job_names
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names(unfinished=True))
 @click.option(
     "--key",
     is_flag=True,

@@ -19,10 +19,11 @@ from malletrain.cli.common import asking, json_option, print_json, print_text, s
 @state_dir_option
 @json_option
 def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
-    """Show the nodes that are idle or leased, and the job on each.
+    """Show the nodes that MalleTrain holds or that are idle, and the job on each.
 
-    The states: idle (a gap without a lease), leasing (asked for), free (leased, no job on it), job,
-    leaving (the main scheduler wants it).
+    The states: training (a job is on it); held, no job; asked for (of the main scheduler); leaving
+    (the main scheduler wants it); idle (nobody uses it, MalleTrain neither). In --json they are
+    job, free, leasing, leaving and idle.
 
     \b
     Examples:

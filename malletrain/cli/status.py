@@ -16,17 +16,19 @@ from malletrain.cli.common import (
     print_text,
     state_dir_option,
 )
+from malletrain.cli.completion import job_names
+from malletrain.cli.verdict import CODES, verdict
 
 if TYPE_CHECKING:
     from malletrain.client import Client
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names())
 @click.option(
     "--watch",
     is_flag=True,
-    help="Show it again every two seconds until Ctrl-C (or until JOB has ended).",
+    help="Show it again every two seconds until Ctrl-C, or until JOB has ended; end as it did.",
 )
 @state_dir_option
 @json_option
@@ -34,7 +36,8 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
     """Show the daemon and all jobs, or only JOB (id or name).
 
     The states of a job: queued, profiling, running, suspended (it has fewer nodes than its minimum
-    and keeps its place), and at the end completed, failed or cancelled.
+    and keeps its place), and at the end completed, failed or cancelled. Exit codes with JOB and
+    --watch: 0 it completed, 1 it failed, 3 it was cancelled.
 
     \b
     Examples:
@@ -48,8 +51,7 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
 
     with asking(state_dir) as client:
         if watch:
-            _watch(client, job, as_json)
-            return
+            click.get_current_context().exit(_watch(client, job, as_json))
         now = client.status()
         jobs = [client.job(job).job] if job else client.jobs()
     if as_json:
@@ -60,7 +62,8 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
         print_text(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
 
 
-def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2.0) -> None:
+def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
+    """Show it until the job has ended; its verdict."""
     from rich.console import Group, RenderableType
     from rich.live import Live
     from rich.text import Text
@@ -69,6 +72,8 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
     from malletrain.render.console import console
 
     terminal = console()
+    if job:  # by its id, for the name may mean another job by the time it has ended
+        job = client.job(job).job.id
     with Live(console=terminal, auto_refresh=False, transient=False) as live:
         while True:
             now = client.status()
@@ -83,13 +88,13 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
                     live.update(picture, refresh=True)
                 else:
                     terminal.print(picture)
-            if job and jobs[0].state in tables.ENDED:
-                return
+            if job and jobs[0].state in CODES:
+                return verdict([jobs[0].state])
             time.sleep(interval_s)
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names())
 @state_dir_option
 @json_option
 def show(job: str, state_dir: Path | None, as_json: bool) -> None:
@@ -110,4 +115,4 @@ def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(detail)
     else:
-        print_text(tables.job(detail, time.time()))
+        print_text(tables.job(detail))

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from malletrain.cli.common import REFUSED, asking, json_option, print_json, state_dir_option
+from malletrain.cli.common import (
+    REFUSED,
+    asking,
+    json_option,
+    print_json,
+    say,
+    state_dir_option,
+)
+from malletrain.cli.completion import files, job_names
 from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.protocol import env
 
@@ -21,9 +28,38 @@ MOST_COMPARED = 50
 """Unfinished jobs that a new one's snapshot path is compared with, the newest."""
 
 
-# Options end at SCRIPT, so that the script's own options need no "--" before them and are never
-# taken for ours.
-@click.command(context_settings={"allow_interspersed_args": False})
+class _BeforeScript(click.Command):
+    """Options end at SCRIPT, so that the script's own options need no "--" before them and are
+    never taken for ours. Those that are spelled like ours are told, for they may have been
+    meant so.
+
+    A "--" before or right after SCRIPT says that all that follows is the script's.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As :meth:`click.Command.parse_args`; says which options went to the script."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        script, words = ctx.params.get("script"), ctx.params.get("args") or ()
+        before = len(given) - len(words) - 2
+        if ctx.resilient_parsing or script is None or (before >= 0 and given[before] == "--"):
+            return rest
+        if words[:1] == ("--",):
+            ctx.params["args"] = words[1:]
+            return rest
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        ours = {word for option in options for word in (*option.opts, *option.secondary_opts)}
+        theirs = words[: words.index("--")] if "--" in words else words
+        if like := [word for word in theirs if word.split("=", 1)[0] in ours]:
+            say(
+                f"Note: these went to the script, because they stand after it: {' '.join(like)}. "
+                f"Options of MalleTrain stand before {script}; a -- right after it says that they "
+                "are the script's."
+            )
+        return rest
+
+
+@click.command(cls=_BeforeScript, context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Name of the job. Default: the script's name without its suffix.")
 @click.option(
     "--nodes",
@@ -35,7 +71,6 @@ MOST_COMPARED = 50
     "--nproc-per-node",
     metavar="N",
     type=int,
-    default=0,
     help="Worker processes on each node. Default: one for each GPU, one without GPUs.",
 )
 @click.option(
@@ -71,7 +106,10 @@ MOST_COMPARED = 50
     help="Environment variable of the script; K alone passes on its present value.",
 )
 @click.option(
-    "--workdir", metavar="DIR", help="Directory the script runs in. Default: the present one."
+    "--workdir",
+    metavar="DIR",
+    type=click.Path(),
+    help="Directory the script runs in. Default: the present one.",
 )
 @click.option(
     "--launcher",
@@ -124,8 +162,8 @@ MOST_COMPARED = 50
 )
 @state_dir_option
 @json_option
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=files)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def submit(
     script: str,
     args: tuple[str, ...],
@@ -149,6 +187,8 @@ def submit(
           --setup "module load cuda" --env WANDB_MODE=offline train.py
       malletrain submit --service --value value.csv cache.py
     """
+    import msgspec
+
     from malletrain.submission.error import SpecError
     from malletrain.submission.spec import build
 
@@ -196,7 +236,9 @@ def _shared_snapshots(client: Client, spec: JobSpec) -> list[str]:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.argument(
+    "jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=job_names(unfinished=True)
+)
 @state_dir_option
 @json_option
 def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
@@ -207,7 +249,7 @@ def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None
     \b
     Examples:
       malletrain cancel train
-      malletrain cancel 3 4 5
+      malletrain cancel j3 j4 j5
     """
     with asking(state_dir) as client:
         results = client.cancel(jobs)

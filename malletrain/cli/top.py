@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-import time
+import os
+import queue
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from malletrain.cli.common import Refused, asking, state_dir_option
+from malletrain.cli.keys import DOWN, END, HOME, PAGE_DOWN, PAGE_UP, UP, Keys
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from malletrain.render.follow import Follower, Look
+
+STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -10, PAGE_DOWN: 10, HOME: -(10**6)}
+"""Key → how many jobs the screen moves on."""
+LAST_LOOK_S = 0.5
+"""How long the end waits for a look that is under way."""
 
 
 @click.command()
@@ -25,17 +39,16 @@ from malletrain.cli.common import Refused, asking, state_dir_option
 @click.option("--once", is_flag=True, help="Print the screen once and end; also works in a pipe.")
 @state_dir_option
 def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) -> None:
-    """Watch nodes, throughput and events live. Ctrl-C ends it.
+    """Watch nodes, throughput and events live. q or Ctrl-C ends it.
 
-    It goes on when the daemon is restarted, and says so while the daemon is away.
+    Running jobs come first. The arrow keys (or j and k) scroll through the jobs, a shows or hides
+    the nodes that the main scheduler uses, the space bar looks at once. It goes on when the daemon
+    is restarted, and says so while the daemon is away.
 
     \b
     Example:
       malletrain top
     """
-    from rich.live import Live
-
-    from malletrain.client import ClientError
     from malletrain.render.console import console
     from malletrain.render.follow import Follower
     from malletrain.render.live import Screen
@@ -50,19 +63,98 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     with asking(state_dir) as client:
         follower = Follower(screen, client, all_nodes=all_nodes)
         follower.look()
-        if once:
-            terminal.print(screen.render(terminal.width, terminal.height), height=terminal.height)
-            return
-    with Live(console=terminal, screen=True, auto_refresh=False) as live:
+    if once:
+        terminal.print(screen.render(terminal.width, terminal.height), height=terminal.height)
+        return
+    watcher = Watcher(follower, state_dir, interval)
+    watcher.start()
+    try:
+        _watch(terminal, follower, watcher)
+    finally:
+        watcher.end()
+
+
+def _watch(terminal: Console, follower: Follower, watcher: Watcher) -> None:
+    """Draw until a key ends it."""
+    from rich.live import Live
+
+    above, screen = 0, follower.screen
+    with Keys() as keys, Live(console=terminal, screen=True, auto_refresh=False) as live:
         while True:
+            picture = screen.render(terminal.width, terminal.height, above=above, keys=True)
+            live.update(picture, refresh=True)
+            for key in keys.wait(1.0, watcher.bell):
+                if key in ("q", "Q", END):
+                    return
+                if key == "a":
+                    follower.all_nodes = not follower.all_nodes
+                if key in ("a", " "):
+                    watcher.now()
+                above = min(max(0, above + STEPS.get(key, 0)), max(0, len(screen.jobs) - 1))
+            for seen in watcher.seen():
+                if isinstance(seen, str):
+                    screen.unreachable(seen)
+                else:
+                    follower.show(seen)
+
+
+class Watcher(threading.Thread):
+    """Looks in the background, so that a key is heard while the daemon is slow or away.
+
+    Args:
+        follower: what asks; its screen is not touched here.
+        state_dir: whose daemon.
+        interval: seconds between two looks.
+    """
+
+    def __init__(self, follower: Follower, state_dir: Path | None, interval: float) -> None:
+        super().__init__(name="looks", daemon=True)
+        self._follower, self._state_dir, self._interval = follower, state_dir, interval
+        self._looks: queue.SimpleQueue[Look | str] = queue.SimpleQueue()
+        self._hurry = threading.Event()
+        self._over = False
+        self.bell, self._ring = os.pipe()
+        """Readable when there is something to take with :meth:`seen`."""
+
+    def run(self) -> None:
+        """Look until told to end."""
+        from malletrain.client import ClientError
+
+        while not self._over:
             try:
-                with asking(state_dir) as client:
-                    follower.client = client
-                    while True:
-                        live.update(screen.render(terminal.width, terminal.height), refresh=True)
-                        time.sleep(interval)
-                        follower.look()
+                with asking(self._state_dir) as client:
+                    self._follower.client = client
+                    while not self._over:
+                        self._put(self._follower.ask())
+                        self._pause()
             except (ClientError, click.ClickException) as error:
-                screen.unreachable(str(error))
-                live.update(screen.render(terminal.width, terminal.height), refresh=True)
-                time.sleep(interval)
+                self._put(str(error))
+                self._pause()
+
+    def now(self) -> None:
+        """Look at once."""
+        self._hurry.set()
+
+    def seen(self) -> list[Look | str]:
+        """The looks that are new, and sentences on why there is none."""
+        if self._looks.empty():
+            return []
+        os.read(self.bell, 4096)
+        made = []
+        while not self._looks.empty():
+            made.append(self._looks.get())
+        return made
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._over = True
+        self._hurry.set()
+        self.join(LAST_LOOK_S)
+
+    def _put(self, seen: Look | str) -> None:
+        self._looks.put(seen)
+        os.write(self._ring, b".")
+
+    def _pause(self) -> None:
+        self._hurry.wait(self._interval)
+        self._hurry.clear()

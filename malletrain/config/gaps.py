@@ -39,7 +39,7 @@ class GapsSection(Section):
     )
     idle_for: MaybeDuration = key(
         None,
-        description="How long a node must be idle, so that the main scheduler has had its turn; "
+        description="How long an idle node is left to the main scheduler before it is a gap; "
         "not given: one of its backfill cycles.",
     )
     hold: MaybeDuration = key(

@@ -36,8 +36,8 @@ class DaemonSection(Section):
     advertise: str = _key(
         "",
         description="Host name or address that agents use to reach the daemon; empty: the host "
-        "in listen, or this "
-        "host's name when listen names all interfaces.",
+        "in listen, or the "
+        "address from which this host reaches its nodes when listen names all interfaces.",
     )
     database: str = _key(
         "",
@@ -138,7 +138,8 @@ class JobsSection(Section):
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time; the others wait in order of submission.",
+        description="Jobs that may run at the same time; the others wait: users in rotation, each "
+        "user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,
@@ -152,8 +153,8 @@ class JobsSection(Section):
     )
     drain_timeout: Duration = _key(
         "10 s",
-        description="How long a rescale waits for the job's snapshot at a step boundary before "
-        "it goes on without.",
+        description="Drain wait: how long a rescale waits for the job's snapshot at a step "
+        "boundary before it goes on without.",
     )
     join_timeout: Duration = _key(
         "60 s", gt=0, description="Time in which all members of a round must have joined it."
@@ -170,7 +171,8 @@ class JobsSection(Section):
     starvation: Duration = _key(
         format_duration(defaults.STARVATION_S),
         gt=0,
-        description="A job without nodes for this long goes before all others.",
+        description="A job without nodes for this long is starving: in order of waiting it gets "
+        "its minimum of nodes, guaranteed for as long again.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -209,7 +211,8 @@ class AllocationSection(Section):
     )
     settle: Duration = _key(
         format_duration(defaults.DEBOUNCE_S),
-        description="Node events this close together are handled as one, with one plan.",
+        description="Debounce time: node events this close together are handled as one, with one "
+        "plan.",
     )
     min_interval: Duration = _key(
         format_duration(defaults.MIN_INTERVAL_S),
@@ -245,13 +248,14 @@ class AllocationSection(Section):
     recall_every: Duration = _key(
         format_duration(defaults.RECLAIM_EVERY_S),
         gt=0,
-        description="Nodes are taken from the jobs of one user for those of another no more "
+        description="Nodes are reclaimed from the jobs of one user for those of another no more "
         "often than this.",
     )
     lease_wait: Duration = _key(
         format_duration(defaults.LEASE_WAIT_S),
         gt=0,
-        description="A lease asked for that has not come up by then is forgotten.",
+        description="A lease asked for that has not come up by then is forgotten; one that runs "
+        "and whose agent has not reported by then is cancelled.",
     )
     prior_exponent: float = _key(
         defaults.PRIOR_EXPONENT,

@@ -18,7 +18,9 @@ from malletrain.protocol.event_kinds import EventKind
 
 
 class JobState(str, Enum):
-    """``queued → profiling → running ⇄ suspended → completed | failed | cancelled``."""
+    """``queued → running ⇄ profiling | suspended``; each may end in ``completed | failed |
+    cancelled``.
+    """
 
     QUEUED = "queued"
     PROFILING = "profiling"
@@ -86,6 +88,16 @@ class GapsSeen:
 @dataclass(frozen=True)
 class LeaseNotTaken:
     """A lease asked for on ``node`` as ``owner`` did not come about."""
+
+    node: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseUnheard:
+    """The lease on ``node`` runs as ``owner``, and its agent never reported: leave the node alone
+    for a while.
+    """
 
     node: str
     owner: str = ""
@@ -224,6 +236,7 @@ Event = (
     | NodeRejected
     | GapsSeen
     | LeaseNotTaken
+    | LeaseUnheard
     | JobSubmitted
     | JobCompleted
     | WorkersFailed

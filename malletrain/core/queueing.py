@@ -1,6 +1,6 @@
 """The admission queue: which jobs may bid, and which are next to have their minimum guaranteed.
 
-Decides who is admitted (in order of submission, the owners taking turns), who starves, and who is
+Decides who is admitted (in order of submission, the owners in rotation), who starves, and who is
 next among those. Whether there are nodes for a guarantee is decided by
 :func:`malletrain.core.planning.guarantees`.
 """

@@ -19,7 +19,7 @@ from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from malletrain.protocol import messages
-from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 
 MOST_PROCESSES = 4096
 """Of one job on one node."""
@@ -102,6 +102,8 @@ def _size_problem(spec: messages.JobSpec) -> str:
         )
     if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
         return "A job needs a name of 1 to 200 printable characters."
+    if JOB_ID.fullmatch(spec.name):
+        return f"The name '{spec.name}' looks like the id of a job; give the job another."
     if not 1 <= spec.min_nodes <= spec.max_nodes:
         return (
             f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 "
@@ -112,7 +114,7 @@ def _size_problem(spec: messages.JobSpec) -> str:
     if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
         return (
             f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to "
-            f"{MOST_PROCESSES}, or 0 for one on each GPU."
+            f"{MOST_PROCESSES}, or none for one on each GPU."
         )
     if not WEIGHTS[0] <= spec.weight <= WEIGHTS[1]:
         return (

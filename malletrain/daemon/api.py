@@ -40,7 +40,7 @@ from malletrain.protocol.views import (
     NodeView,
     StatusView,
 )
-from malletrain.store.schema import JobRow
+from malletrain.store.schema import STARTED, JobRow
 
 MAX_WAIT_S = 10.0
 
@@ -63,7 +63,7 @@ class Api:
     ) -> None:
         self.core = core
         self.parts = parts
-        self.views = JobViews(core)
+        self.views = JobViews(core, parts.refusals)
         self.leases = leases
         self.logs = logs
         self.boot = boot
@@ -292,7 +292,7 @@ class Api:
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.monitor.rate(now) for run in core.runs.values()),
-            sum(totals.rescales.values()),
+            sum(n for kind, n in totals.rescales.items() if kind != STARTED),
             totals.events.get(EventKind.NODE_LEAVING, 0)
             + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.last_poll.time if self.leases.last_poll else None,

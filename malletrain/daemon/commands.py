@@ -127,7 +127,7 @@ class CommandRunner:
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
-            f"{len(old)} → {len(command.nodes)} nodes: {', '.join(command.nodes)}.",
+            f"{_step(len(old), len(command.nodes))}: {', '.join(command.nodes)}.",
             job=run.row.id,
             nodes=list(command.nodes),
             before=list(old),
@@ -160,3 +160,8 @@ class CommandRunner:
         )
         parts.metrics.job_ended(job)
         del parts.runs[job]
+
+
+def _step(before: int, after: int) -> str:
+    nodes = f"{after} node{'s' if after != 1 else ''}"
+    return f"From {before} to {nodes}" if before else f"Started on {nodes}"

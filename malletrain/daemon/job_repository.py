@@ -96,7 +96,7 @@ class JobRepository:
         self._metrics.rescale(r.kind, r.cost_s)
         self._audit.record(
             EventKind.RESCALE_FINISHED,
-            f"{r.from_nodes} → {r.to_nodes} nodes ({r.kind}) cost {r.cost_s:.2f} s.",
+            _told(r),
             job=run.row.id,
             generation=r.generation,
             cost_s=r.cost_s,
@@ -108,6 +108,14 @@ class JobRepository:
         if sentence not in run.row.notices:
             self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
             self._audit.record(EventKind.JOB_NOTICE, sentence, job=run.row.id)
+
+
+def _told(r: RescaleRecord) -> str:
+    nodes = f"{r.to_nodes} node{'s' if r.to_nodes != 1 else ''}"
+    if r.kind == "start":
+        return f"Started on {nodes}; the first sample came {r.cost_s:.2f} s after the decision."
+    why = ", because a node was lost" if r.kind == "loss" else ""
+    return f"From {r.from_nodes} to {nodes}{why}; no sample was processed for {r.cost_s:.2f} s."
 
 
 def decode_spec(text: str) -> messages.JobSpec:

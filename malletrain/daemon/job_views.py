@@ -5,6 +5,8 @@ Decides what is shown to whom with :mod:`malletrain.daemon.redaction`. Changes n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from jpa.points import CI95
@@ -23,14 +25,15 @@ from malletrain.protocol.views import (
     RateView,
     RescaleView,
 )
-from malletrain.store.schema import JobRow, ProfileRow
+from malletrain.store.schema import STARTED, JobRow, ProfileRow
 
 
 class JobViews:
     """Views of the jobs of one daemon."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, refusals: Mapping[str, str]) -> None:
         self._core = core
+        self._refusals = refusals
 
     def view(
         self,
@@ -54,7 +57,7 @@ class JobViews:
             spec.max_nodes,
             run.monitor.rate(now) if run else 0.0,
             run.monitor.total if run else row.samples,
-            len(self._core.store.rescales(row.id)) if rescales is None else rescales,
+            self._rescales(row) if rescales is None else rescales,
             row.tries,
             row.submitted,
             row.started,
@@ -63,6 +66,9 @@ class JobViews:
         )
         return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
 
+    def _rescales(self, row: JobRow) -> int:
+        return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
+
     def _why(self, row: JobRow) -> str:
         """Why a job has no nodes, for those that wait."""
         job = self._core.controller.jobs.get(row.id)
@@ -70,13 +76,16 @@ class JobViews:
             return ""
         owner = job.submitted.owner
         if self._core.controller.backing_off(owner, self._core.clock.now()):
-            return (
-                f"leases as {owner} come to nothing ('malletrain events' says why); tried "
-                "again later"
-            )
+            why = self._refusals.get(owner) or "'malletrain events' says why"
+            return f"leases as {owner} come to nothing ({why}); tried again later"
         nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
         if nodes < job.submitted.min_nodes:
-            return f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+            refused = self._refusals.get(owner, "")
+            why = f"; the main scheduler refused the last one asked for: {refused}"
+            return (
+                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+                f"{why if refused else ''}"
+            )
         return "others are served first"
 
     def detail(self, user: str, row: JobRow) -> JobDetail:

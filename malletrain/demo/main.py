@@ -21,7 +21,7 @@ from malletrain.demo import plan, story
 from malletrain.demo.account import Account, account, machine_of
 from malletrain.demo.stage import DemoError, DemoStage
 from malletrain.demo.summary import DemoResult, JobResult, render
-from malletrain.demo.watch import Watcher
+from malletrain.demo.watch import DemoWatcher
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
@@ -142,7 +142,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             seed=options.seed,
         )
         stage.start_daemon()
-        watcher = Watcher(
+        watcher = DemoWatcher(
             terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain
         )
         with watcher.showing():
@@ -264,7 +264,7 @@ def submit(
 
 
 def _watch(
-    watcher: Watcher, stage: DemoStage, start: float, deadline: float, options: DemoOptions
+    watcher: DemoWatcher, stage: DemoStage, start: float, deadline: float, options: DemoOptions
 ) -> list[JobView]:
     """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
@@ -288,7 +288,7 @@ def _watch(
         watcher.pause(LOOK_EVERY_S)
 
 
-def _chaos(watcher: Watcher, stage: DemoStage) -> Client:
+def _chaos(watcher: DemoWatcher, stage: DemoStage) -> Client:
     """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
     one.
     """
@@ -305,7 +305,7 @@ def _chaos(watcher: Watcher, stage: DemoStage) -> Client:
 
 
 def _account(
-    watcher: Watcher, stage: DemoStage, details: list[JobDetail], start: float, end: float
+    watcher: DemoWatcher, stage: DemoStage, details: list[JobDetail], start: float, end: float
 ) -> tuple[Account, Timeline]:
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:

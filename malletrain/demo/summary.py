@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from malletrain.demo.account import Account
-from malletrain.render.tables import state, table
+from malletrain.render.columns import Column, FittedTable
+from malletrain.render.tables import state
 from malletrain.render.text import count, plain
 
 TOLERANCE = 0.01
@@ -71,7 +72,12 @@ def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> Rendera
     """The tables at the end of a demo. ``files``: (what, where)."""
     a = result.account
     whole = a.offered or 1.0
-    sums = table("NODE-SECONDS", "", "SHARE", "", right=("", "SHARE"), wrap=())
+    sums = FittedTable(
+        Column("NODE-SECONDS"),
+        Column("", right=True),
+        Column("SHARE", right=True),
+        Column("", drop=1),
+    )
     rows = (
         ("offered by the main scheduler", a.offered, ""),
         ("harvested: training", a.harvested, "green"),
@@ -87,8 +93,15 @@ def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> Rendera
             f"{100 * value / whole:.0f} %",
             Text("█" * round(30 * value / whole), style),
         )
-    numbers = ("SAMPLES", "RESCALES", "ACCURACY", "UNDISTURBED")
-    jobs = table("JOB", "STATE", *numbers, "", right=numbers)
+    jobs = FittedTable(
+        Column("JOB", least=10, middle=True),
+        Column("STATE", drop=1),
+        Column("SAMPLES", right=True, drop=2),
+        Column("RESCALES", right=True, drop=3),
+        Column("ACCURACY", right=True),
+        Column("UNDISTURBED", right=True),
+        Column(""),
+    )
     for j in result.jobs:
         verdict = (
             Text("as good", "green")

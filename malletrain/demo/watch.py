@@ -23,7 +23,7 @@ LINE_EVERY_S = 10.0
 """With ``--plain``, time between two lines on how the jobs are."""
 
 
-class Watcher:
+class DemoWatcher:
     """Asks the daemon every so often; keeps all events, and per job the samples over time.
 
     ``say`` shows a sentence of the demo itself.
@@ -100,7 +100,7 @@ class Watcher:
     def _lines(self, fresh: list[EventView], now: float) -> None:
         names = {j.id: j.name for j in self.screen.jobs}
         for e in fresh:
-            self.terminal.print(tables.event(e, names), soft_wrap=True)
+            self.terminal.print(tables.EventLine(e, names).line, soft_wrap=True)
         if now >= self._line_due:
             self._line_due = now + LINE_EVERY_S
             for j in self.screen.jobs:

@@ -6,6 +6,7 @@ count on arrival only; who makes a message is trusted to make a good one.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -13,6 +14,8 @@ import msgspec
 
 MAX_NODES = 100_000
 """The most nodes that a job may ask for."""
+JOB_ID = re.compile(r"j[0-9]+")
+"""The form of a job's id, which no job's name may have."""
 
 _FINITE = msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -36,6 +36,11 @@ class EventKind(Word):
         "The daemon runs; it has read which jobs and leases there were.",
     )
     DAEMON_STOPPED = ("daemon-stopped", "The daemon was told to stop. Its jobs go on without it.")
+    DAEMON_DEAF = (
+        "daemon-deaf",
+        "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
+        "Nobody is lost and nothing is planned until they report again; the jobs go on.",
+    )
     LEASE_REQUESTED = (
         "lease-requested",
         "The main scheduler is asked for an idle node: a one-node job is submitted.",
@@ -43,6 +48,11 @@ class EventKind(Word):
     LEASE_RELEASED = (
         "lease-released",
         "MalleTrain gives the node up: no job needs it, or another user's jobs need it more.",
+    )
+    LEASE_UNHEARD = (
+        "lease-unheard",
+        "The one-node job runs, but its agent has not reported for too long. It is cancelled, and "
+        "the node is left alone for some minutes; the sentence guesses the cause.",
     )
     LEASE_ENDED = (
         "lease-ended",
@@ -81,7 +91,7 @@ class EventKind(Word):
     )
     ROUND_FORMED = (
         "round-formed",
-        "The members of the job's next process group are settled, with their ranks.",
+        "The members of the job's next process group are fixed, with their ranks.",
     )
     RESCALE_FINISHED = (
         "rescale-finished",
@@ -97,7 +107,7 @@ class EventKind(Word):
         "Workers of the job ended with an error although no node was lost. It is started again, a "
         "limited number of times.",
     )
-    JOB_NOTICE = ("job-notice", "A sentence for the job's owner.")
+    JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")

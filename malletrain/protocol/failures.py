@@ -6,6 +6,8 @@ may have been lost) is decided by :mod:`malletrain.rounds`, which waits for the 
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Iterable
 
 from malletrain.protocol.messages import Failure
@@ -24,6 +26,7 @@ PEER_LOST = (
 """What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore
 messages).
 """
+NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def secondary(failure: Failure) -> bool:
@@ -47,6 +50,18 @@ def describe(failures: Iterable[Failure]) -> str:
         else f"exited with code {first.exitcode}"
     )
     if first.cause:
-        return f"Rank {first.rank} {how}: {first.cause}"
+        return f"Rank {first.rank} {how}: {first.cause}{_mend(first.cause)}"
+    if first.exitcode == -signal.SIGKILL:
+        how += "; often the node ran out of memory"
     last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")
-    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "")
+    return f"Rank {first.rank} {how}." + (f" Its last line: {last}" if last else "") + _mend(last)
+
+
+def _mend(words: str) -> str:
+    """What to do about a failure of which this is known, where that is known."""
+    if NO_PACKAGE.search(words):
+        return (
+            ". Install it for the Python that runs the job (PYTHON -m pip install …; `malletrain "
+            "show` names PYTHON), or submit from an environment that has it."
+        )
+    return ""

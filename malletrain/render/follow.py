@@ -4,6 +4,7 @@ asked, not how often.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
@@ -25,6 +26,20 @@ class FollowSource(Protocol):
     ) -> list[EventView]: ...
 
 
+@dataclass(frozen=True)
+class Look:
+    """What one look saw."""
+
+    status: StatusView
+    """The daemon and the machine."""
+    jobs: list[JobView]
+    """All jobs."""
+    nodes: list[NodeView]
+    """The nodes that are shown."""
+    events: list[EventView]
+    """The events that are new."""
+
+
 class Follower:
     """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon;
     events go on where they were.
@@ -43,6 +58,14 @@ class Follower:
         """Ask once and update the screen; returns the events that are new. Raises what the client
         raises.
         """
+        seen = self.ask()
+        self.show(seen)
+        return seen.events
+
+    def ask(self) -> Look:
+        """Ask once and change nothing on the screen, as another thread may. Raises what the client
+        raises.
+        """
         status, jobs, nodes = (
             self.client.status(),
             self.client.jobs(),
@@ -54,5 +77,8 @@ class Follower:
             self.since = page[-1].seq
             if len(page) < PAGE:
                 break
-        self.screen.update(status, jobs, nodes, fresh)
-        return fresh
+        return Look(status, jobs, nodes, fresh)
+
+    def show(self, seen: Look) -> None:
+        """Update the screen."""
+        self.screen.update(seen.status, seen.jobs, seen.nodes, seen.events)

@@ -8,28 +8,48 @@ renderable. It does not ask the daemon and does not draw by itself.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
-from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render import tables
+from malletrain.render.columns import Column, FittedTable, shorten
 from malletrain.render.palette import STATE_STYLES, colours
-from malletrain.render.text import bar, count, plain, rate, spark
+from malletrain.render.text import bar, clock, count, plain, rate, spark
 
 HISTORY = 240
-SPARK_WIDTH = 24
-"""Columns of a sparkline on a wide terminal."""
-CELL_WIDTH = 18
+SPARK_WIDTH, SPARK_NARROW = 24, 10
+"""Columns of a sparkline on a wide terminal, and on others."""
+CELL_WIDTH = 24
+"""Columns of one node in the grid."""
 CELLS_UP_TO = 48
 """With more nodes than this the grid shows one character a node."""
-SIGNS = {"job": "█", "free": "▒", "leasing": "░", "leaving": "▚", "idle": "·", "busy": "–"}
+SIGNS = {"job": "█", "free": "▒", "leasing": "░", "leaving": "▚", "idle": "·", "busy": "x"}
 """Node state → character, so that the grid can be read without colour."""
+ORDER = ("running", "profiling", "suspended", "queued")
+"""Jobs in these states come first, in this order; those that have ended last, the newest first."""
+EVENTS_LEAST = 2
+"""Lines of events that a small terminal still shows."""
+WIDE = 110
+"""Columns from which on an event is shown with its kind."""
+KEYS = "q quit   ↑ ↓ more jobs   a all nodes"
+JOB_COLUMNS = (
+    Column("JOB"),
+    Column("NAME", drop=1, least=12, middle=True),
+    Column("STATE", drop=2),
+    Column("NODES", drop=3),
+    Column("RATE", drop=5, right=True),
+    Column("", drop=7),
+    Column("SAMPLES", drop=4, right=True),
+    Column("RESCALES", drop=8, right=True),
+    Column("METRICS", drop=6, least=16),
+)
 
 
 class Screen:
@@ -63,8 +83,15 @@ class Screen:
         """The daemon did not answer: keep the last picture and say so."""
         self.note = sentence
 
-    def render(self, width: int = 110, height: int = 40) -> RenderableType:
-        """The whole screen for a terminal of ``width`` columns and ``height`` lines."""
+    def render(
+        self, width: int = 110, height: int = 40, *, above: int = 0, keys: bool = False
+    ) -> RenderableType:
+        """The whole screen for a terminal of ``width`` columns and ``height`` lines.
+
+        Args:
+            above: how many jobs the reader has scrolled past.
+            keys: whether the last line says which keys there are.
+        """
         if self.status is None:
             return Text(plain(self.note) or "Waiting for the daemon …")
         head = Text()
@@ -73,32 +100,38 @@ class Screen:
         head.append_text(tables.headline(self.status))
         if self.note:
             head.append(f"\n{plain(self.note)}", "bold red")
-        grid = self.grid()
-        live = [j for j in self.jobs if j.state not in tables.ENDED]
-        ended = [j for j in self.jobs if j.state in tables.ENDED]
-        room = max(3, height // 3)
-        shown = (live + ended[::-1])[:room]
-        shown.sort(key=lambda j: j.submitted)
-        rows = {
-            "head": head.plain.count("\n") + 1,
-            "nodes": self._grid_lines() + 2,
-            "jobs": len(shown) + 4,
-        }
+        foot = Text(KEYS, "dim") if keys else Text()
+        room = height - len(head.wrap(Console(width=width), width)) - keys - 3  # three titles
+        grid, lines = self.grid(width, max(2, room // 4))
+        room -= lines
+        ordered = self.in_order()
+        shown = max(1, min(len(ordered), room - EVENTS_LEAST - 1))
+        if shown < len(ordered):
+            shown = max(1, shown - 1)  # the line that counts the others
+        above = min(above, len(ordered) - shown)
+        rows = shown + (shown < len(ordered)) + 1
         layout = Layout()
         layout.split_column(
-            Layout(head, name="head", size=rows["head"]),
-            Layout(_panel(grid, "nodes"), name="nodes", size=rows["nodes"]),
-            Layout(_panel(self.throughput(shown, width), "jobs"), name="jobs", size=rows["jobs"]),
-            Layout(name="events", ratio=1, minimum_size=3),
+            Layout(head, size=height - room - lines - keys - 3),
+            Layout(Group(_title("nodes"), grid), size=lines + 1),
+            Layout(
+                Group(_title("jobs"), self.throughput(ordered, above, shown, width)), size=rows + 1
+            ),
+            Layout(
+                Group(_title("events"), self.last_events(max(1, room - rows), width)),
+                ratio=1,
+                minimum_size=2,
+            ),
+            *([Layout(foot, size=1)] if keys else []),
         )
-        lines = max(1, height - sum(rows.values()) - 2)
-        layout["events"].update(_panel(self.last_events(lines), "events"))
         return layout
 
-    def _grid_lines(self) -> int:
-        if len(self.nodes) <= CELLS_UP_TO:
-            return max(1, math.ceil(len(self.nodes) / 4))
-        return 1 + math.ceil(len(self.nodes) / 64)
+    def in_order(self) -> list[JobView]:
+        """The jobs as the screen lists them: those that run, those that wait, those that ended."""
+        live = [j for j in self.jobs if j.state not in tables.ENDED]
+        ended = [j for j in self.jobs if j.state in tables.ENDED]
+        live.sort(key=lambda j: (ORDER.index(j.state) if j.state in ORDER else 0, j.submitted))
+        return live + sorted(ended, key=lambda j: -(j.ended or 0.0))
 
     def _colours(self) -> dict[str, str]:
         made = colours(j.id for j in sorted(self.jobs, key=lambda j: (j.submitted, j.id)))
@@ -107,92 +140,114 @@ class Screen:
     def _names(self) -> dict[str, str]:
         return {j.id: j.name for j in self.jobs}
 
-    def grid(self) -> RenderableType:
-        """Who is on which node."""
+    def grid(self, width: int, most: int) -> tuple[RenderableType, int]:
+        """Who is on which node, and how many lines that takes: ``most`` at most."""
         if not self.nodes:
-            return Text("No idle and no leased node: the main scheduler uses everything.", "dim")
+            return Text("No node is held and none is idle: others use the machine.", "dim"), 1
         colour, names = self._colours(), self._names()
 
         def style(n: NodeView) -> str:
             return colour.get(n.job, "") if n.state == "job" else STATE_STYLES.get(n.state, "")
 
-        if len(self.nodes) > CELLS_UP_TO:
-            text = Text("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()) + "\n", "dim")
-            for k, n in enumerate(self.nodes):
-                text.append(SIGNS.get(n.state, "?"), style(n))
-                if k % 64 == 63:
-                    text.append("\n")
-            return text
-        made = Table.grid(padding=(0, 2))
-        for _ in range(4):
-            made.add_column(width=CELL_WIDTH + 6, no_wrap=True)
+        across = max(1, (width + 2) // (CELL_WIDTH + 2))
+        lines = math.ceil(len(self.nodes) / across)
+        if len(self.nodes) > CELLS_UP_TO or lines > most:
+            return self._signs(width, most, style)
+        made = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(across):
+            made.add_column(width=CELL_WIDTH, no_wrap=True)
         cells = []
         for n in self.nodes:
-            cell = Text(no_wrap=True, overflow="ellipsis")
-            cell.append(SIGNS.get(n.state, "?") * 2 + " ", style(n))
+            cell = Text(SIGNS.get(n.state, "?") * 2 + " ", style(n))
             cell.append(f"{plain(n.node):<6} ", "bold")
-            cell.append(plain(names.get(n.job, n.job)) if n.state == "job" else n.state, style(n))
             if n.leaving_in_s is not None:
-                cell.append(f" {max(0.0, n.leaving_in_s):.0f} s", "red")
+                cell.append(f"leaving {max(0.0, n.leaving_in_s):.0f} s", "red")
+            else:
+                word = plain(names.get(n.job, n.job)) if n.state == "job" else tables.state(n.state)
+                room = max(4, CELL_WIDTH - cell.cell_len)
+                cell.append_text(shorten(Text(str(word), style(n)), room, middle=True))
             cells.append(cell)
-        for k in range(0, len(cells), 4):
-            made.add_row(*cells[k : k + 4])
-        return made
+        for k in range(0, len(cells), across):
+            made.add_row(*cells[k : k + across])
+        return made, lines
 
-    def throughput(self, shown: Sequence[JobView], width: int = 110) -> RenderableType:
-        """A line per job with its throughput over the last polls."""
-        if not shown:
+    def _signs(
+        self, width: int, most: int, style: Callable[[NodeView], str]
+    ) -> tuple[RenderableType, int]:
+        """One character a node."""
+        states = {n.state for n in self.nodes}
+        words = (f"{sign} {tables.state(word)}" for word, sign in SIGNS.items() if word in states)
+        text = shorten(Text("  ".join(words), "dim"), width)
+        across = min(64, width)
+        lines = math.ceil(len(self.nodes) / across)
+        shown = len(self.nodes) if lines < most else max(0, (most - 2)) * across
+        for k, n in enumerate(self.nodes[:shown]):
+            text.append("\n" if k % across == 0 else "")
+            text.append(SIGNS.get(n.state, "?"), style(n))
+        if shown < len(self.nodes):
+            text.append(f"\n… and {len(self.nodes) - shown:,} more nodes", "dim")
+        return text, text.plain.count("\n") + 1
+
+    def throughput(
+        self, ordered: Sequence[JobView], above: int, shown: int, width: int
+    ) -> RenderableType:
+        """A line per job with its throughput over the last polls, and how many there are besides.
+
+        Args:
+            ordered: all jobs.
+            above: how many of them have been scrolled past.
+            shown: how many have a line.
+        """
+        if not ordered:
             return Text("No jobs yet.", "dim")
         colour = self._colours()
-        history = max(6, min(SPARK_WIDTH, width - 88))
-        numbers = ("RATE", "SAMPLES", "RESCALES")
-        made = tables.table(
-            "JOB",
-            "STATE",
-            "NODES",
-            "RATE",
-            "",
-            "SAMPLES",
-            "RESCALES",
-            "METRICS",
-            right=numbers,
-            wrap=("METRICS",),
-        )
-        for j in shown:
+        history = SPARK_WIDTH if width > WIDE else SPARK_NARROW
+        made = FittedTable(*JOB_COLUMNS, rule=False)
+        for j in ordered[above : above + shown]:
             made.add_row(
+                plain(j.id),
                 Text(plain(j.name), colour[j.id]),
                 tables.state(j.state),
-                Text(bar(len(j.nodes), j.min_nodes, j.max_nodes), colour[j.id]),
-                rate(j.rate),
+                Text(bar(len(j.nodes), j.min_nodes, j.max_nodes, 8), colour[j.id]),
+                rate(j.rate) if j.nodes else "",
                 Text(spark(list(self.history.get(j.id, ())), history), colour[j.id]),
                 count(j.samples),
                 str(j.rescales),
                 _last(j),
             )
-        return made
+        others = (*ordered[:above], *ordered[above + shown :])
+        if not others:
+            return made
+        states = Counter(j.state for j in others)
+        parts = ", ".join(f"{n} {word}" for word, n in states.items())
+        return Group(made, Text(f"… and {len(others)} more: {parts}", "dim", no_wrap=True))
 
-    def last_events(self, lines: int) -> RenderableType:
+    def last_events(self, lines: int, width: int) -> RenderableType:
         """The newest ``lines`` events, the newest last."""
         names = self._names()
-        newest = [tables.event(e, names) for e in list(self.events)[-lines:]]
-        for line in newest:
-            line.no_wrap, line.overflow = True, "ellipsis"
+        newest = []
+        for e in list(self.events)[-lines:]:
+            line = tables.EventLine(e, names).line if width >= WIDE else _brief(e, names)
+            newest.append(shorten(line, width))
         return Group(*newest) if newest else Text("Nothing happened yet.", "dim")
 
 
-def _panel(content: RenderableType, title: str) -> Panel:
-    return Panel(content, title=title, title_align="left", border_style="dim")
+def _title(word: str) -> Rule:
+    return Rule(Text(word, "bold"), align="left", style="dim")
+
+
+def _brief(e: EventView, names: Mapping[str, str]) -> Text:
+    """An event where there is little room: when, who, what."""
+    line = Text(f"{clock(e.time)}  ", "dim")
+    who = shorten(Text(plain(names.get(e.job, e.job) or e.node), "bold"), 14, middle=True)
+    line.append_text(who)
+    line.append(" " * (14 - who.cell_len + 1))
+    line.append(plain(e.sentence), "red" if e.kind in tables.BAD_NEWS else "default")
+    return line
 
 
 def _last(j: JobView) -> Text:
-    """What a waiting job waits for, else its metrics; on one line, shortened where the screen is
-    narrow.
-    """
-    waits = bool(j.reason) and j.state not in ("running", "completed")
-    text = (
-        Text(plain(j.reason), "dim")
-        if waits
-        else Text(tables.metrics(j.metrics) if j.metrics else "")
-    )
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+    """What a waiting job waits for, else its metrics."""
+    if j.reason and j.state not in ("running", "completed"):
+        return Text(plain(j.reason), "dim")
+    return Text(tables.metrics(j.metrics))

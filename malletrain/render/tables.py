@@ -5,10 +5,10 @@ wording; asks nobody.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -19,15 +19,17 @@ from malletrain.protocol.views import (
     JobDetail,
     JobView,
     NodeView,
-    ProfileView,
+    RescaleView,
     StatusView,
 )
+from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.palette import STATE_STYLES
+from malletrain.render.scaling import scaling
 from malletrain.render.text import (
-    NOTHING,
     clock,
     count,
     date,
+    figure,
     plain,
     rate,
     shorten_nodes,
@@ -43,35 +45,50 @@ BAD_NEWS = (
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
-
-
-def table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
-    """An empty table in the house style; ``right``: columns of numbers; ``wrap``: columns whose
-    text may take several lines.
-    """
-    made = Table(
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False
-    )
-    for name in columns:
-        made.add_column(
-            name,
-            justify="right" if name in right else "left",
-            no_wrap=name not in wrap,
-            overflow="fold",
-        )
-    return made
+KIND_WIDTH = 18
+"""Columns for the kind of an event; the few longer ones push the rest of their line."""
+NODE_WORDS = {"free": "held, no job", "job": "training", "leasing": "asked for"}
+"""Node states in words, where the word of the protocol does not say it to everybody."""
+STEPS = {
+    "start": "started on {to} nodes",
+    "up": "grew: {before} → {to} nodes",
+    "down": "shrank: {before} → {to} nodes",
+    "loss": "lost nodes: {before} → {to} nodes",
+    "same": "moved: {to} nodes",
+}
+"""Kinds of rescale in words."""
+JOB_COLUMNS = (
+    Column("JOB"),
+    Column("NAME", drop=2, least=16, middle=True),
+    Column("OWNER", drop=9, least=6),
+    Column("STATE", drop=1),
+    Column("NODES", drop=3, right=True),
+    Column("MIN:MAX", drop=6),
+    Column("RATE", drop=5, right=True),
+    Column("SAMPLES", drop=4, right=True),
+    Column("RESCALES", drop=8, right=True),
+    Column("AGE", drop=7, right=True),
+    Column("REASON", note=True),
+)
+NODE_COLUMNS = (
+    Column("NODE"),
+    Column("STATE", drop=1),
+    Column("JOB", drop=2, least=10, middle=True),
+    Column("FOR", drop=3, right=True),
+    Column("LASTS ABOUT", drop=5, right=True),
+    Column("CLASS", drop=6, least=7),
+    Column("LEASE", drop=7),
+)
 
 
 def state(word: str) -> Text:
-    """A state in its colour."""
-    return Text(plain(word), STATE_STYLES.get(word, ""))
+    """A job's or node's state in its colour."""
+    return Text(plain(NODE_WORDS.get(word, word)), STATE_STYLES.get(word, ""))
 
 
-def metrics(values: dict[str, float]) -> str:
-    """``test_accuracy 0.9844  loss 0.05``."""
-    return (
-        "  ".join(f"{plain(name)} {value:.4g}" for name, value in sorted(values.items())) or NOTHING
-    )
+def metrics(values: Mapping[str, float]) -> str:
+    """``loss 0.05  test_accuracy 0.9844``; empty where there are none."""
+    return "  ".join(f"{plain(name)} {figure(value)}" for name, value in sorted(values.items()))
 
 
 def headline(status: StatusView) -> Text:
@@ -82,58 +99,65 @@ def headline(status: StatusView) -> Text:
         f" (pid {status.pid}) on {plain(status.scheduler)}, up "
         f"{since(status.started, status.now)}\n"
     )
+    spare = max(0, status.nodes_leased - status.nodes_training)
     line.append(
-        f"{status.nodes_training} nodes train, {status.nodes_leased} leased, "
-        f"{status.nodes_idle} idle; "
+        f"{status.nodes_leased} nodes held: {status.nodes_training} train, {spare} without a job; "
+        f"{status.nodes_idle} more are idle\n"
     )
-    line.append(f"{rate(status.rate)}; {count(status.samples)} samples, ")
-    line.append(f"{status.rescales} rescales, {status.preemptions} preemptions")
+    line.append(
+        f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
+        f"{status.preemptions:,} preemptions"
+    )
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line
 
 
 def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
-    """All jobs, one a line; what a job waits for stands below it."""
+    """All jobs, one a line; what a job waits for stands beside it, or below where the terminal is
+    narrow.
+    """
     if not rows:
         return Text("No jobs yet. Submit one with: malletrain submit --nodes 1:4 train.py", "dim")
-    made = table(
-        "JOB",
-        "NAME",
-        "OWNER",
-        "STATE",
-        "NODES",
-        "MIN:MAX",
-        "RATE",
-        "SAMPLES",
-        "RESCALES",
-        "AGE",
-        "REASON",
-        right=("NODES", "RATE", "SAMPLES", "RESCALES", "AGE"),
-        wrap=("NAME", "REASON"),
-    )
+    made = FittedTable(*JOB_COLUMNS, alike="these {rows}: ")
     for j in rows:
         age = (j.ended - j.submitted) if j.ended else now - j.submitted
         made.add_row(
             plain(j.id),
-            Text(plain(j.name)),
+            plain(j.name),
             plain(j.owner),
             state(j.state),
             str(len(j.nodes)),
             span(j.min_nodes, j.max_nodes),
-            rate(j.rate),
+            rate(j.rate) if j.nodes else "",
             count(j.samples),
             str(j.rescales),
             show_duration(round(max(0.0, age))),
-            Text(plain(j.reason)),
+            plain(j.reason),
         )
     return made
 
 
-def job(detail: JobDetail, now: float) -> RenderableType:
-    """Everything about one job: facts, measured throughput, rescales with their phases, notices,
-    why it failed.
+def job(detail: JobDetail) -> RenderableType:
+    """Everything about one job: facts, how it scales, its starts and rescales with their phases,
+    notices, why it failed.
     """
+    j = detail.job
+    given = detail.spec.get("curve") is not None
+    parts: list[RenderableType] = [_facts(detail)]
+    parts += scaling(detail.profile, detail.rates, given=given)
+    if detail.rescales:
+        parts += _steps(detail.rescales)
+    for sentence in detail.notices:
+        parts.append(Text(f"\nNotice: {plain(sentence)}", "yellow"))
+    if detail.failure:
+        parts += [Text("\nWhy it failed", "bold red"), Text(plain(detail.failure))]
+        if j.reason and j.reason not in detail.failure:
+            parts.append(Text(plain(j.reason)))
+    return Group(*parts)
+
+
+def _facts(detail: JobDetail) -> Table:
     j, spec = detail.job, detail.spec
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -152,7 +176,7 @@ def job(detail: JobDetail, now: float) -> RenderableType:
     fact("Python", str(spec.get("python", "")))
     if spec.get("setup"):
         fact("Setup", str(spec["setup"]))
-    processes = int(spec.get("nproc_per_node", 1))
+    processes = int(spec.get("nproc_per_node", 0))
     shown = (
         f"{processes} process{'es' if processes > 1 else ''} each"
         if processes
@@ -168,102 +192,33 @@ def job(detail: JobDetail, now: float) -> RenderableType:
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
     if j.tries:
         fact("Failed tries", str(j.tries))
-    parts: list[RenderableType] = [facts]
-    if detail.rates:
-        rates = table(
-            "NODES",
-            "RATE",
-            "SPREAD",
-            "SAMPLES",
-            "TIME",
-            right=("NODES", "RATE", "SPREAD", "SAMPLES", "TIME"),
-        )
-        for r in detail.rates:
-            rates.add_row(
-                str(r.nodes),
-                rate(r.rate),
-                rate(r.spread),
-                count(r.samples),
-                show_duration(r.seconds),
-            )
-        parts += [Text("\nThroughput measured", "bold"), rates]
-    if detail.profile is not None:
-        parts += _profile(detail.profile)
-    if detail.rescales:
-        made = table(
-            "ROUND",
-            "AT",
-            "KIND",
-            "NODES",
-            "COST",
-            "PHASES",
-            right=("ROUND", "COST"),
-            wrap=("PHASES",),
-        )
-        for s in detail.rescales:
-            cost = "unfinished" if s.cost_s is None else f"{s.cost_s:.2f} s"
-            phases = ", ".join(f"{plain(name)} {seconds:.2f}" for name, seconds in s.phases.items())
-            made.add_row(
-                str(s.generation),
-                clock(s.began),
-                state(s.kind),
-                f"{s.from_nodes} → {s.to_nodes}",
-                cost,
-                Text(phases or NOTHING),
-            )
-        parts += [
-            Text(
-                "\nRescales (cost: last sample before to first sample after; phases in seconds)",
-                "bold",
-            ),
-            made,
-        ]
-    for sentence in detail.notices:
-        parts.append(Text(f"\nNotice: {plain(sentence)}", "yellow"))
-    if detail.failure:
-        parts += [Text("\nWhy it failed", "bold red"), Text(plain(detail.failure))]
-    return Group(*parts)
+    return facts
 
 
-def _profile(profile: ProfileView) -> list[RenderableType]:
-    """How the job scales as far as is known, and whom it gave nodes."""
-    head = Text("\nScaling: ", "bold")
-    head.append(plain(profile.state), "default")
-    head.append(f". {plain(profile.sentence)}" if profile.sentence else "", "default")
-    parts: list[RenderableType] = [head]
-    if profile.points:
-        made = table(
-            "NODES",
-            "RATE",
-            "95 %",
-            "PER NODE",
-            "FROM",
-            "BID",
-            right=("NODES", "RATE", "95 %", "PER NODE", "BID"),
+def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
+    """The job's starts and rescales, with what each cost."""
+    made = FittedTable(
+        Column("ROUND", right=True, drop=2),
+        Column("AT"),
+        Column("WHAT"),
+        Column("PAUSE", right=True),
+        Column("PHASES", note=True),
+    )
+    for s in rescales:
+        words = STEPS.get(s.kind, plain(s.kind) + ": {before} → {to} nodes")
+        made.add_row(
+            str(s.generation),
+            clock(s.began),
+            _nodes(words.format(before=s.from_nodes, to=s.to_nodes)),
+            "unfinished" if s.cost_s is None else f"{s.cost_s:.2f} s",
+            ", ".join(f"{plain(name)} {seconds:.2f}" for name, seconds in s.phases.items()),
         )
-        for p in profile.points:
-            spread = f"± {rate(p.spread)}" if p.spread > 0 else NOTHING
-            source = (
-                "measured" if p.measured else "given" if profile.state == "off" else "estimated"
-            )
-            made.add_row(
-                str(p.nodes), rate(p.rate), spread, rate(p.rate / p.nodes), source, rate(p.bid)
-            )
-        parts.append(made)
-    if profile.up_s or profile.down_s or profile.start_s:
-        costs = (
-            f"{profile.up_s:.1f} s up, {profile.down_s:.1f} s down, {profile.start_s:.1f} s "
-            "to start"
-        )
-        parts.append(Text(f"A rescale is taken to cost {costs}."))
-    for i in profile.interruptions:
-        parts.append(
-            Text(
-                f"Interrupted {clock(i.time)}: {i.before} → {i.nodes} nodes, for the profile of "
-                f"{plain(i.by)}."
-            )
-        )
-    return parts
+    title = "\nStarts and rescales (pause without samples; its phases in seconds)"
+    return [Text(title, "bold"), made]
+
+
+def _nodes(words: str) -> str:
+    return words.replace(" 1 nodes", " 1 node")
 
 
 def nodes(
@@ -277,48 +232,67 @@ def nodes(
     job id → name.
     """
     if not rows:
-        return Text("No idle and no leased nodes now.", "dim")
-    owners = ("OWNER",) if any(n.owner for n in rows) else ()
-    made = table(
-        "NODE",
-        "STATE",
-        "JOB",
-        "SINCE",
-        "HORIZON",
-        "CLASS",
-        "LEASE",
-        *owners,
-        right=("SINCE", "HORIZON"),
-    )
+        return Text("No node is held and none is idle now.", "dim")
+    owners = (Column("OWNER", drop=4, least=6),) if any(n.owner for n in rows) else ()
+    made = FittedTable(*NODE_COLUMNS, *owners)
     for n in rows:
         word = state(n.state)
         if n.leaving_in_s is not None:
             word.append(f" in {show_duration(max(0.0, n.leaving_in_s))}")
-        horizon = NOTHING if n.horizon_s is None else show_duration(n.horizon_s)
-        about = (
-            plain(names.get(n.job, n.job)) or NOTHING,
+        horizon = "unknown" if n.horizon_s is None else show_duration(n.horizon_s)
+        made.add_row(
+            plain(n.node),
+            word,
+            plain(names.get(n.job, n.job)),
             since(n.since, now),
             horizon,
             plain(n.node_class),
-            plain(n.lease) or NOTHING,
+            plain(n.lease),
+            *(plain(n.owner) or "nobody" for _ in owners),
         )
-        made.add_row(plain(n.node), word, *about, *(plain(n.owner) or NOTHING for _ in owners))
     if not explain:
         return made
-    rules = table("NODE", "RULE", "", "WHY", wrap=("WHY",))
+    rules = FittedTable(
+        Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
+    )
     for n in rows:
         for k, (rule, passed, why) in enumerate(n.rules):
             answer = Text("yes", "green") if passed else Text("no", "red")
-            rules.add_row(plain(n.node) if k == 0 else "", plain(rule), answer, Text(plain(why)))
-    return Group(made, Text("\nWhy a node is or is not a gap", "bold"), rules)
+            rules.add_row(plain(n.node) if k == 0 else "", plain(rule), answer, plain(why))
+    return Group(made, Text("\nWhich idle nodes may be taken, rule by rule", "bold"), rules)
 
 
-def event(e: EventView, names: Mapping[str, str] = NO_NAMES) -> Text:
-    """One line of the audit log. ``names``: job id → name."""
-    line = Text(f"{clock(e.time)}  ", "dim")
-    style = "red" if e.kind in BAD_NEWS else "cyan"
-    line.append(f"{plain(e.kind):<18} ", style)
-    about = " ".join(x for x in (plain(names.get(e.job, e.job)), plain(e.node)) if x)
-    line.append(f"{about:<20} " if about else "", "bold")
-    line.append(plain(e.sentence))
-    return line
+@dataclass(frozen=True)
+class EventLine:
+    """One line of the audit log; on a narrow terminal its sentence stands below it."""
+
+    event: EventView
+    """The event."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Job id → name."""
+
+    @property
+    def line(self) -> Text:
+        """The event on one line, however long."""
+        head, name, node = self._head()
+        about = Text(" ").join(part for part in (name, node) if part.plain)
+        about.append(" " * (21 - about.cell_len) if about.plain else "")
+        return Text.assemble(head, about, " " if about.plain else "", plain(self.event.sentence))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line, width = self.line, options.max_width
+        if line.cell_len <= width and "\n" not in line.plain:
+            yield line
+            return
+        head, name, node = self._head()
+        left = max(1, width - head.cell_len - node.cell_len - 1)
+        short = Text.assemble(head, shorten(name, left, middle=True), " ", node)
+        short.rstrip()
+        yield short
+        yield from indented(console, Text(plain(self.event.sentence)), width)
+
+    def _head(self) -> tuple[Text, Text, Text]:
+        e = self.event
+        head = Text(f"{clock(e.time)}  ", "dim")
+        head.append(f"{plain(e.kind):<{KIND_WIDTH}} ", "red" if e.kind in BAD_NEWS else "cyan")
+        return head, Text(plain(self.names.get(e.job, e.job)), "bold"), Text(plain(e.node), "bold")

@@ -4,14 +4,15 @@ of tables.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 
 from malletrain.config.units import show_duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-NOTHING = "–"
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -36,13 +37,22 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``; nothing as a
-    dash.
-    """
+    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``."""
     if value <= 0:
-        return NOTHING
+        return "0/s"
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:,.{digits}f}/s"
+
+
+def figure(value: float) -> str:
+    """A number of any size with four digits and no exponent: ``0.9844``, ``10,690``, ``12.3 M``,
+    ``0.00003``.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return count(value)
+    return f"{Decimal(f'{value:.4g}'):f}" if abs(value) >= 1e-12 else "0"
 
 
 def span(low: int, high: int) -> str:
@@ -51,9 +61,9 @@ def span(low: int, high: int) -> str:
 
 
 def since(moment: float | None, now: float) -> str:
-    """How long ago ``moment`` was: ``12 s``, ``3 min 20 s``; a dash when it never was."""
+    """How long ago ``moment`` was: ``12 s``, ``3 min 20 s``; "never" when it never was."""
     return (
-        NOTHING
+        "never"
         if moment is None
         else show_duration(max(0.0, round(now - moment)) if now - moment >= 1 else 0.0)
     )
@@ -65,8 +75,10 @@ def clock(moment: float) -> str:
 
 
 def date(moment: float | None) -> str:
-    """Local date and time, ``2026-01-31 14:03:59``; a dash when there is none."""
-    return NOTHING if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    """Local date and time, ``2026-01-31 14:03:59``."""
+    return (
+        "not yet" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    )
 
 
 def spark(values: Sequence[float], width: int) -> str:
@@ -90,7 +102,7 @@ def bar(value: int, low: int, high: int, width: int = 16) -> str:
 def shorten_nodes(nodes: Sequence[str], limit: int = 6) -> str:
     """Node names, the middle left out when there are many: ``n1 n2 n3 … n40 (40)``."""
     if not nodes:
-        return NOTHING
+        return "none"
     if len(nodes) <= limit:
         return " ".join(nodes)
     return f"{' '.join(nodes[: limit - 2])} … {nodes[-1]} ({len(nodes)})"

@@ -233,6 +233,12 @@ class JobRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long: every time limit that runs ends later."""
+        if self.deadline is not None:
+            self.deadline += by_s
+        self.failure.postpone(by_s)
+
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
         return min((t for t in (self.deadline, self.failure.due) if t is not None), default=None)
@@ -280,7 +286,7 @@ class JobRounds:
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the launchers of the target: briefly while those that could train cannot, else
-        longer. After a loss nobody is waited for; newcomers join in a round of their own.
+        longer. After a loss nobody is waited for; joiners come in a round of their own.
         """
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:

@@ -260,6 +260,10 @@ class ObservationRow:
     time: float
 
 
+STARTED = "start"
+"""The kind of a change from no node at all: a start, which people do not count as a rescale."""
+
+
 @dataclass(frozen=True)
 class RescaleRow:
     """One change of scale."""

@@ -12,7 +12,17 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    Table,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -119,9 +129,9 @@ class Session:
                 )
             return row
 
-    def counts(self, table: Table, column: str) -> dict[str, int]:
-        """How many rows there are of each value of the column."""
-        query = select(table.c[column], func.count()).group_by(table.c[column])
+    def counts(self, table: Table, column: str, *where: ColumnElement[bool]) -> dict[str, int]:
+        """How many rows there are of each value of the column, among those of ``where``."""
+        query = select(table.c[column], func.count()).where(*where).group_by(table.c[column])
         with self.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 

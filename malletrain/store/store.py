@@ -275,8 +275,10 @@ class Store:
         )
 
     def rescale_counts(self) -> dict[str, int]:
-        """How often each job was rescaled; jobs that never were are left out."""
-        return self._db.counts(schema.rescales, "job")
+        """How often each job was rescaled, its starts not counted; jobs that never were are left
+        out.
+        """
+        return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != schema.STARTED)
 
     def put_profile(self, row: ProfileRow) -> ProfileRow:
         """Store what is known of a job's scaling as it is now."""

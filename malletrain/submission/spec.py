@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from malletrain.identity.keys import user_name
-from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
+from malletrain.submission.script import script_of
 from malletrain.submission.value_file import VALUE_HELP, read_value, span
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
@@ -85,22 +86,14 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def script_of(text: str) -> Path:
-    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
-    to a new version between starts.
-    """
-    path = Path(os.path.abspath(os.path.expanduser(text)))
-    if not path.exists():
-        raise SpecError(f"There is no script {path}; give the path of a Python file.")
-    if not path.is_file():
-        raise SpecError(f"{path} is not a file; give the path of a Python file.")
-    if not os.access(path, os.R_OK):
-        raise SpecError(f"The script {path} cannot be read by you; make it readable.")
-    return path
-
-
 def _service_value(
-    service: bool, value: Path | None, *, live: bool, launcher: str, curve: Path | None, nproc: int
+    service: bool,
+    value: Path | None,
+    *,
+    live: bool,
+    launcher: str,
+    curve: Path | None,
+    nproc: int | None,
 ) -> dict[str, float] | None:
     """What nodes are worth to a service; None for other jobs."""
     if not service:
@@ -113,11 +106,20 @@ def _service_value(
         raise SpecError(
             f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}."
         )
-    if live or launcher != "builtin" or curve is not None or nproc > 1:
+    if live or launcher != "builtin" or curve is not None or (nproc or 1) > 1:
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
     return read_value(value)
+
+
+def _name_of(path: Path) -> str:
+    """The name of a job that was given none: its script's, without the suffix where that is not
+    the form of an id.
+    """
+    stem = path.name if JOB_ID.fullmatch(path.stem) else path.stem
+    made = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
+    return "job" if not made or JOB_ID.fullmatch(made) else made
 
 
 def build(
@@ -126,7 +128,7 @@ def build(
     *,
     name: str | None = None,
     nodes: str | None = None,
-    nproc_per_node: int = 0,
+    nproc_per_node: int | None = None,
     weight: float = 1.0,
     goal: str | None = None,
     curve: Path | None = None,
@@ -155,7 +157,12 @@ def build(
     low, high = parse_nodes(nodes)
     path = script_of(script)
     if name is None:
-        name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:64] or "job"
+        name = _name_of(path)
+    elif JOB_ID.fullmatch(name):
+        raise SpecError(
+            f'"{name}" looks like the id of a job, so every command would take it for that job; '
+            f"choose another name, such as {name}-{path.stem}."
+        )
     elif not NAME.fullmatch(name):
         raise SpecError(
             f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the '
@@ -166,10 +173,10 @@ def build(
             f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
             "of every job by default)."
         )
-    if nproc_per_node < 0:
+    if nproc_per_node is not None and nproc_per_node < 1:
         raise SpecError(
-            f"{nproc_per_node} processes per node is not possible; accepted is 1 or more, or 0 "
-            "for one on each GPU."
+            f"{nproc_per_node} processes per node is not possible; accepted is 1 or more. Leave "
+            "--nproc-per-node out for one on each GPU."
         )
     if live and launcher != "builtin":
         raise SpecError(
@@ -192,7 +199,7 @@ def build(
         setup=setup or None,
         min_nodes=low,
         max_nodes=high,
-        nproc_per_node=1 if service else nproc_per_node,
+        nproc_per_node=1 if service else nproc_per_node or 0,
         weight=weight,
         goal="throughput" if service else goal or "",
         curve=worth or (read_curve(curve) if curve else None),

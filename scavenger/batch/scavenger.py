@@ -97,8 +97,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """
 
     @abstractmethod
-    def _turn_s(self, site: SiteT) -> float:
-        """How long the main scheduler needs to have had its turn with an idle node."""
+    def _left_idle_s(self, site: SiteT) -> float:
+        """How long an idle node is left to the main scheduler."""
 
     @abstractmethod
     def _partitions(self, site: SiteT) -> Collection[str]:
@@ -235,7 +235,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         s = self.settings
         return replace(
             s.rules,
-            idle_for_s=self._turn_s(site) if s.idle_for_s is None else s.idle_for_s,
+            idle_for_s=self._left_idle_s(site) if s.idle_for_s is None else s.idle_for_s,
             partitions=s.rules.partitions or frozenset(filter(None, self._partitions(site))),
             use_planned=s.rules.use_planned or s.backfill,
             min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),
@@ -359,7 +359,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             else None
         )
         return Wanted(
-            s.prefix + request.id, request.node, request.argv, env, limit_s, grace_s, output
+            s.prefix + request.id,
+            request.node,
+            request.argv,
+            env,
+            limit_s,
+            grace_s,
+            output,
+            keep_at_home=s.output_dir is not None and output is None,
         )
 
     def grace_s(self, site: SiteT) -> float:

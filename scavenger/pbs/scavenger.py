@@ -206,7 +206,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             else f"queue {name} is {'stopped' if queue.enabled else 'disabled'}"
         )
 
-    def _turn_s(self, site: PbsSite) -> float:
+    def _left_idle_s(self, site: PbsSite) -> float:
         """One scheduling cycle."""
         return min(site.iteration_s, TURN_S)
 

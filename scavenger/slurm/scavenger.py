@@ -138,7 +138,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """The signal that a preemption would send."""
         return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
-    def _turn_s(self, site: SlurmSite) -> float:
+    def _left_idle_s(self, site: SlurmSite) -> float:
         """One backfill cycle."""
         return TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
 
@@ -165,7 +165,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
         return sbatch(self.settings, wanted, step), batch_script(
-            self.settings.template, wanted.argv, wanted.env, step
+            self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:

@@ -29,10 +29,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+from tests import marked
 
-MARK = "MALLETRAIN_DOCS_SESSION"
-"""Environment variable by which the processes of a session are found at its end."""
 PATIENCE_S = 900.0
 """Far beyond what the busiest machine needs for any command of the pages."""
 BLOCK = re.compile(
@@ -207,29 +205,13 @@ def session(
 ) -> Iterator[Session]:
     """A session whose processes are gone at its end. ``inside``: a command put before all."""
     token = str(folder)
-    made = Session({**variables, MARK: token}, inside, folder)
+    made = Session({**variables, marked.MARK: token}, inside, folder)
     try:
         yield made
     finally:
-        for process in _marked(token):
-            process.terminate()
-        _, alive = psutil.wait_procs(_marked(token), timeout=20)
-        for process in alive:
-            process.kill()
+        marked.end(token)
         for terminal in made.terminals:
             terminal.wait()
-
-
-def _marked(token: str) -> list[psutil.Process]:
-    """The running processes of a session."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def _read_until(terminal: int, process: subprocess.Popen[bytes], text: str) -> str:

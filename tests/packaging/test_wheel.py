@@ -4,10 +4,7 @@ and MalleTrain works where nothing but the wheel is installed.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,68 +12,10 @@ import pytest
 
 import malletrain
 from malletrain.shipped import names
-from tests.bare import bare_environment, link_packages, plain_variables, source_tree
+from tests.bare import build, files_of, plain_variables
 
-BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 VERSION = malletrain.__version__
 NOT_RELEASED = {".gitignore"}
-
-
-def build(kind: str, tree: Path, target: Path) -> None:
-    """Make a package of this ``kind`` from ``tree``, as pip and build do it."""
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, f"build_{kind}", str(target)],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    return source_tree(tmp_path_factory.mktemp("source") / "malletrain")
-
-
-@pytest.fixture(scope="module")
-def sdist(tree, tmp_path_factory):
-    """The unpacked source package."""
-    target = tmp_path_factory.mktemp("sdist")
-    before = files_of(tree)
-    build("sdist", tree, target)
-    with tarfile.open(target / f"malletrain-{VERSION}.tar.gz") as archive:
-        archive.extractall(target, filter="data")
-    unpacked = target / f"malletrain-{VERSION}"
-    (unpacked / "before.txt").write_text("\n".join(sorted(before)))
-    return unpacked
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory):
-    target = tmp_path_factory.mktemp("wheel")
-    build("wheel", sdist, target)
-    return target / f"malletrain-{VERSION}-py3-none-any.whl"
-
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A virtual environment in which nothing but the wheel is installed."""
-    folder = tmp_path_factory.mktemp("installed")
-    environment = bare_environment(folder / "environment", link_packages(folder / "packages"))
-    python = environment / "bin" / "python"
-    command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    subprocess.run([sys.executable, *command, "--no-index", str(wheel)], check=True)
-    return environment
-
-
-def files_of(folder: Path) -> set[str]:
-    """Names of all files in ``folder``; a link to a folder has the files of the folder."""
-    return {
-        os.path.relpath(os.path.join(place, file), folder)
-        for place, _, found in os.walk(folder, followlinks=True)
-        for file in found
-        if "__pycache__" not in place
-    }
 
 
 def run(installed: Path, tmp_path: Path, *command: str, timeout: float = 300) -> str:

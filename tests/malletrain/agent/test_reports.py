@@ -83,6 +83,15 @@ def test_drains_and_the_ability_to_serve_them(reports, daemon):
     assert daemon.got == []
 
 
+def test_training_without_anything_to_save_is_noticed(reports):
+    assert not reports.trains_unsaved(1), "nobody has begun"
+    reports.take(progress(1))
+    assert reports.trains_unsaved(1)
+    assert not reports.trains_unsaved(2)
+    reports.take(local.Capable(sender()))
+    assert not reports.trains_unsaved(1)
+
+
 def test_workers_of_a_job_that_was_here_before_are_not_heard(reports, daemon):
     reports.take(progress(1, job="j0"))
     reports.take(local.StartupMark(sender(job="j0"), "import", 5.0))

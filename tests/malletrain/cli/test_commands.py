@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.cli import main
-from malletrain.protocol.views import ProfileView
+from malletrain.protocol.views import ProfileView, RateView, RescaleView
 from tests.malletrain.cli.fake_daemon import (
     Refuse,
     detail,
@@ -69,7 +69,7 @@ def test_status(run, daemon):
     assert result.exit_code == 0, result.stderr
     for words in (
         "malletraind 0.1.0",
-        "2 nodes train, 3 leased, 1 idle",
+        "3 nodes held: 2 train, 1 without a job; 1 more are idle",
         "train",
         "running",
         "1:4",
@@ -131,7 +131,7 @@ def test_show_how_it_scales(run, daemon):
         "70.0/s",
         "± 1.00/s",
         "estimated",
-        "2.0 s up",
+        "2.0 s to grow",
         "4 → 2 nodes",
         "j9",
     ):
@@ -139,7 +139,42 @@ def test_show_how_it_scales(run, daemon):
     daemon.answers["job"] = lambda p: detail(
         profile=ProfileView("waiting", "It needs 2 nodes more.")
     )
-    assert "Scaling: waiting. It needs 2 nodes more." in run("show", "train").stdout
+    assert "Scaling: not measured yet. It needs 2 nodes more." in run("show", "train").stdout
+
+
+def test_show_says_one_rate_for_a_size_and_what_was_seen_beside_it(run, daemon):
+    """Two tables told two numbers for one size."""
+    daemon.answers["job"] = lambda p: detail(
+        rates=(
+            RateView(nodes=2, rate=120.0, spread=1.5, samples=4000.0, seconds=30.0),
+            RateView(nodes=2, rate=110.0, spread=1.5, samples=1000.0, seconds=10.0),
+            RateView(nodes=4, rate=99.0, spread=1.5, samples=500.0, seconds=5.0),
+        )
+    )
+    lines = run("show", "train").stdout.splitlines()
+    (head,) = (line for line in lines if "EXPECTED" in line)
+    assert [c.split() for c in ("NODES", "EXPECTED", "SEEN", "TIME") if c not in head] == []
+    table = [line.split() for line in lines if line[:5].strip().isdigit() and "→" not in line]
+    rows = {row[0]: row for row in table}
+    assert rows["2"][1:5] == ["123/s", "±", "2.00/s", "estimated"]
+    assert rows["2"][-4:] == ["118/s", "5,000", "40", "s"]
+    assert rows["4"] == ["4", "99.0/s", "500", "5.0", "s"]
+
+
+def test_words_that_people_understand(run, daemon):
+    """What confused them: a rescale that was a start, "gone", BID, SPREAD, "95 %", a dash."""
+    first = RescaleView(
+        generation=1, kind="start", from_nodes=0, to_nodes=1, began=1000.0, cost_s=9.0
+    )
+    gone = ProfileView("gone", "The job ended while it was being profiled.")
+    daemon.answers["job"] = lambda p: detail(rescales=(first,), profile=gone)
+    out = run("show", "train").stdout
+    assert "started on 1 node " in out
+    assert "Scaling: measured in part. The job ended" in out
+    for command in ("show train", "status", "nodes", "top --once"):
+        out = run(*command.split()).stdout
+        for word in ("BID", "SPREAD", "95 %", "kappa", "–", "gone", "free"):
+            assert word not in out, (command, word)
 
 
 def test_show_why_it_failed(run, daemon):
@@ -179,7 +214,7 @@ def test_nodes_of_several_users_are_shown_with_their_owners(run, daemon):
     head, _, first, second = run("nodes").stdout.splitlines()[:4]
     assert head.split()[-1] == "OWNER"
     assert first.split()[-1] == "ann"
-    assert second.split()[-1] == "–"
+    assert second.split()[-1] == "nobody"
 
 
 def test_nodes_explain(run, daemon):

@@ -1,6 +1,6 @@
 """`malletrain logs`: streams, pieces, following."""
 
-from tests.malletrain.cli.fake_daemon import log_view
+from tests.malletrain.cli.fake_daemon import detail, job_view, log_view
 
 
 def test_logs(run, daemon):
@@ -23,8 +23,9 @@ def test_logs_follow_to_the_end(run, daemon):
         "3": log_view("x"),
     }
     daemon.answers["logs"] = lambda p: pieces[p["cursor"]]
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1009.0))
     assert run("logs", "train", "-f").stdout == "ab"
-    assert [p["wait_s"] for _, p in daemon.seen] == [0.0, 5.0, 5.0]
+    assert [p["wait_s"] for op, p in daemon.seen if op == "logs"] == [0.0, 5.0, 5.0]
 
 
 def test_logs_all_pieces_of_a_long_log(run, daemon):

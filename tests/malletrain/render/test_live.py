@@ -55,7 +55,7 @@ def test_everything_is_there():
         "n1",
         "train",
         "leaving 3 s",
-        "free",
+        "held, no job",
         "●●○○",
         "needs 2 nodes",
         "Event number 99.",
@@ -77,7 +77,7 @@ def test_a_narrow_terminal_keeps_names_and_numbers():
 
 def test_empty():
     assert "Waiting for the daemon" in shown(Screen())
-    assert "uses everything" in shown(filled(jobs=[], nodes=[], events=[]))
+    assert "others use the machine" in shown(filled(jobs=[], nodes=[], events=[]))
 
 
 def test_large_machine_has_a_sign_per_node():

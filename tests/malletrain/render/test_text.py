@@ -2,7 +2,17 @@
 
 import pytest
 
-from malletrain.render.text import bar, count, plain, rate, shorten_nodes, since, span, spark
+from malletrain.render.text import (
+    bar,
+    count,
+    figure,
+    plain,
+    rate,
+    shorten_nodes,
+    since,
+    span,
+    spark,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +32,27 @@ def test_count(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "–"), (-1, "–"), (0.526, "0.53/s"), (42.13, "42.1/s"), (1234.4, "1,234/s")],
+    [(0, "0/s"), (-1, "0/s"), (0.526, "0.53/s"), (42.13, "42.1/s"), (1234.4, "1,234/s")],
 )
 def test_rate(value, text):
     assert rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.98437, "0.9844"),
+        (10690.0, "10,690"),
+        (999.96, "1000"),
+        (1e-05, "0.00001"),
+        (-2.5e-7, "-0.00000025"),
+        (0.0, "0"),
+        (1.5e12, "1,500.0 G"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_figure_has_no_exponent(value, text):
+    assert figure(value) == text
 
 
 def test_spark():
@@ -45,13 +72,13 @@ def test_bar():
 
 def test_span_and_nodes():
     assert (span(4, 4), span(1, 16)) == ("4", "1:16")
-    assert shorten_nodes([]) == "–"
+    assert shorten_nodes([]) == "none"
     assert shorten_nodes(["a", "b"]) == "a b"
     assert shorten_nodes([f"n{k}" for k in range(1, 41)]) == "n1 n2 n3 n4 … n40 (40)"
 
 
 def test_since():
-    assert since(None, 5) == "–"
+    assert since(None, 5) == "never"
     assert since(100, 100.4) == "0.0 s"
     assert since(100, 161) == "1 min 1 s"
     assert since(100, 90) == "0.0 s"  # clocks differ

@@ -343,4 +343,5 @@ def test_rescales_are_counted_by_job(store):
         store.add_job(JobRow(store.new_job_id(), "job", "me", "{}", "running"))
     for generation in (1, 2, 3):
         store.put_rescale(RescaleRow("j2", generation, "up", 1, 2, 0.0))
+    store.put_rescale(RescaleRow("j1", 4, "start", 0, 2, 0.0))  # which is no rescale
     assert store.rescale_counts() == {"j2": 3}

@@ -1,0 +1,78 @@
+"""``malletrain wait``: until jobs have ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import Away, asking, json_option, print_json, say, state_dir_option
+from malletrain.cli.completion import job_names
+from malletrain.cli.verdict import CODES, verdict
+
+AGAIN_S = 2.0
+"""Time between two tries to reach a daemon that went away."""
+
+
+@click.command()
+@click.argument(
+    "jobs",
+    nargs=-1,
+    required=True,
+    metavar="JOB...",
+    shell_complete=job_names(unfinished=True),
+)
+@state_dir_option
+@json_option
+def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
+    """Wait until every JOB (id or name) has ended, and end as they did.
+
+    Exit codes: 0 all completed, 1 one failed (or was not found), 3 one was cancelled and none
+    failed. A daemon that is started again meanwhile is waited for.
+
+    \b
+    Examples:
+      malletrain wait train && python evaluate.py
+      malletrain wait j3 j4 j5
+    """
+    from malletrain.client import Client
+    from malletrain.protocol.views import JobView
+
+    ended: dict[str, JobView] = {}
+    with asking(state_dir) as client:
+        # A name may mean another job by the time this one has ended.
+        waiting = list(dict.fromkeys(client.job(job).job.id for job in jobs))
+
+    def look(client: Client) -> None:
+        since = -1
+        while waiting:
+            for job in list(waiting):
+                view = client.job(job).job
+                if view.state in CODES:
+                    waiting.remove(job)
+                    ended[job] = view
+                    if not as_json:
+                        why = f": {view.reason}" if view.reason else "."
+                        click.echo(f"Job {view.id} ({view.name}) {_words(view.state)}{why}")
+            if waiting:
+                news = client.events(since=since, job=waiting[0], limit=1000, wait_s=5.0)
+                since = news[-1].seq if news else since
+
+    away = False
+    while waiting:
+        try:
+            with asking(state_dir) as client:
+                look(client)
+        except Away as error:
+            if not away:
+                say(f"{error.format_message()} Waiting for it to come back.")
+            away = True
+            time.sleep(AGAIN_S)
+    if as_json:
+        print_json([ended[job] for job in ended])
+    click.get_current_context().exit(verdict(view.state for view in ended.values()))
+
+
+def _words(state: str) -> str:
+    return f"was {state}" if state == "cancelled" else state

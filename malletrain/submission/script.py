@@ -1,0 +1,68 @@
+"""The script of a job: a Python file that the job's Python can read as a program.
+
+Decides what is refused before it would fail on a node. What the script does is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from malletrain.submission.error import SpecError
+
+SHELL = frozenset((".sh", ".bash", ".zsh", ".csh", ".ksh", ".slurm", ".sbatch", ".pbs", ".job"))
+"""Suffixes of batch and shell scripts."""
+LARGEST_BYTES = 16 * 1024 * 1024
+
+
+def script_of(text: str) -> Path:
+    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
+    to a new version between starts.
+
+    The Python that submits runs the script too, so it is also the one that compiles it here. Raises
+    SpecError for what is no Python program.
+    """
+    path = Path(os.path.abspath(os.path.expanduser(text)))
+    if not path.exists():
+        raise SpecError(f"There is no script {path}; give the path of a Python file.")
+    if not path.is_file():
+        raise SpecError(f"{path} is not a file; give the path of a Python file.")
+    if not os.access(path, os.R_OK):
+        raise SpecError(f"The script {path} cannot be read by you; make it readable.")
+    with path.open("rb") as file:
+        source = file.read(LARGEST_BYTES)
+    first = source[:200].splitlines()[0] if source.strip() else b""
+    shebang = first.startswith(b"#!")
+    if path.suffix.lower() in SHELL or (shebang and b"python" not in first):
+        raise SpecError(
+            f"{path} is a shell script, but a job is a Python script that runs on every node; "
+            "submit the Python script itself, with what has to run before it in --setup."
+        )
+    if path.suffix.lower() == ".ipynb":
+        raise SpecError(
+            f"{path} is a notebook, but a job is a Python script; write one from it with: jupyter "
+            f"nbconvert --to script {path.name}"
+        )
+    if len(source) < LARGEST_BYTES:
+        _compile(source, path)
+    return path
+
+
+def _compile(source: bytes, path: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the node's log will say them
+            compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f" in line {error.lineno}" if error.lineno else ""
+        line = (error.text or "").strip()
+        raise SpecError(
+            f"The script {path} has a syntax error{where}: {error.msg}"
+            + (f" ({line[:80]})" if line else "")
+            + "; mend it and submit it again."
+        ) from None
+    except ValueError as error:  # a NUL in it
+        raise SpecError(f"The script {path} is not Python source: {error}.") from None
+    except (RecursionError, MemoryError):
+        pass  # deeper than this process can read; the node will tell

@@ -1,0 +1,131 @@
+"""Mistakes that everybody makes on their first day: each ends in a sentence that says what was
+wrong and names the mend.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+AT_SUBMISSION = {
+    "a wrong path": ("fashin.py", ["no script", "fashin.py", "give the path of a Python file"]),
+    "no nodes": ("--nodes 0:4 fashion.py", ["0 nodes at least", "1 <= MIN <= MAX"]),
+    "nodes the wrong way round": (
+        "--nodes 4:2 fashion.py",
+        ["maximum below its minimum", "1 <= MIN <= MAX"],
+    ),
+    "a syntax error": ("syntax.py", ["syntax error in line 2", "mend it and submit it again"]),
+    "a shell script": ("job.sh", ["is a shell script", "submit the Python script itself"]),
+    "a name like an id": (
+        "--name j1 fashion.py",
+        ["looks like the id of a job", "choose another name"],
+    ),
+    "a service without value": ("--service fashion.py", ["--value FILE"]),
+}
+"""What is told at once: what follows ``malletrain submit``, and what the sentence has."""
+
+UNSAVED = """\
+import pathlib, time
+import malletrain
+
+while not pathlib.Path("enough").exists():
+    time.sleep(0.02)
+    malletrain.report(1)
+"""
+SCRIPTS = {
+    "syntax.py": "import torch\nfor epoch in range(3)\n    train()\n",
+    "job.sh": "#!/bin/bash\npython fashion.py\n",
+    "unsaved.py": UNSAVED,
+    "missing.py": "import torchvison\n",
+    "memory.py": "import os\nprint('epoch 1', flush=True)\nos.kill(os.getpid(), 9)\n",
+}
+
+ON_THE_NODE = {
+    "argument": (
+        "fashion.py --epoch",
+        ["fashion.py: error: argument --epochs: expected one argument"],
+    ),
+    "package": ("missing.py", ["No module named 'torchvison'", "pip install"]),
+    "sampled": ("sampled.py", ["Write DataLoader(dataset, batch_sampler=sampler)"]),
+    "indivisible": (
+        "--nodes 1:3 fashion.py --batch 2",
+        ["a global batch of 2 samples cannot be shared by the 3 ranks", "Raise global_batch_size"],
+    ),
+    "not-live": (
+        "--live fashion.py",
+        ["does not use malletrain.elastic"],
+    ),
+    "memory": ("memory.py", ["was killed by signal 9", "out of memory"]),
+}
+"""What is known only where the script runs: by name of the job, what follows its ``--name``, and
+what ``malletrain show`` has.
+"""
+
+
+@pytest.fixture(scope="module")
+def student(person):
+    """Somebody with a daemon who has submitted all the mistakes, as in a hurry."""
+    for name, text in SCRIPTS.items():
+        person.writes(name, text)
+    fashion = (person.work / "fashion.py").read_text()
+    person.writes("sampled.py", fashion.replace("batch_sampler=sampler", "sampler=sampler"))
+    person.writes("swept.py", fashion.replace("Snapshot(", 'Snapshot("run.pt", '))
+    person.writes("go", "")
+    person.starts_a_daemon(tries=1)
+    for name, (rest, _) in ON_THE_NODE.items():
+        said = person.types(f"malletrain submit --no-profile --name {name} {rest}")
+        assert said.status == 0, said.text
+    return person
+
+
+@pytest.mark.parametrize("mistake", AT_SUBMISSION)
+def test_told_at_submission(student, mistake):
+    command, words = AT_SUBMISSION[mistake]
+    said = student.types(f"malletrain submit {command}")
+    assert said.status == 2
+    assert len(said.lines) == 1, said.lines
+    for word in words:
+        assert word in said.text
+
+
+@pytest.mark.parametrize("mistake", ON_THE_NODE)
+def test_told_by_the_job(student, mistake):
+    _, words = ON_THE_NODE[mistake]
+    assert student.until_ended(mistake).state == "failed"
+    said = student.types(f"malletrain show {mistake}")
+    assert said.status == 0
+    reason = said.text.partition("Script ")[0]
+    for word in words:
+        assert word in reason
+
+
+def test_two_jobs_with_one_snapshot(student):
+    first = student.types("malletrain submit --name first swept.py --epochs 1")
+    assert first.status == 0
+    assert "Warning" not in first.text
+    second = student.types("malletrain submit --name second swept.py --epochs 1 --lr 0.2")
+    assert second.status == 0
+    assert "(first) is not finished and saves to the same snapshot" in second.text
+    assert "Give it another path, or none" in second.text
+    assert student.until_ended("first").state == "completed"
+    # Whoever comes later is told by the snapshot itself.
+    student.types("malletrain submit --name third swept.py --epochs 1 --lr 0.3")
+    assert student.until_ended("third").state == "failed"
+    reason = student.types("malletrain show third").text.partition("Script ")[0]
+    assert "belongs to job" in reason
+
+
+def test_no_snapshot(student):
+    student.types("malletrain submit --no-profile --nodes 1:3 unsaved.py")
+    student.until(lambda: student.job("unsaved").samples > 0, "it trains")
+    student.types("malletrain submit --weight 10 --name urgent unsaved.py")
+    student.until(lambda: student.notices("unsaved"), "it is told")
+    said = student.types("malletrain show unsaved")
+    assert "The script keeps no snapshot: the job began anew" in said.text
+    assert "Add malletrain.Snapshot to it (docs/training-scripts.md)" in said.text
+
+
+def test_options_after_the_script(student):
+    said = student.types("malletrain submit --name late unsaved.py --nodes 1:2")
+    assert said.status == 0
+    assert "went to the script, because they stand after it: --nodes" in said.text
+    assert "Options of MalleTrain stand before unsaved.py" in said.text

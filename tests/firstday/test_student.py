@@ -1,0 +1,101 @@
+"""A student's first day: her own script on a daemon of her own, after README and quickstart."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def student(person):
+    return person
+
+
+def records(student, name):
+    return [json.loads(line) for line in (student.work / name).read_text().splitlines()]
+
+
+def test_a_first_day(student):
+    said = student.types("malletrain submit fashion.py")
+    assert said.status == 1
+    assert "No daemon is running" in said.text
+    assert "Start one with: malletrain daemon --config FILE" in said.text
+
+    student.writes("typo.toml", '[scheduler]\nkind = "local"\n\n[scheduler.local]\nnode = 4\n')
+    said = student.types("malletrain check --config typo.toml")
+    assert said.status == 1
+    assert "line 5" in said.text
+    assert "nodes" in said.text
+
+    daemon = student.starts_a_daemon()
+    said = student.types("malletrain check --config local.toml")
+    assert said.status == 0, said.text
+    assert "would not work" not in said.text
+
+    # Her training grows to all nodes, makes room for two urgent ones, and grows again.
+    said = student.types("malletrain submit --no-profile --nodes 1:3 fashion.py --epochs 4")
+    assert said.status == 0, said.text
+    assert "Submitted fashion as job j1. Follow it with: malletrain logs fashion -f" in said.text
+    follower = student.terminal()
+    follower.start("malletrain logs fashion -f")
+    student.until_it_trains_on("j1", 3)
+    for number, lr in enumerate(("0.1", "0.2"), 1):
+        one_more = f"--weight 10 --name lr-{lr} fashion.py --lr {lr} --record lr-{lr}.jsonl"
+        assert student.types(f"malletrain submit {one_more}").status == 0
+        student.until_it_trains_on("j1", 3 - number)
+    said = student.types("malletrain status")
+    assert said.status == 0
+    for name in ("fashion", "lr-0.1", "lr-0.2"):
+        assert name in said.text
+
+    top = student.terminal(columns=80, rows=24)
+    top.start("malletrain top")
+    top.shows("fashion")
+    top.press("q")
+    assert top.ended().status == 0
+
+    said = student.types("malletrain cancel lr-0.1 lr-0.2")
+    assert said.status == 0
+    assert said.text == "Job j2 (lr-0.1) is cancelled. Job j3 (lr-0.2) is cancelled."
+    student.until_it_trains_on("j1", 3)
+    student.writes("go", "")
+    assert student.until_ended("j1").state == "completed"
+
+    followed = follower.ended()
+    assert followed.status == 0
+    for epoch in range(1, 5):
+        assert f"epoch {epoch} of 4 done" in followed.text
+
+    said = student.types("malletrain show fashion")
+    assert said.status == 0
+    assert "completed" in said.text
+    assert "accuracy" in said.text
+
+    exactly_once_and_as_alone(student, followed.text)
+
+    said = student.types("malletrain cancel fashion")
+    assert said.status == 1
+    assert "fashion" in said.text
+    assert "completed" in said.text
+    daemon.press("^C")
+    assert daemon.ended().status in (0, 130)
+    assert student.types("malletrain status").status == 1
+
+
+def exactly_once_and_as_alone(student, followed):
+    """She trained on each sample once an epoch, on 1, 2 and 3 nodes, and has the model of a run
+    without MalleTrain.
+    """
+    steps = records(student, "record.jsonl")
+    assert {step["ranks"] for step in steps} == {1, 2, 3}
+    for epoch in range(4):
+        seen = [i for step in steps if step["epoch"] == epoch for i in step["samples"]]
+        assert sorted(seen) == list(range(250)), f"epoch {epoch}"
+    alone = student.types("python fashion.py --epochs 4 --record alone.jsonl")
+    assert alone.status == 0, alone.text
+    result = re.compile(r"final accuracy (\S+) loss (\S+)")
+    (mine,), (theirs,) = result.findall(followed), result.findall(alone.text)
+    assert mine[0] == theirs[0]
+    assert float(mine[1]) == pytest.approx(float(theirs[1]), rel=1e-4)

@@ -1,0 +1,122 @@
+"""Commands that stay until a job has ended, and end as it did."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from malletrain.cli.verdict import verdict
+from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers, detail, job_view
+
+ENDINGS = [("completed", 0), ("failed", 1), ("cancelled", 3)]
+
+
+def ends(daemon, states):
+    """The daemon tells each job's states one after another, the last for ever."""
+    left = {job: list(each) for job, each in states.items()}
+
+    def job(params):
+        name = params["job"]
+        state = left[name].pop(0) if len(left[name]) > 1 else left[name][0]
+        why = "Rank 0 exited with code 1." if state == "failed" else ""
+        return detail(job=job_view(id=name, name=f"n{name}", state=state, reason=why))
+
+    daemon.answers["job"] = job
+    daemon.answers["events"] = lambda p: []
+
+
+@pytest.mark.parametrize(("state", "code"), ENDINGS)
+def test_wait(run, daemon, state, code):
+    ends(daemon, {"j1": ["running", "running", "running", state]})
+    result = run("wait", "j1")
+    assert (result.exit_code, result.stderr) == (code, "")
+    assert result.stdout.startswith(f"Job j1 (nj1) {'was ' * (code == 3)}{state}")
+
+
+def test_wait_for_several_ends_as_the_worst(run, daemon):
+    running = ["running"] * 3
+    ends(daemon, {"a": [*running, "completed"], "b": ["cancelled"], "c": [*running, "failed"]})
+    result = run("wait", "a", "b", "c", "a", "--json")
+    assert result.exit_code == 1
+    assert sorted(j["state"] for j in json.loads(result.stdout)) == [
+        "cancelled",
+        "completed",
+        "failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([], 0),
+        (["completed"], 0),
+        (["completed", "cancelled"], 3),
+        (["cancelled", "failed", "completed"], 1),
+    ],
+)
+def test_a_failed_job_counts_before_a_cancelled(states, code):
+    assert verdict(states) == code
+
+
+def test_wait_means_the_job_that_had_the_name_at_first(run, daemon):
+    """A name is the newest job's, and a newer one may come meanwhile."""
+
+    def job(params):
+        if params["job"] == "train":
+            return detail(job=job_view(id="j1"))
+        return detail(job=job_view(id=params["job"], state="completed"))
+
+    daemon.answers["job"] = job
+    assert run("wait", "train").exit_code == 0
+    assert [p["job"] for op, p in daemon.seen if op == "job"] == ["train", "j1"]
+
+
+def test_wait_for_an_unknown_job(run, daemon):
+    def refuse(params):
+        raise Refuse("There is no job 'nope'.")
+
+    daemon.answers["job"] = refuse
+    result = run("wait", "nope")
+    assert (result.exit_code, result.stderr) == (1, "There is no job 'nope'.\n")
+
+
+def test_wait_goes_on_when_the_daemon_is_restarted(run, daemon, monkeypatch):
+    """It goes away while it is asked; another comes in its place."""
+    ends(daemon, {"j1": ["running"]})
+    second = []
+
+    def restart(seconds):
+        if not second:
+            daemon.stop()
+            second.append(FakeDaemon(daemon.state_dir, default_answers()))
+            ends(second[0], {"j1": ["completed"]})
+
+    def away(params):
+        raise Refuse("The daemon stops.", "unreachable")
+
+    daemon.answers["events"] = away
+    module = sys.modules["malletrain.cli.wait"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=restart))
+    try:
+        result = run("wait", "j1")
+    finally:
+        for each in second:
+            each.stop()
+    assert result.exit_code == 0
+    assert result.stderr == "The daemon stops. Waiting for it to come back.\n"
+
+
+@pytest.mark.parametrize(("state", "code"), ENDINGS)
+@pytest.mark.parametrize("words", [("logs", "train", "-f"), ("status", "train", "--watch"),
+                                   ("logs", "-f", "--json", "train")])  # fmt: skip
+def test_following_a_job_ends_as_it_did(run, daemon, words, state, code):
+    daemon.answers["job"] = lambda p: detail(job=job_view(state=state, ended=1009.0))
+    result = run(*words)
+    assert (result.exit_code, result.stderr) == (code, "")
+
+
+def test_looking_once_is_no_verdict(run, daemon):
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="failed", ended=1009.0))
+    assert run("logs", "train").exit_code == 0
+    assert run("status", "train").exit_code == 0

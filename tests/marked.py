@@ -1,0 +1,31 @@
+"""Processes that a test's person has started, wherever they are now: found by a variable of their
+environment, and ended with the test.
+"""
+
+from __future__ import annotations
+
+import psutil
+
+MARK = "MALLETRAIN_TEST_SESSION"
+"""The variable; its value is the session's."""
+
+
+def running(token: str) -> list[psutil.Process]:
+    """The running processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def end(token: str) -> None:
+    """End all processes of a session."""
+    for process in running(token):
+        process.terminate()
+    _, alive = psutil.wait_procs(running(token), timeout=20)
+    for process in alive:
+        process.kill()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from malletrain.agent.launch import JobPlace, job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
-from malletrain.agent.reports import DrainServed, WorkerReports
+from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
 from malletrain.agent.worker_failures import stock_failures, with_tails
 from malletrain.protocol import messages
 from malletrain.protocol.flags import FlagsWriter
@@ -49,12 +49,6 @@ LOBBY_PATIENCE = 3.0
 """The daemon watches over its rounds within the join timeout; only a wait of several times that
 means that it has forgotten this node.
 """
-
-BEGINS_ANEW = (
-    "The script keeps no snapshot: the job began anew when its nodes changed, and will at every "
-    "change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
-)
-"""What the owner of a job in restart mode is told at its first rescale."""
 
 _OWN_DRAIN = 2**62  # a number that no daemon reaches
 

@@ -24,6 +24,12 @@ _BURST = 512
 
 log = logging.getLogger("malletrain.agent")
 
+BEGINS_ANEW = (
+    "The script keeps no snapshot: the job began anew when its nodes changed, and will at every "
+    "change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
+)
+"""What the owner of a job in restart mode is told at its first rescale."""
+
 
 @dataclass(frozen=True)
 class DrainServed:

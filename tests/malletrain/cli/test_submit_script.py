@@ -1,0 +1,91 @@
+"""``malletrain submit``: what a script must be, and options written after it."""
+
+import pytest
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "my train.py"
+    path.write_text("print('hi')\n")
+    return path
+
+
+def spec_of(daemon):
+    ((_, params),) = [seen for seen in daemon.seen if seen[0] == "submit"]
+    return params["spec"]
+
+
+# --- the script is a Python program ---
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("job.sh", "echo hello\n", "is a shell script"),
+        ("run.sbatch", "ls\n", "with what has to run before it in --setup"),
+        ("train", "#!/bin/bash\nls\n", "is a shell script"),
+        ("train.ipynb", '{"cells": []}\n', "jupyter nbconvert --to script train.ipynb"),
+        ("a.py", "import x\nif x\n    pass\n", "a syntax error in line 2: expected ':' (if x)"),
+        ("b.py", "def f():\npass\n", "a syntax error in line 2: expected an indented block"),
+        ("c.py", "x = 1\0\n", "null bytes"),
+        ("d.py", 'print("caf\xe9")', "a syntax error"),
+    ],
+)
+def test_what_is_no_python_program_is_refused(run, daemon, tmp_path, file, text, words):
+    path = tmp_path / file
+    path.write_bytes(text.encode("latin-1"))
+    result = run("submit", path)
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert daemon.seen == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("train", "#!/usr/bin/env python3\nprint(1)\n"),
+        ("train_v1.2", "print(1)\n"),
+        ("empty.py", ""),
+        ("odd.py", "print('\\d')\n"),  # a warning is no error
+        ("latin.py", "# -*- coding: latin-1 -*-\nx = '\xe9'\n"),
+    ],
+)
+def test_python_programs_of_any_name(run, daemon, tmp_path, file, text):
+    path = tmp_path / file
+    path.write_bytes(text.encode("latin-1"))
+    result = run("submit", path)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_script_whose_name_looks_like_an_id(run, daemon, tmp_path):
+    path = tmp_path / "j7.py"
+    path.write_text("")
+    assert run("submit", path).exit_code == 0
+    assert spec_of(daemon)["name"] == "j7.py"
+
+
+# --- options after the script ---
+
+
+def test_options_after_the_script_are_told(run, daemon, script):
+    result = run("submit", script, "--nodes", "1:4", "--lr", "0.1", "--name=x")
+    assert result.exit_code == 0
+    assert "these went to the script, because they stand after it: --nodes --name=x" in (
+        result.stderr
+    )
+    assert len(result.stderr.splitlines()) == 1
+    assert spec_of(daemon)["args"] == ["--nodes", "1:4", "--lr", "0.1", "--name=x"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_two_dashes_say_that_they_are_the_scripts(run, daemon, script, before):
+    words = ("--", script) if before else (script, "--")
+    result = run("submit", *words, "--nodes", "4", "--", "-x")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert spec_of(daemon)["args"] == ["--nodes", "4", "--", "-x"]
+
+
+def test_options_of_the_script_are_not_told(run, daemon, script):
+    assert run("submit", "--nodes", "4", script, "--lr", "1", "nodes", "--", "--nodes").stderr == ""

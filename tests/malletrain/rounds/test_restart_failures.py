@@ -184,7 +184,10 @@ def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
             "Rank 3 exited with code 1. Its last line: KeyError: 'x'",
         ),
         ([Failure(0, -9, 5.0)], "Rank 0 was killed by signal 9; often the node ran out of memory."),
-        ([Failure(0, 1, 1.0, CLOSED), Failure(1, -9, 2.0)], "Rank 1 was killed by signal 9; often the node ran out of memory."),
+        (
+            [Failure(0, 1, 1.0, CLOSED), Failure(1, -9, 2.0)],
+            "Rank 1 was killed by signal 9; often the node ran out of memory.",
+        ),
         (
             [Failure(0, -15, 1.0, "x"), Failure(1, 1, 2.0, CLOSED)],
             "Rank 0 was killed by signal 15. Its last line: x",

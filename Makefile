@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= -c constraints.txt
 
-.PHONY: demo test fuzz steady lint docs torch-matrix clean
+.PHONY: demo test test-sites fuzz steady lint docs torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -14,7 +14,12 @@ test: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not sites"
+
+# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names. Needs root and Slurm's packages; else it says why not.
+test-sites: $(VENV)/.installed-test
+	bash tests/slurm/install.sh
+	$(BIN)/python -m pytest tests/hosts $(ARGS)
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

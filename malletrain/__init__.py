@@ -2,7 +2,8 @@
 
 ``import malletrain`` is what a training script does, so this package imports nothing but the
 standard library until asked. The training-side library: :func:`report`, :func:`metric`,
-:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`.
+:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`. They run in the user's
+process.
 """
 
 from __future__ import annotations

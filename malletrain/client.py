@@ -310,6 +310,7 @@ class Client:
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            socket.ipv6 = "[" in self.endpoint
             socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = self._keys
             self._monitor = socket.get_monitor_socket()
             socket.connect(self.endpoint)

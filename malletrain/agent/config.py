@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 import socket
-import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ class AgentConfig:
     lease: str
     node: str
     host: str
-    run_dir: Path
+    run_dir: Path | None
     server_key: str
     secret_key: str = field(repr=False)
     grace_s: float = 30.0
@@ -58,7 +57,7 @@ _OPTIONS = (
         "run-dir",
         env.RUN_DIR,
         "directory on this node for sockets and logs; what the agent puts there is removed "
-        "(default: one in TMPDIR)",
+        "(default: a private one in SLURM_TMPDIR, XDG_RUNTIME_DIR or TMPDIR)",
         "",
     ),
     _Option(
@@ -145,9 +144,7 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         lease=values["lease"],
         node=values["node"],
         host=values["host"] or socket.getfqdn(),
-        run_dir=Path(
-            values["run-dir"] or Path(tempfile.gettempdir()) / f"malletrain-{os.geteuid()}"
-        ),
+        run_dir=Path(values["run-dir"]) if values["run-dir"] else None,
         server_key=values["server-key"],
         secret_key=secret,
         grace_s=grace_s,

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
-import msgspec
-
-from malletrain.agent.launch import job_environment, kept_command, launch_command
+from malletrain.agent.launch import JobPlace, job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import DrainServed, WorkerReports
+from malletrain.agent.worker_failures import stock_failures, with_tails
 from malletrain.protocol import messages
 from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
@@ -61,35 +57,6 @@ BEGINS_ANEW = (
 """What the owner of a job in restart mode is told at its first rescale."""
 
 _OWN_DRAIN = 2**62  # a number that no daemon reaches
-
-_STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
-"""What torchrun logs of the first worker that failed
-(torch/distributed/elastic/multiprocessing/api.py).
-"""
-
-
-@dataclass(frozen=True)
-class JobPlace:
-    """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
-
-    directory: Path
-    launcher_endpoint: str
-    worker_socket: str
-    host: str
-    node: str
-    lease: str
-    environment: Mapping[str, str]
-
-
-def stock_failures(
-    launcher_log: str, group_rank: int, nproc_per_node: int, now: float
-) -> tuple[Failure, ...]:
-    """The last failure that torchrun logged, which tells its handler nothing of it."""
-    found = _STOCK_FAILURE.findall(launcher_log)
-    return tuple(
-        Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
-        for code, local_rank in found[-1:]
-    )
 
 
 class NodeJob:
@@ -151,6 +118,11 @@ class NodeJob:
         return Assignment(self.job, self.phase, self.generation, self.failures, self.address)
 
     @property
+    def _in_lobby(self) -> bool:
+        """Whether the launcher waits for a round."""
+        return self.phase in (AssignmentPhase.READY, AssignmentPhase.FAILED)
+
+    @property
     def releasing(self) -> bool:
         """Whether the job is on its way out."""
         return self._kill_at is not None
@@ -173,51 +145,33 @@ class NodeJob:
 
     def round(self, message: Round) -> None:
         """Membership of a round. The newest counts; the launcher gets it when it listens."""
-        if (
-            self._store is not None
-            and self._store.generation == message.generation
-            and not message.store_host
-        ):
-            self._send(self._store)  # said before, and lost on the way
+        store = self._store
+        if store is not None and store.generation == message.generation and not message.store_host:
+            self._send(store)  # said before, and lost on the way
             return
         newest = self._pending()
-        if self.releasing or message.generation <= (
-            newest.generation if newest else self.generation
-        ):
+        known = newest.generation if newest else self.generation
+        if self.releasing or message.generation <= known:
             return
         self._rounds[message.generation] = message
         self._waited_s = 0.0
-        if (
-            self._process is None and self.phase is AssignmentPhase.SUCCEEDED
-        ):  # torchrun left when its workers were done, but they are needed again
-            self._start()
+        if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
+            self._start()  # torchrun left when its workers were done; they are needed again
         self._tell(message)
 
     def drain(self, message: Drain) -> None:
-        """Have the worker here take a snapshot and stand still; answered by Drained."""
+        """Have the worker here take a snapshot and wait; answered by Drained."""
         if message.number == 0:
             self._no_drain()
             return
         if self.phase is not AssignmentPhase.RUNNING or message.generation != self.generation:
-            self._send(
-                Drained(
-                    self.job,
-                    message.generation,
-                    False,
-                    f"The job's workers here do not run (they are {self.phase}).",
-                )
-            )
+            why = f"The job's workers here do not run (they are {self.phase})."
+            self._send(Drained(self.job, message.generation, False, why))
         elif self.generation not in self.reports.capable:
             if self._assign.spec.mode == "restart" and self.reports.trains_unsaved(self.generation):
                 self._send(Notice(self.job, 0, "snapshot", BEGINS_ANEW))
-            self._send(
-                Drained(
-                    self.job,
-                    message.generation,
-                    False,
-                    "No worker here takes snapshots on request.",
-                )
-            )
+            why = "No worker here takes snapshots on request."
+            self._send(Drained(self.job, message.generation, False, why))
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self._flags.request_drain(message.number)
@@ -228,9 +182,7 @@ class NodeJob:
 
     @property
     def unsaved(self) -> bool:
-        """Whether workers run here that have not served a drain. Those that have not begun, or that
-        ended because rank 0 has saved and left, hold nothing that could still be saved.
-        """
+        """Whether workers run here that have not served a drain: others hold nothing to save."""
         return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
 
     @property
@@ -273,13 +225,7 @@ class NodeJob:
         if said.phase is AssignmentPhase.EXITED:  # told once it is gone
             self._last_failures = said.failures
             return
-        if self.releasing or said.phase not in (
-            AssignmentPhase.READY,
-            AssignmentPhase.RUNNING,
-            AssignmentPhase.LOST,
-            AssignmentPhase.SUCCEEDED,
-            AssignmentPhase.FAILED,
-        ):
+        if self.releasing or said.phase in (AssignmentPhase.STARTING, AssignmentPhase.EXITED):
             return
         failures: tuple[Failure, ...] = ()
         if self._drain is not None and said.phase is not AssignmentPhase.RUNNING:
@@ -287,20 +233,15 @@ class NodeJob:
         if self._is_service:
             failures = said.failures
         elif said.phase is AssignmentPhase.FAILED:
-            failures = self._with_tails(said.failures or self._stock_failures(), said.generation)
+            failures = with_tails(
+                said.failures or self._stock_failures(), self._log_dir, said.generation
+            )
         elif said.phase is AssignmentPhase.RUNNING and said.generation in self._rounds:
             self._entered(self._rounds[said.generation])
-        self.phase, self.generation, self.failures, self._waited_s = (
-            said.phase,
-            said.generation,
-            failures,
-            0.0,
-        )
-        self.address = said.address
+        self.phase, self.generation, self.failures = said.phase, said.generation, failures
+        self.address, self._waited_s = said.address, 0.0
         self._report()
-        if said.phase in (AssignmentPhase.READY, AssignmentPhase.FAILED) and (
-            pending := self._pending()
-        ):
+        if self._in_lobby and (pending := self._pending()):
             self._tell(pending)
 
     def drain_served(self, served: DrainServed) -> None:
@@ -328,23 +269,13 @@ class NodeJob:
             self._launcher_gone(code)
         if self._drain is not None and now >= self._drain[1]:
             self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
-        if (
-            self.phase in (AssignmentPhase.READY, AssignmentPhase.FAILED)
-            and connected
-            and not self._pending()
-        ):
-            self._waited_s += min(
-                elapsed, 1.0
-            )  # not the time during which this process was stopped
+        if self._in_lobby and connected and not self._pending():
+            self._waited_s += min(elapsed, 1.0)  # not the time for which this process was stopped
             limit_s = LOBBY_PATIENCE * self._assign.join_timeout_s
             if self._waited_s > limit_s:
                 self._waited_s = 0.0
-                self._tell(
-                    Error(
-                        f"The daemon formed no round of job {self.job} with this node within "
-                        f"{limit_s:g} s."
-                    )
-                )
+                late = f"no round of job {self.job} with this node within {limit_s:g} s."
+                self._tell(Error(f"The daemon formed {late}"))
 
     # --- inside ---
 
@@ -360,12 +291,8 @@ class NodeJob:
             join_timeout_s=self._assign.join_timeout_s,
         )
         order_file = place.directory / "order.json"
-        self.phase, self.failures, self._store, self._waited_s = (
-            AssignmentPhase.STARTING,
-            (),
-            None,
-            0.0,
-        )
+        self.phase, self.failures = AssignmentPhase.STARTING, ()
+        self._store, self._waited_s = None, 0.0
         pending = self._pending()
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address, self._last_failures = 0, "", ()
@@ -424,12 +351,6 @@ class NodeJob:
         self._no_drain()
         self._send(Drained(self.job, generation, False, sentence))
 
-    def _with_tails(self, failures: tuple[Failure, ...], generation: int) -> tuple[Failure, ...]:
-        return tuple(
-            msgspec.structs.replace(f, tail=tail(self._log_dir / rank_log_name(generation, f.rank)))
-            for f in failures
-        )
-
     def _stock_failures(self) -> tuple[Failure, ...]:
         entered = self._rounds.get(self.generation)
         group_rank = entered.group_rank if entered else 0
@@ -444,11 +365,8 @@ class NodeJob:
             self.phase = AssignmentPhase.SUCCEEDED
             self._report()
             return
-        how = (
-            f"with code {code}"
-            if 0 <= code <= 128
-            else f"by signal {-code if code < 0 else code - 128}"
-        )
+        signal = -code if code < 0 else code - 128
+        how = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
         self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:
@@ -460,9 +378,8 @@ class NodeJob:
     def _report(self) -> None:
         self._hear()
         self.reports.flush()
-        self._send(
-            Phase(self.assignment(), self._tail if self.phase is AssignmentPhase.EXITED else "")
-        )
+        last_words = self._tail if self.phase is AssignmentPhase.EXITED else ""
+        self._send(Phase(self.assignment(), last_words))
 
     def _finish(self) -> None:
         """Kill what is left and say so once nothing is: a process that cannot be killed keeps the

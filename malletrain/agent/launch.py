@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.launch import supervisor
@@ -61,6 +62,19 @@ _KEPT = {
     "PBS_JOBID",
     "PBS_JOBDIR",
 }
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
+
+    directory: Path
+    launcher_endpoint: str
+    worker_socket: str
+    host: str
+    node: str
+    lease: str
+    environment: Mapping[str, str]
 
 
 def job_environment(

@@ -20,6 +20,7 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig, public_key
+from malletrain.agent.reach import why_no_answer
 from malletrain.protocol.messages import (
     Alive,
     Heartbeat,
@@ -36,7 +37,8 @@ PAUSE_S = (0.1, 2.0)
 _HELLO_AGAIN_S = 1.0
 _CONNECT_POLL_S = 0.05
 _RECONNECT_MS = (100, 1000)
-_QUIET_COMPLAINT_S = 60.0
+_QUIET_COMPLAINT_S = (15.0, 60.0)
+"""Seconds without an answer after which it is said, at first and then again."""
 
 log = logging.getLogger("malletrain.agent")
 
@@ -102,7 +104,7 @@ class DaemonLink:
     async def run(self) -> None:
         """Keep connected until cancelled."""
         attempt = 0
-        quiet_since = time.monotonic()
+        quiet_since, complaint_s = time.monotonic(), _QUIET_COMPLAINT_S[0]
         try:
             while True:
                 if await self._one_connection():
@@ -110,13 +112,10 @@ class DaemonLink:
                     log.warning(
                         "the daemon at %s is silent; training goes on", self._config.endpoint
                     )
-                elif time.monotonic() - quiet_since > _QUIET_COMPLAINT_S:
-                    quiet_since = time.monotonic()
-                    log.warning(
-                        "no answer from %s for %g s: is the daemon up, and are its key and this "
-                        "lease's valid?",
-                        self._config.endpoint, _QUIET_COMPLAINT_S,
-                    )  # fmt: skip
+                elif time.monotonic() - quiet_since > complaint_s:
+                    why = await asyncio.to_thread(why_no_answer, self._config.endpoint)
+                    log.warning("no answer of the daemon for %g s: %s", complaint_s, why)
+                    quiet_since, complaint_s = time.monotonic(), _QUIET_COMPLAINT_S[1]
                 attempt += 1
                 await asyncio.sleep(pause(attempt, random.random()))
         finally:
@@ -137,6 +136,7 @@ class DaemonLink:
         socket.curve_serverkey = self._config.server_key.encode()
         socket.linger = 0
         socket.immediate = 1
+        socket.ipv6 = "[" in self._config.endpoint
         socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.asyncio.Poller()

@@ -11,12 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,11 +21,13 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
-from malletrain.agent.jobrun import JobPlace, NodeJob
+from malletrain.agent.jobrun import NodeJob
+from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
+from malletrain.agent.run_dir import private_directory
 from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
@@ -63,32 +62,12 @@ LINGER_MS = 500
 log = logging.getLogger("malletrain.agent")
 
 
-def private_directory(base: Path, node: str) -> Path:
-    """A new directory of this agent's own under ``base``; those of dead agents of the same node are
-    removed.
-
-    Raises OSError when there can be none, or when ``base`` is somebody else's (who could then put
-    own sockets in place of ours).
-    """
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if base.stat().st_uid != os.geteuid():
-        raise PermissionError(
-            f"The run directory {base} belongs to another user; give the agent another --run-dir."
-        )
-    prefix = re.sub(r"[^\w.-]", "_", node)[:24]
-    for old in base.glob(f"{prefix}-*-*"):
-        pid = old.name.split("-")[-2]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
-
-
 class NodeAgent:
     """One run of the agent on its lease."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._directory = private_directory(config.run_dir.resolve(), config.node)
+        self._directory = private_directory(config.run_dir, config.node, os.environ)
         self._sockets = socket_directory(self._directory)
         self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
         self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"

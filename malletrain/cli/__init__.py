@@ -1,5 +1,5 @@
 """The command line: ``malletrain COMMAND``. One module per family of commands; this one only
-gathers them.
+gathers them. Runs where a person types it.
 
 Modules of commands import click alone at their top, so that ``malletrain --help`` and shell
 completion answer at once.

@@ -134,7 +134,9 @@ class BatchScheduler(SchedulerTable):
         '["sudo", "-n", "-u", "{owner}", "--"]; empty: all leases are this user\'s.',
     )
     keep_output: bool = key(
-        True, description="Keep what the newest leases print, in the folder leases in state_dir."
+        True,
+        description="Keep what the newest leases print, in the folder leases in state_dir; what "
+        "Slurm's leases of other users print, in .local/state/malletrain/leases of their homes.",
     )
     command_timeout: Duration = key(
         "20 s",

@@ -36,8 +36,8 @@ class DaemonSection(Section):
     advertise: str = _key(
         "",
         description="Host name or address that agents use to reach the daemon; empty: the host "
-        "in listen, or this "
-        "host's name when listen names all interfaces.",
+        "in listen, or the "
+        "address from which this host reaches its nodes when listen names all interfaces.",
     )
     database: str = _key(
         "",
@@ -254,7 +254,8 @@ class AllocationSection(Section):
     lease_wait: Duration = _key(
         format_duration(defaults.LEASE_WAIT_S),
         gt=0,
-        description="A lease asked for that has not come up by then is forgotten.",
+        description="A lease asked for that has not come up by then is forgotten; one that runs "
+        "and whose agent has not reported by then is cancelled.",
     )
     prior_exponent: float = _key(
         defaults.PRIOR_EXPONENT,

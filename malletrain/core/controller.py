@@ -36,6 +36,7 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     LeaseNotTaken,
+    LeaseUnheard,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -91,6 +92,7 @@ class Controller:
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
             LeaseNotTaken: self._lease_not_taken,
+            LeaseUnheard: self._lease_unheard,
             JobSubmitted: self._job_submitted,
             JobCompleted: lambda event, now: self._end(event.job, JobState.COMPLETED, "", now),
             WorkersFailed: self._workers_failed,
@@ -210,6 +212,10 @@ class Controller:
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
         self._gaps.refused(event.node, event.owner, now)
+        return ()
+
+    def _lease_unheard(self, event: LeaseUnheard, now: float) -> Iterable[Command]:
+        self._gaps.rejected(event.node, event.owner, now)
         return ()
 
     # --- jobs ---

@@ -94,6 +94,16 @@ class LeaseNotTaken:
 
 
 @dataclass(frozen=True)
+class LeaseUnheard:
+    """The lease on ``node`` runs as ``owner``, and its agent never reported: leave the node alone
+    for a while.
+    """
+
+    node: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
 class JobSubmitted:
     """A new malleable job, or after a restart one that the store knows (``state`` says where it
     stood).
@@ -226,6 +236,7 @@ Event = (
     | NodeRejected
     | GapsSeen
     | LeaseNotTaken
+    | LeaseUnheard
     | JobSubmitted
     | JobCompleted
     | WorkersFailed

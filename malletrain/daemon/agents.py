@@ -97,6 +97,15 @@ class Agents:
         known = (self._by_lease, self._dismissed)
         return any(job in agent.shipping for agents in known for agent in agents.values())
 
+    def heard(self, at: float) -> None:
+        """Take all agents to be heard at this time, which may be to come: that they were silent was
+        not their doing.
+        """
+        for agent in self:
+            agent.last_seen = at
+            if agent.unreachable_since is not None:
+                agent.unreachable_since = at
+
     def tell(self, node: str, message: messages.Message) -> None:
         """Send to the agent on ``node``; one that cannot be reached is marked and hears it never
         (its Hello tells what it missed).

@@ -63,7 +63,7 @@ class Api:
     ) -> None:
         self.core = core
         self.parts = parts
-        self.views = JobViews(core)
+        self.views = JobViews(core, parts.refusals)
         self.leases = leases
         self.logs = logs
         self.boot = boot

@@ -4,12 +4,14 @@ added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.daemon import batch
+from malletrain.daemon.advertise import advertised
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.layout import node_names
 from scavenger.embedded.replaying import read_replay
@@ -34,6 +36,22 @@ class Backend:
     can_prepare: Callable[[Config], Iterator[tuple[bool, str]]]
     grace_s: Callable[[Config], float]
     check: Callable[[Config], Iterator[tuple[bool, str]]]
+    addresses: Callable[[Config], Sequence[str]] | None = None
+    """Addresses or names of its nodes, as it has them; None: every node is this machine. Raises
+    SchedulerError.
+    """
+
+    def host(self, config: Config) -> str:
+        """The host that agents and clients are told to reach the daemon at. Raises AddressError.
+
+        A main scheduler that does not answer says nothing of its nodes.
+        """
+        nodes: Sequence[str] = ()
+        if self.addresses is not None:
+            with contextlib.suppress(SchedulerError):
+                nodes = self.addresses(config)
+        daemon = config.daemon
+        return advertised(daemon.listen, daemon.advertise, nodes, all_here=self.addresses is None)
 
 
 def backend(config: Config) -> Backend:
@@ -128,6 +146,7 @@ def _of_batch(
     connect: Callable[[Config], Scavenger],
     table: Callable[[Config], BatchScheduler],
     default_grace_s: float,
+    addresses: Callable[[Config], Sequence[str]],
 ) -> Backend:
     """The backend of a batch scheduler. ``default_grace_s``: what agents are told by the daemon
     where the configuration says nothing; the scavenger, which asks the scheduler, tells each lease
@@ -138,16 +157,13 @@ def _of_batch(
         connect(config)  # reads the batch script of the leases
         yield from ()
 
-    def check(config: Config) -> Iterator[tuple[bool, str]]:
-        yield from batch.reachable(config)
-        yield from connect(config).check()
-
     return Backend(
         connect,
         lambda config: batch.prepare(config, table(config)),
         can_prepare,
         lambda config: table(config).grace or default_grace_s,
-        check,
+        lambda config: iter(connect(config).check()),
+        addresses,
     )
 
 
@@ -159,6 +175,13 @@ _BACKENDS = {
         lambda config: config.scheduler.local.grace,
         _check_local,
     ),
-    "slurm": _of_batch(batch.connect_slurm, lambda config: config.scheduler.slurm, KILL_WAIT_S),
-    "pbs": _of_batch(batch.connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S),
+    "slurm": _of_batch(
+        batch.connect_slurm,
+        lambda config: config.scheduler.slurm,
+        KILL_WAIT_S,
+        batch.slurm_addresses,
+    ),
+    "pbs": _of_batch(
+        batch.connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S, batch.pbs_addresses
+    ),
 }

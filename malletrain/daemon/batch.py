@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from scavenger.slurm import source as slurm_source
 from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
-LOOPBACK = ("127.", "localhost", "[::1]")
+_MOM = re.compile(r"^ +Mom = (\S+)$", re.MULTILINE)
+"""The line of a vnode in what pbsnodes prints that names its host."""
 
 
 def connect_slurm(config: Config) -> SlurmScavenger:
@@ -114,16 +115,17 @@ def prepare(config: Config, table: BatchScheduler) -> None:
         make_private_dir(output_dir(config))
 
 
-def reachable(config: Config) -> Iterator[tuple[bool, str]]:
-    """Whether agents on other nodes can reach the daemon where it listens."""
-    host = config.daemon.listen.removeprefix("tcp://")
-    if host.startswith(LOOPBACK) and not config.daemon.advertise:
-        sentence = (
-            f"Agents on other nodes cannot reach the daemon at {host}; in [daemon] set listen "
-            "to an address that they can reach, such as "
-            '"tcp://0.0.0.0:7443" (and advertise = "127.0.0.1" where all nodes are this machine).'
-        )
-        yield False, sentence
+def slurm_addresses(config: Config) -> list[str]:
+    """Where Slurm reaches its nodes (NodeAddr). Raises SchedulerError."""
+    commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
+    return commands.ask(["sinfo", "-h", "-a", "-N", "-o", "%o"]).split()
+
+
+def pbs_addresses(config: Config) -> list[str]:
+    """The hosts of PBS's vnodes. Raises SchedulerError."""
+    commands = Commands(_policy(config.scheduler.pbs), pbs_source.asking_environment())
+    printed = commands.ask(["pbsnodes", "-a", "-v"])
+    return _MOM.findall(printed)
 
 
 def gap_rules(config: Config) -> GapRules:

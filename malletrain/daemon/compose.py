@@ -47,6 +47,7 @@ def compose(
     clock: Clock,
     metrics: Metrics,
     scavenger: Scavenger,
+    endpoint: str,
     command: AgentCommand,
     send: Send,
     boot: str,
@@ -54,6 +55,7 @@ def compose(
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
     Args:
+        endpoint: where agents reach the daemon.
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
@@ -64,7 +66,7 @@ def compose(
     desk = LeaseDesk(parts, departures, keys, command)
     core = Core(parts, desk)
     inbox = Inbox(core, parts, departures, desk, logs, boot)
-    leases = Leases(core, parts, desk, departures, keys, scavenger)
+    leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     api = Api(core, parts, leases, logs, boot, scavenger.name)
     return Service(

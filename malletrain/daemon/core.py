@@ -26,11 +26,13 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.daemon.commands import CommandRunner, LeaseActions
+from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import round_settings
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
@@ -40,6 +42,12 @@ from malletrain.store.schema import JobRow
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others.
 """
+GIVEN_UP_BEATS = 3
+"""Heartbeats without an answer after which agents take the daemon to be gone and connect anew
+(:mod:`malletrain.agent.link`).
+"""
+HELD_S = 60.0
+"""How long nothing is planned at most after the last look of a daemon that hears nobody."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
 """What a change of a service's size is taken to cost in seconds of its value: nobody stops for a
 joiner, and leavers hand over what they hold; a little, so that no plan swaps nodes to and fro for
@@ -72,6 +80,9 @@ class Core:
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has an exception when something happened that cannot be mended; see :meth:`fail`."""
+        self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
+        self.settling_until: float | None = None
+        """Agents come back after the daemon could not hear them: nothing is planned meanwhile."""
         self._outbox = parts.outbox
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
@@ -87,9 +98,12 @@ class Core:
         if self._outbox.open:
             yield now
             return
+        unheard_s = self.hearing.unheard_s(now)
         self._outbox.open = True
         try:
             with self.store.transaction():
+                if unheard_s:
+                    self._unheard(unheard_s, now)
                 yield now
                 while self._events:
                     for command in self.controller.handle(self._events.popleft(), now):
@@ -114,6 +128,50 @@ class Core:
                 self.rounds.act(run, run.rounds.tick(now))
                 if run.starting_until is not None and now >= run.starting_until:
                     self.rounds.rescale_over(run)
+
+    # --- its own trouble ---
+
+    def _unheard(self, unheard_s: float, now: float) -> None:
+        """The daemon can have heard nobody for so long: no time limit ran meanwhile."""
+        for run in self.runs.values():
+            run.rounds.postpone(unheard_s)
+            if run.starting_until is not None:
+                run.starting_until += unheard_s
+        if self.hearing.deaf_since is not None:
+            return
+        self.agents.heard(now)
+        if unheard_s > GIVEN_UP_BEATS * self.config.daemon.heartbeat and list(self.agents):
+            self.hear_again(f"The daemon stood still for {unheard_s:.3g} s", now)
+
+    def deaf(self, now: float) -> None:
+        """Hardly anybody is heard. Call it again as long as that is so."""
+        if self.settling_until is None:
+            count = len(list(self.agents))
+            self._tell_of(f"Most of the {count} agents fell silent at one moment", now)
+        self._settle_until(now + HELD_S)
+
+    def hear_again(self, sentence: str, now: float) -> None:
+        """The agents report again, or will in a moment: as after a restart, wait for them."""
+        self._tell_of(sentence, now)
+        back_by = now + self.config.daemon.adopt_wait  # they connect anew, one by one
+        self.agents.heard(back_by)
+        self._settle_until(back_by)
+
+    def _tell_of(self, sentence: str, now: float) -> None:
+        self.audit.record(
+            EventKind.DAEMON_DEAF,
+            f"{sentence}: its own trouble, not theirs. The jobs go on; it waits for the agents to "
+            "report again.",
+        )
+
+    def _settle_until(self, until: float) -> None:
+        self.settling_until = until
+        self.controller.hold(until)
+
+    def settled(self, now: float) -> None:
+        """The agents had time to come back: plan again."""
+        self.settling_until = None
+        self.controller.hold(now)
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
         """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing

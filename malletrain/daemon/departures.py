@@ -14,9 +14,9 @@ from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 
-RELEASED, RECLAIMED = "given back", "recalled"
+RELEASED, RECLAIMED, UNHEARD = "given back", "recalled", "nothing was heard of its agent"
 """The stored end reasons of a lease that MalleTrain itself gave up: no job needs the node; another
-owner's job needs it more.
+owner's job needs it more; its agent does not report.
 """
 RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 

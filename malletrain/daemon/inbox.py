@@ -15,6 +15,7 @@ from malletrain.core.events import NodeJoined, RoundInterrupted
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
+from malletrain.daemon.hearing import Ear
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
@@ -114,7 +115,10 @@ class Inbox:
 
     def watch(self) -> None:
         """Look for agents that have fallen silent; call it every half second or so."""
-        now, limit = self.core.clock.now(), self.core.config.daemon.agent_timeout
+        core, limit = self.core, self.core.config.daemon.agent_timeout
+        if self.adopting is None and self._deaf():
+            return
+        now = core.clock.now()
         for agent in self.core.agents:
             if now - agent.last_seen > limit:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
@@ -122,6 +126,19 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
+
+    def _deaf(self) -> bool:
+        """Whether the daemon hears hardly anybody now, which is its own trouble."""
+        core = self.core
+        with core.step() as now:
+            ear = core.hearing.listen([agent.last_seen for agent in core.agents], now)
+            if ear is Ear.DEAF:
+                core.deaf(now)
+            elif ear is Ear.BACK:
+                core.hear_again("The daemon hears its agents again", now)
+            elif core.settling_until is not None and now >= core.settling_until:
+                core.settled(now)
+        return ear is Ear.DEAF
 
     def probe(self) -> None:
         """Some connection ended: find out whose."""

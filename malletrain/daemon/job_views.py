@@ -5,6 +5,8 @@ Decides what is shown to whom with :mod:`malletrain.daemon.redaction`. Changes n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from jpa.points import CI95
@@ -29,8 +31,9 @@ from malletrain.store.schema import STARTED, JobRow, ProfileRow
 class JobViews:
     """Views of the jobs of one daemon."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, refusals: Mapping[str, str]) -> None:
         self._core = core
+        self._refusals = refusals
 
     def view(
         self,
@@ -73,13 +76,16 @@ class JobViews:
             return ""
         owner = job.submitted.owner
         if self._core.controller.backing_off(owner, self._core.clock.now()):
-            return (
-                f"leases as {owner} come to nothing ('malletrain events' says why); tried "
-                "again later"
-            )
+            why = self._refusals.get(owner) or "'malletrain events' says why"
+            return f"leases as {owner} come to nothing ({why}); tried again later"
         nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
         if nodes < job.submitted.min_nodes:
-            return f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+            refused = self._refusals.get(owner, "")
+            why = f"; the main scheduler refused the last one asked for: {refused}"
+            return (
+                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+                f"{why if refused else ''}"
+            )
         return "others are served first"
 
     def detail(self, user: str, row: JobRow) -> JobDetail:

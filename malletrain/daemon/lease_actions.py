@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from malletrain.core.events import LeaseNotTaken, NodeLost
+from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, Departures
+from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, UNHEARD, Departures
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -128,6 +128,14 @@ class LeaseDesk:
         agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None:
             self.calls.put_nowait(ReleaseCall((_lease(row),)))
+
+    def cancel_unheard(self, lease: str, sentence: str) -> None:
+        """The lease runs, and its agent does not report: end it."""
+        row = self._parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
+        self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
+        self._parts.events.append(LeaseUnheard(row.node, row.owner))
+        ending = Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node)
+        self.calls.put_nowait(ReleaseCall((ending,)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
         """Jobs of another owner need these nodes more: end their leases once their jobs have moved

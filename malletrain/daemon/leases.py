@@ -13,13 +13,16 @@ from typing import TypeVar
 import structlog
 
 from malletrain.core.events import GapsSeen, LeaseNotTaken
+from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
-from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
+from malletrain.daemon.departures import RECLAIMED, RELEASED, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.schema import LeaseRow
+from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
     Lease,
     LeaseRequest,
@@ -45,6 +48,7 @@ class Leases:
         departures: Departures,
         keys: KeyRing,
         scavenger: Scavenger,
+        endpoint: str,
     ) -> None:
         self._core = core
         self._parts = parts
@@ -52,11 +56,13 @@ class Leases:
         self._departures = departures
         self._keys = keys
         self._scavenger = scavenger
+        self._endpoint = endpoint
         self._calls = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
+        self._unheard = Unheard(parts.config.allocation.lease_wait)
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -99,6 +105,8 @@ class Leases:
                 else:
                     refused.pop(lease.id, None)
                     row = self.active.get(lease.id)
+                    if row is not None:
+                        self._parts.refusals.pop(row.owner, None)
                     if (
                         row is not None
                         and row.state == LeaseStatus.REQUESTED
@@ -108,6 +116,8 @@ class Leases:
                             lease.id, state=LeaseStatus.PENDING, scheduler_id=lease.scheduler_id
                         )
             for lease_id, reason in refused.items():
+                if (row := self.active.get(lease_id)) is not None:
+                    self._parts.refusals[row.owner] = reason
                 self._end(lease_id, reason)
         self._desk.being_taken -= {request.id for request in requests}
 
@@ -178,16 +188,36 @@ class Leases:
                         started=now,
                         node=lease.node or row.node,
                     )
+            self._cancel_unheard(now)
             self._parts.gaps.clear()
             self._parts.gaps.update({gap.node: gap for gap in found.gaps})
             self._parts.events.append(
                 GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in found.gaps})
             )
 
+    def _cancel_unheard(self, now: float) -> None:
+        """End the leases that have run for too long without a word of their agents."""
+        if self._core.hearing.deaf_since is not None:
+            return
+        waiting = [
+            row.id
+            for row in self.active.values()
+            if row.state == LeaseStatus.RUNNING and self._parts.agents.of_lease(row.id) is None
+        ]
+        for lease in self._unheard.overdue(waiting, now):
+            row, limit_s = self.active[lease], self._unheard.limit_s
+            words = last_words(output_dir(self._parts.config), lease)
+            kept = f"~{row.owner}/{KEPT_AT_HOME}/{lease}.out" if row.owner else ""
+            cause = likely_cause(words, row.node, self._endpoint, kept)
+            sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
+            log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
+            self._desk.cancel_unheard(lease, sentence)
+
     def _end(self, lease_id: str, reason: str) -> None:
         row = self._parts.lease_rows.end(lease_id, reason, self._parts.clock.now())
         if row is None:
             return
+        reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
         words = {RELEASED: "given-back", RECLAIMED: "recalled", "preempted": "preempted"}
         word = words.get(row.end_reason, "ended" if row.started else "not-started")

@@ -17,6 +17,7 @@ import structlog
 from malletrain import __version__
 from malletrain.config.model import Config
 from malletrain.daemon import logs
+from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
@@ -57,7 +58,14 @@ def run(config: Config) -> int:
                 return 1
             with Store.open(config.database_url) as store:
                 return asyncio.run(Daemon(config, store, backend(config)).serve())
-    except (StateDirError, StoreError, SchedulerError, MetricsError, OSError) as e:
+    except (
+        StateDirError,
+        StoreError,
+        SchedulerError,
+        MetricsError,
+        AddressError,
+        OSError,
+    ) as e:
         print(f"malletraind: {e}", file=sys.stderr)
         return 1
 
@@ -113,7 +121,8 @@ class Daemon:
         tasks: list[asyncio.Task[None]] = []
         try:
             bound = self._listen()
-            self.endpoint = f"tcp://{self._host()}:{bound.rpartition(':')[2]}"
+            host = await asyncio.to_thread(self._scheduler.host, self.config)
+            self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
             self.service = service = await self._connect()
             if self.config.daemon.metrics_listen:
                 self._metrics.serve(self.config.daemon.metrics_listen)
@@ -148,6 +157,7 @@ class Daemon:
             self._clock,
             self._metrics,
             self._scheduler.connect(self.config),
+            self.endpoint,
             agent_command(
                 self.endpoint, self.keys.server.public, self._scheduler.grace_s(self.config)
             ),
@@ -237,12 +247,6 @@ class Daemon:
         bound = self._transport.bind(listen)
         write_atomically(kept, bound.rpartition(":")[2] + "\n")
         return bound
-
-    def _host(self) -> str:
-        if self.config.daemon.advertise:
-            return self.config.daemon.advertise
-        host = self.config.daemon.listen.removeprefix("tcp://").rpartition(":")[0]
-        return socket.getfqdn() if host in ("0.0.0.0", "*", "[::]") else host
 
     def _announce(self) -> None:
         info = DaemonInfo(

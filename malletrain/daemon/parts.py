@@ -81,6 +81,8 @@ class Parts:
     """The unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
     """The idle nodes that the last poll found."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Owner of leases → why the newest one asked for was refused, until one is not."""
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Something happened of which the main scheduler knows more."""
 

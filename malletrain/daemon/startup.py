@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from malletrain.config.model import Config
+from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
 from malletrain.identity.keys import CLIENT, SERVER, read_key
 from malletrain.identity.state_directory import StateDirError, make_private_dir
@@ -202,10 +203,21 @@ def _tried(path: Path) -> Iterator[bool]:
                 folder.rmdir()
 
 
+def announced_address(config: Config) -> Findings:
+    """What agents on the nodes are told leads to this machine."""
+    try:
+        host = backend(config).host(config)
+    except AddressError as error:
+        yield False, str(error)
+    else:
+        yield True, f"Agents and clients are told to reach the daemon at {host}."
+
+
 STARTUP: tuple[tuple[str, Callable[[Config], Findings]], ...] = (
     ("state directory", state_directory),
     ("keys", keys),
     (ADDRESS, address),
+    ("announced address", announced_address),
     ("database", database),
     ("users", announcement),
     ("main scheduler", scheduler),

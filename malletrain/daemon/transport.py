@@ -82,6 +82,8 @@ class Transport:
         :meth:`serve`. Raises OSError with a sentence.
         """
         address = listen[:-2] + ":*" if listen.endswith(":0") else listen
+        # A socket on [::] takes connections of IPv4 too.
+        self._socket.ipv6 = "[" in listen
         try:
             self._socket.bind(address)
         except zmq.ZMQError as e:

@@ -36,6 +36,11 @@ class EventKind(Word):
         "The daemon runs; it has read which jobs and leases there were.",
     )
     DAEMON_STOPPED = ("daemon-stopped", "The daemon was told to stop. Its jobs go on without it.")
+    DAEMON_DEAF = (
+        "daemon-deaf",
+        "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
+        "Nobody is lost and nothing is planned until they report again; the jobs go on.",
+    )
     LEASE_REQUESTED = (
         "lease-requested",
         "The main scheduler is asked for an idle node: a one-node job is submitted.",
@@ -43,6 +48,11 @@ class EventKind(Word):
     LEASE_RELEASED = (
         "lease-released",
         "MalleTrain gives the node up: no job needs it, or another user's jobs need it more.",
+    )
+    LEASE_UNHEARD = (
+        "lease-unheard",
+        "The one-node job runs, but its agent has not reported for too long. It is cancelled, and "
+        "the node is left alone for some minutes; the sentence guesses the cause.",
     )
     LEASE_ENDED = (
         "lease-ended",

@@ -15,7 +15,6 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     Amount,
-    Code,
     Count,
     Duration,
     Facts,
@@ -29,7 +28,10 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.payloads import Assignment as Assignment
+from malletrain.protocol.payloads import Failure as Failure
+from malletrain.protocol.payloads import JobSpec as JobSpec
+from malletrain.protocol.payloads import Peer as Peer
 
 
 class Message(
@@ -41,71 +43,6 @@ class Message(
     omit_defaults=True,
 ):
     """Base of all messages; the tag is the class name in lower case."""
-
-
-class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
-    one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
-    ``live`` | ``service``. ``curve`` maps nodes (as text) to samples/s where the user knows it, for
-    a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
-    ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
-    are taken to scale alike.
-    """
-
-    name: str
-    owner: str
-    script: str
-    workdir: str
-    python: str
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    setup: str | None = None
-    min_nodes: int = 1
-    max_nodes: int = 1
-    nproc_per_node: int = 1
-    weight: float = 1.0
-    goal: str = ""
-    curve: dict[str, float] | None = None
-    launcher: str = "builtin"
-    mode: str = "restart"
-    profile: bool = True
-    profile_sizes: tuple[int, ...] | None = None
-    profile_key: str = ""
-
-
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One worker process that ended badly. A negative ``exitcode`` is a signal's."""
-
-    rank: Rank
-    exitcode: Code
-    time: Moment
-    tail: Tail = ""
-    cause: Sentence = ""
-    """What went wrong, where more is known than the tail's last line."""
-
-
-class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an agent holds of one job; in every Hello, so that a restarted daemon knows."""
-
-    job: Id
-    phase: AssignmentPhase
-    """starting → ready → running → succeeded | failed | exited, in live mode also lost."""
-    generation: Count = 0
-    """The round that its workers belong to, 0 before the first."""
-    failures: tuple[Failure, ...] = ()
-    """The workers that ended badly."""
-    address: Name = ""
-    """Where the process of a service can be reached."""
-
-
-class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One member of a service, as the others hear of it."""
-
-    node: str
-    host: str
-    address: str = ""
-    leaving_in_s: float | None = None
-    """Seconds until it leaves, at most."""
 
 
 # --- agent -> daemon ---

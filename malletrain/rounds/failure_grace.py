@@ -30,6 +30,13 @@ class FailureGrace:
         """There is no failure, or it does not count."""
         self.due = self.first_at = None
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long."""
+        if self.first_at is not None:
+            self.first_at += by_s
+        if self.due is not None:
+            self.due += by_s
+
     def look(
         self, broken: dict[str, Assignment], news_to_come: bool, now: float, grace_s: float
     ) -> Broke | None:

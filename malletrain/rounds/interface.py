@@ -107,6 +107,9 @@ class Rounds(Protocol):
     def tick(self, now: float) -> list[Action]:
         """Carry on where a time limit has passed."""
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long: every time limit that runs ends later."""
+
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
 

@@ -286,6 +286,12 @@ class LiveRounds:
                 return []
         return self._noted(self.job.tick(now))
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long: every time limit that runs ends later."""
+        self.job.postpone(by_s)
+        if self._adrift_at is not None:
+            self._adrift_at += by_s
+
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
         times = [t for t in (self.job.next_wakeup(), self._adrift_at) if t is not None]

@@ -233,6 +233,12 @@ class JobRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long: every time limit that runs ends later."""
+        if self.deadline is not None:
+            self.deadline += by_s
+        self.failure.postpone(by_s)
+
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
         return min((t for t in (self.deadline, self.failure.due) if t is not None), default=None)

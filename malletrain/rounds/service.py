@@ -206,6 +206,13 @@ class ServiceRounds:
             self.deadline = None
         return actions + self._announce() + self._all_up(now)
 
+    def postpone(self, by_s: float) -> None:
+        """Nobody could be heard for so long: every time limit that runs ends later."""
+        if self.deadline is not None:
+            self.deadline += by_s
+        for times in (self._leaving, self._failures_due):
+            times.update({node: at + by_s for node, at in times.items()})
+
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
         awaited = [self.deadline] if self._awaited and self.deadline is not None else []

@@ -359,7 +359,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             else None
         )
         return Wanted(
-            s.prefix + request.id, request.node, request.argv, env, limit_s, grace_s, output
+            s.prefix + request.id,
+            request.node,
+            request.argv,
+            env,
+            limit_s,
+            grace_s,
+            output,
+            keep_at_home=s.output_dir is not None and output is None,
         )
 
     def grace_s(self, site: SiteT) -> float:

@@ -33,7 +33,7 @@ class LimitReachedError(SchedulerError):
 @dataclass(frozen=True)
 class Wanted:
     """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept;
-    None: nowhere.
+    None: nowhere. ``keep_at_home``: it is kept in the owner's home directory.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Wanted:
     limit_s: float
     grace_s: float
     output: Path | None
+    keep_at_home: bool = False
 
 
 class Pace:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scavenger.embedded import processes
+from scavenger.embedded import processes, signals
 from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
@@ -121,14 +121,14 @@ class EmbeddedCluster:
         processes.become_subreaper()
         self._clear_leftovers()
         self._record.open()
-        wake = _install_signals(self)
+        wake = signals.install(self._stop_asked)
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
             while not self._finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
-                _drain(wake)
+                signals.drain(wake)
         finally:
             # Also on an error of our own: a main scheduler that goes takes its jobs with it.
             for lease in self.leases.values():
@@ -163,6 +163,9 @@ class EmbeddedCluster:
         if self._dirty or now - self._written >= HEARTBEAT_S:
             self._written = now
             self._dirty = not self._write("stopping" if self._stopping else "running")
+
+    def _stop_asked(self) -> None:
+        self.stop_signals += 1
 
     def _finished(self) -> bool:
         return self._stopping and all(lease.clean for lease in self.leases.values())
@@ -377,30 +380,3 @@ class EmbeddedCluster:
         for process in [*marked, *processes.working_below(self.layout.leases)]:
             if process.pid not in (os.getpid(), os.getppid()):
                 processes.send(process, signal.SIGKILL)
-
-
-def _install_signals(cluster: EmbeddedCluster) -> int:
-    """Count requests to stop; wake the loop when a child ends. Returns the descriptor to wait
-    on.
-    """
-    reader, writer = os.pipe()
-    for fd in (reader, writer):
-        os.set_blocking(fd, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def stop(number: int, frame: object) -> None:
-        cluster.stop_signals += 1
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    return reader
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        pass

@@ -87,12 +87,18 @@ def sbatch(settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: boo
     return words + list(options.options)
 
 
-def batch_script(template: str, argv: Sequence[str], env: Mapping[str, str], step: bool) -> bytes:
+def batch_script(
+    template: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    step: bool,
+    keep_at_home: bool = False,
+) -> bytes:
     """``template`` with the lease in it; see :func:`scavenger.batch.lease_script.lease_script`.
     Raises SchedulerError.
     """
     return lease_script.lease_script(
-        template, argv, {**env, "MALLETRAIN_AS_STEP": "1" if step else ""}
+        template, argv, {**env, "MALLETRAIN_AS_STEP": "1" if step else ""}, keep_at_home
     )
 
 

@@ -165,7 +165,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
         return sbatch(self.settings, wanted, step), batch_script(
-            self.settings.template, wanted.argv, wanted.env, step
+            self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:

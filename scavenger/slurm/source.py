@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from scavenger.batch.commands import Commands
+from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module
 from scavenger.slurm.parse import (
@@ -53,6 +53,16 @@ class SlurmCommandSource:
         idle one unseen.
         """
         mark = new_mark()
+        try:
+            return self._read(prefix, mark)
+        except CommandError as error:
+            # The mark is another each time, and nobody's business.
+            sentence = str(error).replace(f"{mark}|", "")
+            raise CommandError(sentence, error.result) from error.__cause__
+
+    def _read(
+        self, prefix: str, mark: str
+    ) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         jobs = self.commands.ask(
             ["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"]
         )

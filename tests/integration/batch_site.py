@@ -19,6 +19,7 @@ from tests.integration.embedded import Site
 CONFIG = """
 [daemon]
 state_dir = "{state}"
+advertise = "127.0.0.1"
 metrics_listen = ""
 agent_timeout = "60 s"
 adopt_wait = "60 s"

@@ -1,12 +1,10 @@
 """What an agent is told at its start."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from malletrain.agent.config import count_gpus, parse_config
-from malletrain.agent.session import private_directory
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import env
 
@@ -52,7 +50,7 @@ def test_environment_and_precedence(options):
     environment |= {"CUDA_VISIBLE_DEVICES": "0,1,2", env.LEASE_KEY: SECRET}
     config = parse_config(["--node", "other"], environment)
     assert (config.node, config.lease, config.grace_s, config.gpus) == ("other", "l1", 30.0, 3)
-    assert str(os.geteuid()) in config.run_dir.name
+    assert config.run_dir is None
     assert config.secret_key == SECRET
     assert env.LEASE_KEY not in environment, "jobs would inherit it"
 
@@ -86,22 +84,3 @@ def test_the_key_of_the_lease_must_be_there(options, environment, words):
 )
 def test_gpus_that_may_be_used(visible, count):
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
-
-
-def test_directories_of_dead_agents_are_removed_and_others_kept(tmp_path):
-    mine = private_directory(tmp_path / "run", "node 1")
-    assert mine.stat().st_mode & 0o077 == 0
-    dead = tmp_path / "run" / f"node_1-{2**22 + 1}-abc"  # more than pid_max(5) allows
-    other = tmp_path / "run" / f"node_2-{2**22 + 1}-abc"
-    for directory in (dead, other):
-        directory.mkdir()
-    again = private_directory(tmp_path / "run", "node 1")
-    assert sorted(d.name for d in (tmp_path / "run").iterdir()) == sorted(
-        [mine.name, again.name, other.name]
-    )
-
-
-def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(PermissionError, match="belongs to another user"):
-        private_directory(tmp_path, "n1")

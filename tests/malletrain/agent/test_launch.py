@@ -2,9 +2,9 @@
 
 import pytest
 
-from malletrain.agent.jobrun import stock_failures
 from malletrain.agent.launch import job_environment, launch_command
 from malletrain.agent.link import pause
+from malletrain.agent.worker_failures import stock_failures
 from malletrain.protocol import messages
 from malletrain.protocol.launcher_channel import LaunchOrder
 

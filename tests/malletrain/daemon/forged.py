@@ -40,6 +40,7 @@ kind = "slurm"
 {lines}
 [allocation]
 settle = "50 ms"
+{allocation}
 [profiling]
 enabled = false
 """
@@ -96,13 +97,17 @@ class RunningDaemon:
     over.
     """
 
-    def __init__(self, folder: Path, machine: Imagined, several: bool = True) -> None:
+    def __init__(
+        self, folder: Path, machine: Imagined, several: bool = True, allocation: str = ""
+    ) -> None:
         self.machine = machine
         (folder / "users").write_text(
             "".join(f"{name} {pair.public}\n" for name, pair in USERS.items())
         )
         daemon, lines = (SEVERAL.format(folder=folder), SUBMIT_AS) if several else ("", "")
-        self.config = parse_config(CONFIG.format(folder=folder, daemon=daemon, lines=lines))
+        self.config = parse_config(
+            CONFIG.format(folder=folder, daemon=daemon, lines=lines, allocation=allocation)
+        )
         self._backend = backends.Backend(
             lambda config: machine,
             lambda config: None,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from malletrain.config.model import ConfigError, load_config, parse_config
+from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
 from malletrain.daemon.batch import pbs_settings
 from scavenger.interface import SchedulerError
@@ -88,8 +89,9 @@ def test_the_backend(tmp_path, monkeypatch):
     assert (Path(made.state_dir) / "leases").is_dir()
     monkeypatch.setenv("PATH", str(tmp_path))
     found = list(one.check(made))
-    assert "cannot reach the daemon at 127.0.0.1:0" in found[0][1]
-    assert "qstat is not installed" in found[1][1]
+    assert "qstat is not installed" in found[0][1]
+    with pytest.raises(AddressError, match=r"cannot reach the daemon at 127\.0\.0\.1;"):
+        one.host(made)
     with pytest.raises(SchedulerError, match="cannot be read"):
         pbs_settings(config(tmp_path, 'script = "/no/such"'))
 

@@ -166,6 +166,7 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
         lambda: "leases as bob come to nothing" in daemon.job(bobs).reason,
         "Bob's job says why it waits",
     )
+    assert "invalid account" in daemon.job(bobs).reason
     assert "invalid account" in {
         e.sentence.rpartition(": ")[2].rstrip(".")
         for e in daemon.events()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.batch.lease_script import PLACE, owner_prefix
+from scavenger.batch.lease_script import KEPT_AT_HOME, PLACE, owner_prefix
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
@@ -33,6 +33,25 @@ def test_any_arguments_and_variables_arrive_unchanged(words, value):
         ["/bin/sh", "-s"], input=script, capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True
     )
     assert said.stdout.decode().strip() == ascii([words, value])
+
+
+@pytest.mark.parametrize("home", ["home", "no such place", "a file", "unset"])
+def test_what_a_lease_of_another_user_prints_is_kept_at_home_where_that_can_be(tmp_path, home):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "a file").touch()
+    (tmp_path / "no such place").symlink_to("/proc/nowhere")
+    argv = ["/bin/sh", "-c", 'echo "$words out"; echo err >&2; exit 7']
+    script = batch_script(TEMPLATE, argv, {"MALLETRAIN_LEASE": "l1"}, False, True)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / home)}
+    if home == "unset":
+        del environment["HOME"]
+    made = subprocess.run(["/bin/sh", "-s"], input=script, capture_output=True, env=environment)
+    assert made.returncode == 7
+    kept = tmp_path / "home" / KEPT_AT_HOME / "l1.out"
+    if home == "home":
+        assert (kept.read_text(), made.stdout, made.stderr) == (" out\nerr\n", b"", b"")
+    else:
+        assert (made.stdout, made.stderr) == (b" out\n", b"err\n")
 
 
 def test_what_cannot_be_passed_on_is_refused():

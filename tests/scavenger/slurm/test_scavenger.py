@@ -199,6 +199,19 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
     assert len(scavenger.poll().gaps) == 8, "the nodes are as long idle as they were"
 
 
+@pytest.mark.parametrize("tool", ["squeue", "sinfo"])
+def test_the_same_failure_is_told_in_the_same_words_at_every_poll(slurm, tool):
+    scavenger = slurm.ready()
+    slurm.tools.fails(tool, "Unable to contact slurm controller (connect failure)")
+    told = set()
+    for _ in range(3):
+        slurm.now += 5
+        with pytest.raises(SchedulerError) as error:
+            scavenger.poll()
+        told.add(str(error.value))
+    assert len(told) == 1
+
+
 def test_what_is_configured_may_fail_later_but_not_at_first(slurm):
     slurm.file("config", "slurm_load_ctl_conf error")
     scavenger = slurm.scavenger()

@@ -1,0 +1,69 @@
+"""The agent's own directory on its node, for sockets and logs.
+
+Decides where it is: below what was said, else in the first place for temporary files that is this
+user's alone, else in the one of everybody under a name that nobody can have taken before.
+Directories of dead agents of the same user and node are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+OWN_PLACES = ("SLURM_TMPDIR", "XDG_RUNTIME_DIR")
+"""Variables that name a directory for temporary files of one job or one user, where there is one.
+It may be named and not exist: the environment of a lease comes from the daemon's host."""
+
+
+def private_directory(run_dir: Path | None, node: str, environment: Mapping[str, str]) -> Path:
+    """A new directory that only this user may enter.
+
+    Args:
+        run_dir: where to make it; None: where the node keeps temporary files.
+        node: name of the node.
+        environment: of this process.
+
+    Raises:
+        OSError: there can be none, or ``run_dir`` is somebody else's (who could then put own
+            sockets in place of ours).
+    """
+    prefix = re.sub(r"[^\w.-]", "_", node)[:24]
+    if run_dir is None:
+        base, prefix = _base(environment), f"malletrain-{os.geteuid()}-{prefix}"
+    else:
+        base = run_dir.resolve()
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if base.stat().st_uid != os.geteuid():
+            raise PermissionError(
+                f"The run directory {base} belongs to another user; give the agent another "
+                "--run-dir."
+            )
+    made_by = re.compile(re.escape(prefix) + r"-(\d+)-[^-]+")
+    for old in base.glob(f"{prefix}-*-*"):
+        found = made_by.fullmatch(old.name)  # not of node n1-2, where this is n1
+        if found and not os.path.exists(f"/proc/{found[1]}") and _is_ours(old):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
+
+
+def _base(environment: Mapping[str, str]) -> Path:
+    for name in OWN_PLACES:
+        place = Path(environment.get(name) or "/nowhere")
+        if place.is_absolute() and _is_ours(place) and os.access(place, os.W_OK | os.X_OK):
+            return place.resolve()
+    return Path(tempfile.gettempdir()).resolve()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a directory (not a link to one) of this user that nobody else may write to."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not others

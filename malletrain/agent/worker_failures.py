@@ -1,0 +1,38 @@
+"""Which workers of a node ended badly, and their last words. Decides nothing about the job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from malletrain.agent.logs import tail
+from malletrain.protocol.log_names import rank_log_name
+from malletrain.protocol.messages import Failure
+
+_STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
+"""What torchrun logs of the first worker that failed
+(torch/distributed/elastic/multiprocessing/api.py).
+"""
+
+
+def stock_failures(
+    launcher_log: str, group_rank: int, nproc_per_node: int, now: float
+) -> tuple[Failure, ...]:
+    """The last failure that torchrun logged, which tells its handler nothing of it."""
+    found = _STOCK_FAILURE.findall(launcher_log)
+    return tuple(
+        Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
+        for code, local_rank in found[-1:]
+    )
+
+
+def with_tails(
+    failures: tuple[Failure, ...], log_dir: Path, generation: int
+) -> tuple[Failure, ...]:
+    """``failures`` of a round, each with the last lines of its rank's log."""
+    return tuple(
+        msgspec.structs.replace(f, tail=tail(log_dir / rank_log_name(generation, f.rank)))
+        for f in failures
+    )

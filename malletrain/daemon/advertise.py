@@ -1,0 +1,157 @@
+"""The address at which agents and clients are told to reach the daemon.
+
+Decides it: what ``advertise`` names, else the address in ``listen``, else, where ``listen`` means
+every interface, the one from which this host reaches its nodes. A name is resolved first, and one
+that means this machine's loopback here is refused: an agent on another node that is told
+``localhost`` calls itself, and nobody hears of it. Asks the resolver and the routing table only;
+nothing is sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import Counter
+from collections.abc import Iterable
+
+EVERYWHERE = ("0.0.0.0", "*", "::")
+_ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses of nobody (RFC 5737, RFC 3849): the route to them is the default route."""
+_ASKED = 64
+"""As many nodes say well enough by which interface the others are reached."""
+
+
+class AddressError(RuntimeError):
+    """There is no address by which the nodes could reach the daemon; the message is a sentence that
+    says why and what to do.
+    """
+
+
+def host_of(listen: str) -> str:
+    """The host in ``tcp://HOST:PORT``, without the brackets of an IPv6 address."""
+    return listen.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def bracketed(host: str) -> str:
+    """``host`` as it stands in an endpoint."""
+    return f"[{host}]" if ":" in host else host
+
+
+def advertised(listen: str, advertise: str, nodes: Iterable[str], *, all_here: bool) -> str:
+    """The host for the endpoint that agents are told, with brackets where it needs them.
+
+    Args:
+        listen: ``tcp://HOST:PORT``, where the daemon listens.
+        advertise: what the configuration says; empty: nothing.
+        nodes: addresses or names of nodes, as the main scheduler has them; may be empty.
+        all_here: every node is this machine.
+
+    Raises:
+        AddressError: the nodes could not reach the daemon there.
+    """
+    said = host_of(listen)
+    if advertise:
+        return _checked(advertise, "advertise", nodes)
+    if said not in EVERYWHERE:
+        return bracketed(said) if all_here else _checked(said, "listen", nodes)
+    if all_here:
+        return "127.0.0.1"  # a socket on [::] takes connections of IPv4 too
+    return _by_route(nodes, v6=said == "::")
+
+
+def _checked(host: str, key: str, nodes: Iterable[str]) -> str:
+    """``host`` if the nodes can mean this machine by it."""
+    plain = host.strip("[]")
+    if is_loopback(plain) and (key == "advertise" or _all_loopback(nodes)):
+        return bracketed(plain)  # said so: all nodes are this machine
+    try:
+        meant = _addresses(plain)
+    except OSError as error:
+        raise AddressError(
+            f"{key} = {host} names no address that this machine can look up "
+            f"({error.strerror or error}); in [daemon] set advertise to this host's address on the "
+            "network of the nodes."
+        ) from None
+    if not all(is_loopback(address) for address in meant):
+        return bracketed(plain)
+    if key == "listen":
+        raise AddressError(
+            f"Agents on other nodes cannot reach the daemon at {host}; in [daemon] set listen to "
+            'an address that they can reach, such as "tcp://0.0.0.0:7443" (and advertise = '
+            '"127.0.0.1" where all nodes are this machine).'
+        )
+    try:
+        instead = f'advertise = "{_by_route(nodes, v6=False)}"'
+    except AddressError:
+        instead = "advertise to this host's address on the network of the nodes"
+    raise AddressError(
+        f"advertise = {host} means {meant[0]} here, and a node that looks it up in the same way "
+        f"calls itself; in [daemon] set {instead}, or correct /etc/hosts."
+    )
+
+
+def _by_route(nodes: Iterable[str], *, v6: bool) -> str:
+    """The address from which most of the ``nodes`` are reached; without nodes, that of the default
+    route.
+    """
+    sources: Counter[str] = Counter()
+    for node in list(nodes)[:_ASKED]:
+        try:
+            sources.update({_source_to(node, v6=v6): 1})
+        except OSError:
+            continue  # it may be known to the main scheduler alone
+    outside = Counter({a: count for a, count in sources.items() if not is_loopback(a)})
+    if sources and not outside:
+        return bracketed(next(iter(sources)))  # every node is this machine
+    if outside:
+        return bracketed(outside.most_common(1)[0][0])
+    for family, anybody in _ANYWHERE[: 2 if v6 else 1]:
+        try:
+            return bracketed(_source(family, anybody))
+        except OSError:
+            continue
+    raise AddressError(
+        "None of this machine's addresses is known to lead to the nodes: there is no default "
+        "route, and the main scheduler's nodes cannot be looked up; in [daemon] set advertise to "
+        "this host's address on their network."
+    )
+
+
+def _source_to(node: str, *, v6: bool) -> str:
+    found = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)
+    families = [socket.AF_INET, *([socket.AF_INET6] if v6 else [])]
+    for family in families:
+        for each, _, _, _, where in found:
+            if each == family:
+                return _source(family, str(where[0]))
+    raise OSError(f"{node} has no address of the family that the daemon listens on")
+
+
+def _source(family: socket.AddressFamily, to: str) -> str:
+    """The address from which this host would send there. Raises OSError without a route."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((to, 9))
+        return str(probe.getsockname()[0])
+
+
+def _addresses(host: str) -> list[str]:
+    return [str(where[0]) for *_, where in socket.getaddrinfo(host, 9, type=socket.SOCK_STREAM)]
+
+
+def _all_loopback(nodes: Iterable[str]) -> bool:
+    """Whether every node is this machine, as far as they can be looked up."""
+    known: list[str] = []
+    for node in list(nodes)[:_ASKED]:
+        try:
+            known += _addresses(node)
+        except OSError:
+            continue
+    return bool(known) and all(is_loopback(address) for address in known)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is an address of the loopback interface; a name is none."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,264 @@
+"""Several hosts on this machine for tests: each has network, mounts, processes, name and IPC of its
+own, and a real Slurm runs on them.
+
+A "switch" is one more network namespace with a bridge; nothing of the bed is in the machine's own.
+Every host has a private copy of /etc, /tmp, /var/spool and /var/log; everything else is shared, as
+by NFS. The head runs slurmctld, the nodes n1, n2, … a slurmd each, all of them munged.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.slurm.cluster import missing as no_slurm
+from tests.slurm.cluster import which
+from tests.waiting import until
+
+NET, MASK = "10.77.0", 16
+HEAD = f"{NET}.1"
+FRONT = "10.77.1.1"
+"""A second address of the head, of which Slurm knows nothing."""
+INIT = Path(__file__).with_name("init.py")
+NAMESPACES = ("--mount", "--uts", "--pid", "--net", "--ipc")
+
+CONF = """
+ClusterName=hosts
+SlurmctldHost=head({head})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldParameters=preempt_send_user_signal
+SlurmdParameters=config_overrides
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+ReturnToService=2
+SelectType=select/linear
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,bf_resolution=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=2
+InactiveLimit=0
+SlurmctldTimeout=30
+SlurmdTimeout=300
+MessageTimeout=10
+{nodes}
+NodeName=DEFAULT CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 State=UNKNOWN
+{named}
+PartitionName=batch       Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=6
+"""  # noqa: E501
+
+
+def missing() -> str:
+    """Why there can be no such hosts here; empty when there can."""
+    if reason := no_slurm():
+        return reason
+    absent = [name for name in ("unshare", "nsenter", "setpriv", "ip") if which(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed"
+    probe = "mount -t tmpfs tmpfs /run && ip link add name b type bridge"
+    argv = ["unshare", *NAMESPACES, "--fork", "sh", "-c", probe]
+    tried = subprocess.run(argv, capture_output=True, text=True)
+    return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class Host:
+    """One host of the bed. ``pid``: of its process 1, as this machine knows it."""
+
+    def __init__(self, folder: Path, name: str, address: str) -> None:
+        self.folder, self.name, self.address = folder, name, address
+        self._unshare: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+
+    def boot(self, hosts: str, files: dict[str, str | bytes]) -> None:
+        """Start it; ``hosts``: its /etc/hosts, ``files``: further files below /etc."""
+        for name in ("tmp", "spool", "log"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "tmp").chmod(0o1777)
+        etc = self.folder / "etc"
+        shutil.copytree("/etc", etc, symlinks=True)
+        (etc / "hosts").unlink(missing_ok=True)
+        (etc / "hosts").write_text(hosts)
+        (etc / "hostname").write_text(f"{self.name}\n")
+        # Names are those of /etc/hosts alone: nothing of the bed asks a name server.
+        (etc / "resolv.conf").unlink(missing_ok=True)
+        (etc / "resolv.conf").write_text("")
+        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+        for path, content in files.items():
+            (etc / path).parent.mkdir(parents=True, exist_ok=True)
+            data = content if isinstance(content, bytes) else content.encode()
+            (etc / path).write_bytes(data)
+        (etc / "munge").mkdir(exist_ok=True)
+        for path in (etc / "munge", etc / "munge" / "munge.key"):
+            os.chown(path, 0, 0)
+            path.chmod(0o700 if path.is_dir() else 0o400)
+        self._unshare = subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES),
+                *("--fork", "--kill-child", sys.executable, str(INIT)),
+                *(str(self.folder), self.name),
+            ]
+        )
+        until((self.folder / "up").exists, f"{self.name} is up", details=self.said)
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
+        self.pid = int(children.read_text())
+
+    def inside(self, *argv: str) -> list[str]:
+        """The command that runs ``argv`` on this host."""
+        names = ["--mount", "--uts", "--pid", "--net", "--ipc"]
+        return ["nsenter", f"--target={self.pid}", *names, "--wd=/", "--", *argv]
+
+    def run(self, *argv: str) -> str:
+        """What a command printed on this host; fails with what it said."""
+        made = subprocess.run(self.inside(*argv), capture_output=True, text=True, timeout=60)
+        assert not made.returncode, f"{self.name}: {argv}: {made.stderr or made.stdout}"
+        return made.stdout
+
+    def start(self, *argv: str, log: str, environment: dict[str, str] | None = None) -> None:
+        """Start a command in the background; what it says is in /var/log of the host."""
+        with (self.folder / "log" / log).open("ab") as file:
+            subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.inside(*argv)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """The ends of all its logs."""
+        ends = [
+            f"--- {self.name}: {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted((self.folder / "log").glob("*.log"))
+        ]
+        return "\n".join(ends)
+
+    def power_off(self) -> None:
+        """Every process of the host ends at once."""
+        if self._unshare is not None and self._unshare.poll() is None:
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+            self._unshare.kill()
+            self._unshare.wait(30)
+
+
+class Bed:
+    """A head and ``nodes`` hosts below ``root``, which is not in /tmp. ``head_hosts``: how the
+    head's /etc/hosts names the head itself.
+    """
+
+    def __init__(self, root: Path, nodes: int = 3, head_hosts: str = f"{HEAD} head") -> None:
+        self.root = root
+        self.head_hosts = head_hosts
+        self.head = Host(root / "head", "head", HEAD)
+        self.nodes = [Host(root / f"n{i}", f"n{i}", f"{NET}.{10 + i}") for i in range(1, nodes + 1)]
+        self._switch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def hosts(self) -> list[Host]:
+        """All of them, the head first."""
+        return [self.head, *self.nodes]
+
+    def start(self) -> Bed:
+        """Boot all hosts, connect them, and wait until every node is idle."""
+        self._switch = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
+        )
+        own = os.readlink("/proc/self/ns/net")
+        switch = Path(f"/proc/{self._switch.pid}/ns/net")
+        until(lambda: os.readlink(switch) != own, "the switch has a network of its own")
+        self.on_switch("ip", "link", "add", "name", "br0", "type", "bridge")
+        self.on_switch("ip", "link", "set", "br0", "up")
+        names = "".join(f"{node.address} {node.name}\n" for node in self.nodes)
+        named = [f"NodeName={n.name} NodeAddr={n.address}" for n in self.nodes]
+        conf = CONF.format(head=HEAD, nodes="", named="\n".join(named))
+        key = os.urandom(128)
+        for host in self.hosts:
+            itself = self.head_hosts if host is self.head else f"{HEAD} head"
+            host.boot(
+                f"127.0.0.1 localhost\n{itself}\n{names}",
+                {"slurm/slurm.conf": conf, "munge/munge.key": key},
+            )
+            self._connect(host)
+            host.run("mkdir", "-p", "/run/munge", "/var/spool/slurmctld", "/var/spool/slurmd")
+            host.start(
+                *("munged", "--foreground", "--force", "--socket=/run/munge/munge.socket.2"),
+                *("--log-file=/var/log/munged.log", "--seed-file=/run/munge/seed"),
+                *("--pid-file=/run/munge/munged.pid", "--key-file=/etc/munge/munge.key"),
+                log="munged.out.log",
+            )
+            until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.said)  # noqa: B023
+        self.head.run("ip", "addr", "add", f"{FRONT}/{MASK}", "dev", "eth0")
+        self.head.start(str(which("slurmctld")), "-D", "-c", log="slurmctld.log")
+        for node in self.nodes:
+            node.start(str(which("slurmd")), "-D", log="slurmd.log")
+        until(
+            lambda: self.states() == ["idle"] * len(self.nodes),
+            "all nodes are idle",
+            details=lambda: "\n".join(host.said() for host in self.hosts),
+        )
+        return self
+
+    def _connect(self, host: Host) -> None:
+        port = f"p-{host.name}"
+        self.on_switch(
+            *("ip", "link", "add", "name", port, "type", "veth"),
+            *("peer", "name", "eth0", "netns", str(host.pid)),
+        )
+        self.on_switch("ip", "link", "set", port, "master", "br0", "up")
+        host.run("ip", "addr", "add", f"{host.address}/{MASK}", "dev", "eth0")
+        host.run("ip", "link", "set", "eth0", "up")
+
+    def _can_munge(self, host: Host) -> bool:
+        return subprocess.run(host.inside("munge", "-n"), capture_output=True).returncode == 0
+
+    def on_switch(self, *argv: str) -> None:
+        """Run a command in the network of the switch."""
+        assert self._switch is not None
+        subprocess.run(["nsenter", f"--target={self._switch.pid}", "--net", *argv], check=True)
+
+    def link(self, host: Host, *, up: bool) -> None:
+        """Plug the host's cable in, or pull it out, on the side of the switch."""
+        self.on_switch("ip", "link", "set", f"p-{host.name}", "up" if up else "down")
+
+    def drop(self, host: Host, address: str) -> None:
+        """What ``host`` sends to this address is lost, as behind a firewall."""
+        nobody = "02:00:00:00:00:99"
+        host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", "eth0"))
+
+    def states(self) -> list[str]:
+        """The state of every node, as sinfo has it."""
+        argv = self.head.inside("sinfo", "-h", "-N", "-p", "batch", "-o", "%T")
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        return made.stdout.split()
+
+    def jobs(self, *options: str) -> Sequence[str]:
+        """Names of the jobs that Slurm has."""
+        return self.head.run("squeue", "-h", "-a", "-o", "%j %N %T", *options).splitlines()
+
+    def stop(self) -> None:
+        """Power everything off."""
+        for host in reversed(self.hosts):
+            host.power_off()
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait(30)

@@ -1,0 +1,56 @@
+"""A daemon that stands still for longer than its agents may be silent: nobody is lost by it."""
+
+import signal
+import time
+
+STEPS = """
+import os, time
+import malletrain
+rank, world = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
+for step in range(100000):
+    time.sleep(0.05)
+    malletrain.report(1)
+    with open(f"count.{rank}.{os.getpid()}", "a") as file:
+        file.write(f"{step}\\n")
+    if os.path.exists("enough"):
+        break
+"""
+
+
+def pids(embedded):
+    return sorted(path.name for path in embedded.work.glob("count.*"))
+
+
+def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_them(embedded):
+    script = embedded.script("steps.py", STEPS)
+    job = embedded.submit(script, nodes=(3, 3), nproc_per_node=1)
+    embedded.until_samples(job, 30)
+    before, workers = embedded.job(job), pids(embedded)
+    rounds = len(embedded.events("round-formed", job))
+    assert before.state == "running"
+    embedded.daemon.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    # three times what an agent may be silent
+    embedded.until(lambda: time.monotonic() - stopped > 15.0, "the daemon stood still for long")
+    embedded.daemon.send_signal(signal.SIGCONT)
+    embedded.until(
+        lambda: [e for e in embedded.events("daemon-deaf") if "stood still" in e.sentence],
+        "the daemon knows that it stood still",
+    )
+    back = time.monotonic()
+    # longer than it takes to find the agents lost
+    embedded.until(lambda: time.monotonic() - back > 8.0, "all limits have passed")
+    embedded.until_samples(job, before.samples + 3 * 20 * 15 * 0.5)
+    after = embedded.job(job)
+    assert not embedded.events("node-lost")
+    assert after.nodes == before.nodes
+    assert len(embedded.events("round-formed", job)) == rounds
+    assert pids(embedded) == workers
+    (embedded.work / "enough").touch()
+    embedded.until_state(job, "completed")
+    done = 0
+    for path in embedded.work.glob("count.*"):
+        steps = [int(line) for line in path.read_text().splitlines()]
+        assert steps == list(range(len(steps))), "no step was repeated or left out"
+        done += len(steps)
+    assert embedded.job(job).samples == done

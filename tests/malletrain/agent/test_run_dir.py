@@ -1,0 +1,73 @@
+"""Where an agent puts its sockets, and that nobody can keep it from it."""
+
+import os
+import tempfile
+
+import pytest
+
+from malletrain.agent.run_dir import private_directory
+
+DEAD = 2**22 + 1  # more than pid_max(5) allows
+
+
+@pytest.fixture
+def tmp(tmp_path, monkeypatch):
+    """What the node has for temporary files of everybody."""
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(everybodys))
+    return everybodys
+
+
+def test_directories_of_dead_agents_are_removed_and_others_kept(tmp_path):
+    run = tmp_path / "run"
+    mine = private_directory(run, "node 1", {})
+    assert mine.stat().st_mode & 0o077 == 0
+    dead, other, longer = (run / f"{node}-{DEAD}-abc" for node in ("node_1", "node_2", "node_1-2"))
+    for directory in (dead, other, longer):
+        directory.mkdir(mode=0o700)
+    again = private_directory(run, "node 1", {})
+    assert set(run.iterdir()) == {mine, again, other, longer}
+
+
+def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        private_directory(tmp_path, "n1", {})
+
+
+def test_nobody_can_take_its_place_beforehand(tmp, monkeypatch):
+    user = os.geteuid()
+    for name in (f"malletrain-{user}", f"malletrain-{user}-n1", f"malletrain-{user}-n1-{DEAD}-x"):
+        (tmp / name).mkdir(mode=0o777)
+    taken = set(tmp.iterdir())
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)  # all of these are another user's
+    for name in (f"malletrain-{user + 1}", f"malletrain-{user + 1}-n1-{DEAD}-x"):
+        (tmp / name).mkdir(mode=0o777)
+        taken.add(tmp / name)
+    made = private_directory(None, "n1", {})
+    assert made.parent == tmp
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert set(tmp.iterdir()) == {*taken, made}, "what others made is theirs"
+
+
+def test_what_dead_agents_left_in_everybodys_place_is_removed(tmp):
+    left = tmp / f"malletrain-{os.geteuid()}-n1-{DEAD}-abc"
+    left.mkdir(mode=0o700)
+    made = private_directory(None, "n1", {})
+    assert list(tmp.iterdir()) == [made]
+
+
+@pytest.mark.parametrize("variable", ["SLURM_TMPDIR", "XDG_RUNTIME_DIR"])
+def test_a_place_of_its_own_comes_first(tmp, tmp_path, variable):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    assert private_directory(None, "n1", {variable: str(own)}).parent == own
+    own.chmod(0o777)  # not its own any more
+    assert private_directory(None, "n1", {variable: str(own)}).parent == tmp
+    assert private_directory(None, "n1", {variable: "/run/user/0000000"}).parent == tmp
+    assert private_directory(None, "n1", {variable: "own"}).parent == tmp
+    (tmp_path / "link").symlink_to(own)
+    own.chmod(0o700)
+    assert private_directory(None, "n1", {variable: str(tmp_path / "link")}).parent == tmp

@@ -1,0 +1,59 @@
+"""A lease that runs without a word of its agent is cancelled, and its node left alone."""
+
+from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+
+def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(tmp_path):
+    machine = Imagined("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine, allocation='lease_wait = "1 s"')
+    heard = None
+    try:
+        daemon.submit("ann")
+        [silent] = until(lambda: machine.of("ann"), "ann has a lease")
+        until(lambda: silent not in machine.leases, "it is cancelled")
+        [other] = until(lambda: machine.of("ann"), "ann has a lease on the other node")
+        heard = Agent(daemon, other)
+        heard.hello()
+        assert machine.requests[silent].node != machine.requests[other].node
+        [told] = [e for e in daemon.events() if e.kind == "lease-unheard"]
+        assert (told.node, told.lease) == (machine.requests[silent].node, silent)
+        assert "has not reported for 1 s" in told.sentence
+        assert f"~ann/.local/state/malletrain/leases/{silent}.out" in told.sentence
+        assert daemon.daemon.endpoint.rpartition(":")[2] in told.sentence
+        until(
+            lambda: [
+                e
+                for e in daemon.events()
+                if e.kind == "lease-ended"
+                and e.lease == silent
+                and "nothing was heard of its agent" in e.sentence
+            ],
+            "the end says why",
+        )
+    finally:
+        if heard is not None:
+            heard.close()
+        daemon.stop()
+
+
+def test_the_time_counts_from_when_the_lease_was_seen_without_an_agent():
+    unheard = Unheard(60.0)
+    assert unheard.overdue(["a", "b"], 0.0) == []
+    assert unheard.overdue(["a"], 59.0) == []  # b's agent is there
+    assert unheard.overdue(["a", "b"], 61.0) == ["a"]  # and was lost again just now
+    assert unheard.overdue(["b"], 1000.0) == []  # the daemon stood still meanwhile
+    assert unheard.overdue(["b"], 1001.0) == ["b"]
+
+
+def test_its_last_words_are_kept(tmp_path):
+    assert last_words(tmp_path, "L1") == ""
+    (tmp_path / "L1.out").write_bytes(b"x" * 5000 + b"\n\nline 1\nline  2\n\nNo module\xff\n")
+    assert last_words(tmp_path, "L1") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
+    assert "It said last: oops" in likely_cause("oops", "n1", "tcp://10.0.0.1:7443")
+
+
+def test_where_nothing_is_known_the_cause_is_guessed():
+    said = likely_cause("", "n1", "tcp://[fd00::1]:7443")
+    assert "n1 cannot connect to [fd00::1]" in said
+    assert "port 7443" in said

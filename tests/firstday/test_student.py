@@ -59,8 +59,10 @@ def test_a_first_day(student):
     said = student.types("malletrain cancel lr-0.1 lr-0.2")
     assert said.status == 0
     assert said.text == "Job j2 (lr-0.1) is cancelled. Job j3 (lr-0.2) is cancelled."
+    assert student.types("malletrain wait lr-0.1").status == 3, "it was cancelled"
     student.until_it_trains_on("j1", 3)
     student.writes("go", "")
+    assert student.types("malletrain wait fashion").status == 0
     assert student.until_ended("j1").state == "completed"
 
     followed = follower.ended()
@@ -77,8 +79,7 @@ def test_a_first_day(student):
 
     said = student.types("malletrain cancel fashion")
     assert said.status == 1
-    assert "fashion" in said.text
-    assert "completed" in said.text
+    assert said.text == "Job j1 is completed already."
     daemon.press("^C")
     assert daemon.ended().status in (0, 130)
     assert student.types("malletrain status").status == 1
@@ -98,4 +99,4 @@ def exactly_once_and_as_alone(student, followed):
     result = re.compile(r"final accuracy (\S+) loss (\S+)")
     (mine,), (theirs,) = result.findall(followed), result.findall(alone.text)
     assert mine[0] == theirs[0]
-    assert float(mine[1]) == pytest.approx(float(theirs[1]), rel=1e-4)
+    assert float(mine[1]) == pytest.approx(float(theirs[1]), rel=1e-3)

@@ -165,7 +165,9 @@ class NodeAgent:
                     "the daemon gives the lease back%s",
                     f": {message.reason}" if message.reason else "",
                 )
-                self._logs_until = time.monotonic() + (message.within_s or LAST_LOGS_S)
+                # said again at every message, where the daemon does not know the lease any more
+                until = time.monotonic() + (message.within_s or LAST_LOGS_S)
+                self._logs_until = min(until, self._logs_until or until)
                 self._shut_down(self._run.stop_grace_s if self._run else 0.0)
             case LogAck():
                 self._logs.acknowledged(message)

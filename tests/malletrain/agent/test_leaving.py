@@ -184,3 +184,17 @@ def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answ
     agent.signal(signal.SIGTERM)
     assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
+
+
+def test_goodbyes_said_again_do_not_keep_the_agent_of_a_lease_that_is_over(daemon, start, tmp_path):
+    """A daemon that has forgotten the lease takes no log any more, and says so at every message."""
+    agent = start()
+    daemon.acknowledges = False
+    running(daemon, tmp_path)
+
+    def gone():
+        daemon.send("n0", messages.Goodbye("The lease has ended."))
+        return agent.process.poll() is not None
+
+    daemon.until(gone, "the agent leaves")
+    assert is_clean(agent)

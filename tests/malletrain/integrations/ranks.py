@@ -34,12 +34,13 @@ IMPORTS = {
 def note(folder: Path, step: int, net: Net | None = None, rate: float = 0.0) -> None:
     """A line for the step: its number, and with ``net`` the world size, the learning rate and the
     samples. Rank 1 is always a little behind: it works on while rank 0 waits for it. With a file
-    ``limit`` steps beyond the number in it wait.
+    ``limit`` steps beyond the number in it wait, and say so in ``waits-RANK``.
     """
     rank = int(os.environ["RANK"])
     time.sleep(STEP_S * (1 + rank))
     limit = folder / "limit"
     while limit.exists() and step > int(limit.read_text() or 0):
+        (folder / f"waits-{rank}").write_text(str(step))
         time.sleep(0.01)
     line: object = step
     if net is not None:

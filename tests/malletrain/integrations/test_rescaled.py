@@ -49,8 +49,9 @@ def let_go(folder: Path, step: int) -> None:
 
 def drained_at(ranks: Ranks, step: int) -> None:
     """Have them save and stop at the end of ``step``."""
-    done = ranks.folder / "steps-0"
-    ranks.when(lambda: len(done.read_text().split("\n")) >= step, f"{step - 1} steps")
+    waits = ranks.folder / "waits-0"
+    # Only now has rank 0 looked for a drain at the end of the step before.
+    ranks.when(lambda: waits.exists() and waits.read_text() == str(step), f"step {step} waits")
     ranks.agents[0].flags.request_drain(7)
     let_go(ranks.folder, step)
     ranks.until(0, "the answer", lambda m: isinstance(m, DrainDone) and m.saved and m.number == 7)

@@ -114,7 +114,10 @@ def test_a_process_that_ends_is_the_jobs_fault_when_its_node_is_not_lost():
     assert rounds.tick(2.9) == []
     broke = rounds.tick(3.0)
     assert kinds(broke) == [Broke]
-    assert "killed by signal 9. Its last line: last words" in broke[0].sentence
+    assert (
+        "killed by signal 9; often the node ran out of memory. Its last line: last words"
+        in broke[0].sentence
+    )
     assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b", with_key=True)
     lost = serving("a", "b")
     ended(lost, "b", 1.0)

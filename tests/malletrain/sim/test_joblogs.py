@@ -80,7 +80,7 @@ def test_sacct(tmp_path):
     [
         ("|End", "|Ende", "no column End; run: sacct"),
         ("2024-01-01T00:01:00", "yesterday", "line 2: 'yesterday' is no time"),
-        ("n[01-02],m1", "n[02-01]", "line 2: The node list"),
+        ("n[01-02],m1", "n[02-01]", "line 2: This is no list of nodes"),
         ("n[01-02],m1", "n[01-02", "line 2: This is no list of nodes"),
         ("|3|", "|", "line 2: There are 6 columns instead of 7"),
     ],

@@ -10,10 +10,8 @@ CONSTRAINTS ?= -c constraints.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
-test: $(VENV)/.installed-test
+test: lint
 	bash tests/slurm/install.sh
-	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not sites"
 
 # Head and nodes as hosts of their own, by namespaces: cables, firewalls, names. Needs root and Slurm's packages; else it says why not.

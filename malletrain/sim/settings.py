@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings
@@ -40,16 +39,7 @@ class SimSettings:
     sample_s: float | None = None
     """Keep how many nodes were idle and how many had a job, this often."""
     site: ControllerSettings = field(default_factory=ControllerSettings)
-    """Everything else that the controller is told; see :meth:`of_site`."""
-
-    @classmethod
-    def of_site(cls, site: ControllerSettings, **more: Any) -> SimSettings:
-        """The settings of a site, with what they do not say (``more``: other fields)."""
-        p = site.planning
-        costs = CostModel("real", p.cost.up_s, p.cost.down_s, p.cost.start_s)
-        own: dict[str, Any] = {"costs": costs, "starvation_s": site.starvation_s, "site": site}
-        own |= {name: getattr(p, name) for name in ("max_running", "t_fwd_s", "time_limit_s")}
-        return cls(**{**own, **more})
+    """Everything else that the controller is told."""
 
     def controller(self) -> ControllerSettings:
         """What the controller is told."""

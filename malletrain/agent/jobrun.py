@@ -216,8 +216,11 @@ class NodeJob:
             self._send(message)
             return
         said = message.assignment
+        if self._process is None:
+            return  # it is gone already, and what it said before is known by its end
         if said.phase is AssignmentPhase.EXITED:  # told once it is gone
             self._last_failures = said.failures
+            self._tell(Release(self.job, 0.0))
             return
         if self.releasing or said.phase in (AssignmentPhase.STARTING, AssignmentPhase.EXITED):
             return

@@ -200,32 +200,30 @@ class LiveLauncher:
                 del self._stores[old]
             self._say(AssignmentPhase.RUNNING, generation)
 
-    def look_after(self) -> int:
-        """What became of the workers. Returns the launcher's exit code."""
+    def look_after(self) -> None:
+        """What became of the workers."""
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
         strangers = [(w, code) for w, code in ended if w.connection is None and not w.told]
         if any(code for _, code in ended) or (strangers and not self._generation):
-            return self._failed([(w, code) for w, code in ended if code] or strangers)
-        if ended and len(ended) == len(self._workers):
+            self._failed([(w, code) for w, code in ended if code] or strangers)
+        elif ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
-        return 0
 
-    def _failed(self, bad: list[tuple[_Worker, int]]) -> int:
+    def _failed(self, bad: list[tuple[_Worker, int]]) -> None:
         generation, count = self._generation, self.order.spec.nproc_per_node
         first = (self._round.group_rank if self._round else 0) * count if generation else 0
         came_up = all(w.ready for w in self._workers)
         self.stop()
         if not came_up and generation == 0:
             failures = tuple(self._early_failure(w, code) for w, code in bad)
-            self._say(AssignmentPhase.EXITED, 0, failures)
-            print(failures[0].tail)
+            print(failures[0].tail, flush=True)
+            last = Assignment(self.order.job, AssignmentPhase.EXITED, 0, failures)
             code = bad[0][1]
-            self._loop.end(f"A worker ended with code {code} before it was ready.")
-            return 1
+            self._loop.leave(Phase(last), f"A worker ended with code {code} before it was ready.")
+            return
         failures = tuple(Failure(first + w.local_rank, code, time.time()) for w, code in bad)
         self._say(AssignmentPhase.FAILED, generation, failures)
-        return 0
 
     def _early_failure(self, worker: _Worker, code: int) -> Failure:
         """Why a worker ended before it was ready: its first error, and whether the script is made

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from malletrain.launch.lines import LineConnection, LineEndpoint, Said
 from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
-from malletrain.protocol.messages import Error, Message, Release
+from malletrain.protocol.messages import Error, Message, Phase, Release
 
 _TICK_S = 0.5
 _LAST_BYTES = 4096
@@ -31,10 +31,8 @@ class Launcher(Protocol):
     def process_said(self, connection: LineConnection, said: Said) -> None:
         """A line of one of the processes."""
 
-    def look_after(self) -> int:
-        """Notice which processes have ended. Returns the launcher's exit code, which counts once
-        :meth:`LaunchLoop.end` was called.
-        """
+    def look_after(self) -> None:
+        """Notice which processes have ended."""
 
     def stop(self) -> None:
         """Stop the processes; nothing is left of them afterwards."""
@@ -72,6 +70,8 @@ class LaunchLoop:
         directory = os.path.dirname(order.endpoint.removeprefix("ipc://"))
         self.lines = LineEndpoint(f"{directory}/l{os.getpid()}", self.agent.also_wake_on)
         self._over = ""
+        self._farewell = ""
+        self._code = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -82,9 +82,19 @@ class LaunchLoop:
         """Leave the loop; the first reason counts."""
         self._over = self._over or sentence
 
+    def leave(self, last: Phase, sentence: str) -> None:
+        """Leave the loop with exit code 1 once the agent has heard why: it sees the end of this
+        process sooner than a message that is still on its way.
+
+        Args:
+            last: With the phase EXITED; the agent answers it with a release.
+            sentence: The reason, for the log.
+        """
+        self.agent.send(last)
+        self._farewell, self._code = sentence, 1
+
     def run(self, launcher: Launcher) -> int:
         """Until the job leaves the node or the launcher ends it. Returns the exit code."""
-        code = 0
         try:
             while not self._over:
                 for message in self.agent.receive(_TICK_S):
@@ -93,20 +103,21 @@ class LaunchLoop:
                     self.end("The agent on this node is gone.")
                 for connection, said in self.lines.receive():
                     launcher.process_said(connection, said)
-                code = launcher.look_after()
+                if not self._farewell:
+                    launcher.look_after()
         finally:
             launcher.stop()
             self.lines.close()
             self.agent.close()
-        print(f"malletrain launcher: {self._over}", flush=True)
-        return code
+        print(f"malletrain launcher: {self._farewell or self._over}", flush=True)
+        return self._code
 
     def _agent_said(self, launcher: Launcher, message: Any) -> None:
         if isinstance(message, Release):
             self.end("The job was released from this node.")
         elif isinstance(message, Error):
             self.end(message.sentence)
-        else:
+        elif not self._farewell:
             launcher.agent_said(message)
 
     def _signalled(self, number: int, _: object) -> None:

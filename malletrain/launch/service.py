@@ -114,24 +114,25 @@ class ServiceLauncher:
         elif said.say == "drained":
             self._loop.agent.send(Drained(self.order.job, self._generation, True))
 
-    def look_after(self) -> int:
-        """What became of the process. Returns the launcher's exit code."""
+    def look_after(self) -> None:
+        """What became of the process."""
         code = self._child.ended() if self._child is not None else None
         if code is None:
-            return 0
+            return
         self._child = None
         if code == 0:
             self._say(AssignmentPhase.SUCCEEDED)
-            return 0
+            return
         words = last_words(self._log)
         nodes = [p.node for p in self._view.members] if self._view else []
         own = os.environ.get(env.NODE, "")
         rank = nodes.index(own) if own in nodes else 0
-        self._say(AssignmentPhase.FAILED, (Failure(rank, code, time.time(), words),))
+        failures = (Failure(rank, code, time.time(), words),)
+        self._say(AssignmentPhase.FAILED, failures)
         how = f"with code {code}" if code > 0 else f"by signal {-code}"
-        print(words)
-        self._loop.end(f"The service's process ended {how}.")
-        return 1
+        print(words, flush=True)
+        last = Assignment(self.order.job, AssignmentPhase.EXITED, self._generation, failures)
+        self._loop.leave(Phase(last), f"The service's process ended {how}.")
 
     def stop(self) -> None:
         """Stop the process."""

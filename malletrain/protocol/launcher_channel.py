@@ -3,8 +3,9 @@
 launcher DEALER, ``ipc://``, readable by the owner only).
 
 launcher → agent: ``Phase`` (ready or failed: waits for a round; running: has taken one; succeeded:
-waits in the lobby) and ``StoreUp``. agent → launcher: ``Alive`` (heard you), ``Round``, ``Release``
-(it is over) and ``Error`` (waited too long; the text says for what).
+waits in the lobby; exited: is about to end, and waits for the release) and ``StoreUp``.
+agent → launcher: ``Alive`` (heard you), ``Round``, ``Release`` (it is over) and ``Error`` (waited
+too long; the text says for what).
 
 Decides addresses, the launcher's end of the socket and which round counts; it does not import
 torch. The agent's death closes the socket, which the launcher's end notices at once.

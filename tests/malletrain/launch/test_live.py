@@ -179,4 +179,8 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     assert hint in failure.cause
     assert (FOREIGN in failure.cause) == bool(hint)
     assert "the interpreter ends" not in failure.tail
+    # It stays until the agent has read that: an end is seen sooner than a message on its way.
+    assert launcher.process.poll() is None
+    launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    launcher.agent.say(messages.Release("j1", 0.0))
     assert launcher.process.wait(PATIENCE_S) == 1

@@ -117,10 +117,10 @@ class Scavenger(Protocol):
 
     name: str
 
-    def know(self, leases: Mapping[str, str]) -> None:
+    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
         """Leases of the daemon's life before: id → the user that each was taken for, empty: the
-        daemon's own. Called before the first poll, so that nobody's jobs pass for leases of others;
-        a scheduler of one user's needs nothing of it.
+        daemon's own; id → its node. Called before the first poll, so that nobody's jobs pass for
+        leases of others; a scheduler of one user's needs nothing of it.
         """
         ...
 

@@ -116,6 +116,13 @@ class BatchScheduler(SchedulerTable):
     submit_rate: float = key(
         10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most."
     )
+    lease_shape: Literal["single", "array", "block"] = key(
+        "single",
+        description="How leases that are asked for together become jobs: each a job of one node; "
+        "or one job array with a task for each (Slurm); or one job of several nodes, which gives "
+        "them back one by one, and which a preemption takes as a whole.",
+    )
+    lease_nodes: int = key(8, ge=2, le=64, description="Leases in one array or block at most.")
     max_leases: int = key(
         0,
         ge=0,

@@ -92,6 +92,8 @@ def _settings(
         start_within_s=table.start_within,
         submit_rate=table.submit_rate,
         max_leases=table.max_leases,
+        shape=table.lease_shape,
+        shared_by=table.lease_nodes,
         hold_s=gaps.hold,
         grace_s=table.grace,
         wanted_grace_s=config.jobs.drain_timeout + config.jobs.stop_grace,

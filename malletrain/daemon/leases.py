@@ -67,7 +67,8 @@ class Leases:
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
-        scavenger.know({row.id: row.owner for row in self.active.values()})
+        rows = self.active.values()
+        scavenger.know({row.id: row.owner for row in rows}, {row.id: row.node for row in rows})
 
     # --- what the controller commanded ---
 

@@ -7,13 +7,14 @@ Decides when a scheduler is asked once more; which leases have to end is decided
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
-from scavenger.batch.submission import Submitter
-from scavenger.interface import Lease, LeaseState
+from scavenger.batch.submission import Shrink, Submitter
+from scavenger.interface import Lease, LeaseState, SchedulerError
 
 CANCEL_AGAIN_S = 15.0
 """So long after the grace time an accepted cancel is repeated. Not sooner: PBS starts the time to
@@ -22,39 +23,92 @@ its SIGKILL anew at each (OpenPBS 23.06), so that a job deleted at every poll wa
 REMEMBERED_S = 3600.0
 
 
-class LeaseEnder:
-    """Ends the leases of one scheduler."""
+Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
+"""Ids of jobs → (job, node) → what there may be sent a signal alone. Raises SchedulerError."""
 
-    def __init__(self, ledger: LeaseLedger, submitter: Submitter) -> None:
+
+class WholeJob(NamedTuple):
+    """A job of the main scheduler that ends with everything in it."""
+
+    id: str
+    user: str
+
+
+class LeaseEnder:
+    """Ends the leases of one scheduler. ``steps``: what runs on each node of jobs that are shared;
+    None: nothing there can be told apart.
+    """
+
+    def __init__(
+        self, ledger: LeaseLedger, submitter: Submitter, steps: Steps | None = None
+    ) -> None:
         self.ledger = ledger
         self.submitter = submitter
+        self.steps = steps
         self.asked: dict[str, tuple[float, str]] = {}
         """Running lease → when it was asked to leave, and why."""
         self._cancelled: dict[str, float] = {}
-        """Job → when the scheduler accepted to end it."""
+        """Lease → when the scheduler accepted to end it."""
 
     def forget(self, running: Collection[str], now: float) -> None:
         """Only these leases run still."""
         self.asked = {lease: at for lease, at in self.asked.items() if lease in running}
         self._cancelled = {
-            job: at for job, at in self._cancelled.items() if now - at < REMEMBERED_S
+            lease: at for lease, at in self._cancelled.items() if now - at < REMEMBERED_S
         }
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
-        """End jobs, those left out whose end was accepted a short while ago. Returns what went
-        wrong.
+        """End leases, those left out whose end was accepted a short while ago. A job that they
+        share with others only gives back their nodes. Returns what went wrong.
         """
         since = now - grace_s - CANCEL_AGAIN_S
-        due = [job for job in jobs if self._cancelled.get(job.id, -math.inf) <= since]
-        self.submitter.kill([job for job in due if job.stopped])
-        done = self.submitter.cancel(due)
-        self._cancelled.update(dict.fromkeys(done.accepted, now))
-        return done.problem
+        due = [job for job in jobs if self._cancelled.get(job.lease.id, -math.inf) <= since]
+        ends: dict[WholeJob, list[LeaseJob]] = {}
+        problem = None
+        removable: dict[str, list[LeaseJob]] = {}
+        for job in due:
+            if job.part is not None and job.part.removable:
+                removable.setdefault(job.part.job, []).append(job)
+            else:
+                ends.setdefault(WholeJob(job.id, job.user), []).append(job)
+        for name, some in removable.items():
+            if (shrink := self._shrink(name, some)) is None:
+                ends.setdefault(WholeJob(name, some[0].user), []).extend(some)
+            elif shrink.given:
+                if refused := self.submitter.shrink(shrink):
+                    problem = refused
+                    continue
+                gone = [j.lease.id for j in some if j.part and j.part.node in shrink.given]
+                self._cancelled.update(dict.fromkeys(gone, now))
+        stopped = [job for job, of in ends.items() if any(one.stopped for one in of)]
+        self.submitter.kill(stopped)
+        done = self.submitter.cancel(list(ends))
+        accepted = [one for job, of in ends.items() if job.id in done.accepted for one in of]
+        self._cancelled.update((one.lease.id, now) for one in accepted)
+        return done.problem or problem
+
+    def _shrink(self, name: str, some: Sequence[LeaseJob]) -> Shrink | None:
+        """What is to be given back of a job when ``some`` of its leases end; None: all of it."""
+        ending = {job.lease.id for job in some} | self.ledger.given_up.keys()
+        ending |= self._cancelled.keys()
+        parts = {
+            lease: (job.part, job.user)
+            for lease, job in self.ledger.jobs.items()
+            if job.part is not None and job.part.job == name and job.alive
+        }
+        stay = {part.node for lease, (part, _) in parts.items() if lease not in ending}
+        if not stay:
+            return None
+        # The first node goes last.
+        first = {part.node for part, _ in parts.values() if part.first}
+        given = {job.part.node for job in some if job.part is not None} - first
+        return Shrink(name, some[0].user, tuple(sorted(stay | first)), tuple(sorted(given)))
 
     def ask(
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
-        """Tell leases to leave, once; one that stays longer than the grace time is cancelled.
+        """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
+        node of one that shares a job is given back as soon as nothing runs there any more.
 
         Args:
             leave: lease id → why.
@@ -64,17 +118,44 @@ class LeaseEnder:
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
+        steps = self._steps_of([*leave, *self.asked]) if options else {}
+        left = [
+            lease
+            for lease in self.asked
+            if steps is not None
+            and (part := jobs[lease].part) is not None
+            and part.removable
+            and (part.job, part.node) not in steps
+        ]
         late = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
-        self.cancel([jobs[lease] for lease in late if not jobs[lease].ending], grace_s, now)
-        wanted = {
-            jobs[lease].id: lease
-            for lease in leave
-            if lease not in self.asked and not jobs[lease].ending
-        }
-        done = self.submitter.cancel([jobs[lease] for lease in wanted.values()], options)
+        over = dict.fromkeys([*left, *late]) if options else dict.fromkeys(late)
+        self.cancel([jobs[lease] for lease in over if not jobs[lease].ending], grace_s, now)
+        new = [lease for lease in leave if lease not in self.asked and not jobs[lease].ending]
         if not options:
-            self._cancelled.update(dict.fromkeys(done.accepted, now))
-        self.asked.update({wanted[job]: (now, leave[wanted[job]]) for job in done.accepted})
+            self.cancel([jobs[lease] for lease in new], grace_s, now)
+            told = [lease for lease in new if lease in self._cancelled]
+        else:
+            wanted = {self._handle(jobs[lease], steps or {}): lease for lease in new}
+            signals = [WholeJob(i, jobs[lease].user) for i, lease in wanted.items() if i]
+            done = self.submitter.cancel(signals, options)
+            told = [wanted[i] for i in done.accepted]
+        self.asked.update({lease: (now, leave[lease]) for lease in told})
+
+    def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
+        """What runs of the jobs that some of these leases share; None when that is not known."""
+        parts = [job.part for lease in leases if (job := self.ledger.jobs.get(lease))]
+        shared = {part.job for part in parts if part is not None and part.removable}
+        if not shared or self.steps is None:
+            return {}
+        try:
+            return self.steps(shared)
+        except SchedulerError:
+            return None
+
+    def _handle(self, job: LeaseJob, steps: Mapping[tuple[str, str], str]) -> str:
+        """What is sent the signal of a lease; empty: there is nothing that could be."""
+        part = job.part
+        return steps.get((part.job, part.node), "") if part and part.removable else job.id
 
     def with_asked(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
         """The leases, those that were asked to leave as leaving."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
+from scavenger.batch.groups import PartOf
 from scavenger.interface import Lease, LeaseState
 
 NO_MORE_FOR_S = 300.0
@@ -35,11 +36,15 @@ class LeaseJob(NamedTuple):
     lost: str = ""
     ending: bool = False
     stopped: bool = False
+    handle: str = ""
+    """The main scheduler's name of what ends with this lease; empty: its ``scheduler_id``."""
+    part: PartOf | None = None
+    """Where it is in a job that it shares with other leases; None: it has one of its own."""
 
     @property
     def id(self) -> str:
         """The main scheduler's name of it."""
-        return self.lease.scheduler_id
+        return self.handle or self.lease.scheduler_id
 
     @property
     def alive(self) -> bool:
@@ -98,14 +103,24 @@ class LeaseLedger:
         """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
         self._users: dict[str, tuple[str, float]] = {}
         """Lease id → whose it is, and when that was last of use."""
+        self._nodes: dict[str, str] = {}
+        """Lease id → its node, as far as known."""
         self._no_more: dict[str, tuple[float, int, str]] = {}
         """User → until when no more is asked for, how many leases there may be, and the scheduler's
         words.
         """
 
-    def know(self, lease_id: str, user: str, now: float) -> None:
-        """The lease is, or will be, a job of this user. What was known first counts."""
+    def know(self, lease_id: str, user: str, now: float, node: str = "") -> None:
+        """The lease is, or will be, a job of this user on this node. What was known first
+        counts.
+        """
         self._users.setdefault(lease_id, (user, now))
+        if node:
+            self._nodes.setdefault(lease_id, node)
+
+    def node_of(self, lease_id: str) -> str:
+        """The node of the lease; empty: nobody knows it."""
+        return self._nodes.get(lease_id, "")
 
     def user_of(self, lease_id: str) -> str:
         """Whose job the lease is."""
@@ -124,7 +139,9 @@ class LeaseLedger:
         """
         self.jobs = dict(jobs)
         self.given_up = {
-            lease: known for lease, known in self.given_up.items() if now - known[0] < REMEMBERED_S
+            lease: known
+            for lease, known in self.given_up.items()
+            if now - known[0] < REMEMBERED_S or lease in jobs
         }
         users = {
             lease: (user, now if lease in jobs else last)
@@ -133,6 +150,7 @@ class LeaseLedger:
         self._users = {
             lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S
         }
+        self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
         leases, unwanted = [], []
         for lease_id, job in self.jobs.items():
             lease = job.lease

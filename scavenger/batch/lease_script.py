@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from scavenger.interface import SchedulerError
 
@@ -22,37 +23,71 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 KEPT_AT_HOME = ".local/state/malletrain/leases"
 """Where leases of other users keep what they print, in their own home directories, for two days."""
-_KEEP_AT_HOME = f"""words="${{HOME:+$HOME/{KEPT_AT_HOME}}}"
+_KEEP = f"""words="${{HOME:+$HOME/{KEPT_AT_HOME}}}"
 if [ -n "$words" ] && mkdir -p "$words" 2>/dev/null \\
         && ( : >>"$words/$MALLETRAIN_LEASE.out" ) 2>/dev/null; then
     find "$words" -name '*.out' -mtime +1 -delete 2>/dev/null
-    exec >>"$words/$MALLETRAIN_LEASE.out" 2>&1
+    MALLETRAIN_OUTPUT="$words/$MALLETRAIN_LEASE.out"
+    exec >>"$MALLETRAIN_OUTPUT" 2>&1
 fi
 unset words"""
+_KEEP_IN = """output=%s
+if ( : >>"$output" ) 2>/dev/null; then exec >>"$output" 2>&1; fi
+unset output"""
 
 
-def lease_script(
-    template: str, argv: Sequence[str], env: Mapping[str, str], keep_at_home: bool = False
-) -> bytes:
+class Part(NamedTuple):
+    """What one lease runs. ``output``: where what it prints is kept, where the job does not do
+    that; ``keep_at_home``: it is kept in KEPT_AT_HOME.
+    """
+
+    node: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    output: Path | None = None
+    keep_at_home: bool = False
+
+
+def lease_script(template: str, part: Part) -> bytes:
     """``template`` with the lease in place of its PLACE line: variables exported, the command as
-    positional parameters. ``keep_at_home``: what it prints from there on is kept in KEPT_AT_HOME.
+    positional parameters.
 
     Raises SchedulerError when something in it cannot be passed on.
     """
+    return fill(template, _exports(part.env) + _words(part))
+
+
+def shared_script(template: str, node: str, parts: Sequence[Part]) -> bytes:
+    """``template`` with several leases in place of its PLACE line, of which it chooses one by the
+    node that it runs on, or ends.
+
+    Args:
+        template: batch script of a lease.
+        node: what is the node's name there, such as ``$SLURMD_NODENAME``.
+        parts: of each node.
+    """
+    return fill(template, choice(node, parts))
+
+
+def choice(node: str, parts: Sequence[Part]) -> list[str]:
+    """Lines that choose one of several leases by the node."""
+    first, *others = (part.env for part in parts)
+    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
+    lines = [*_exports(common), f'case "{node}" in']
+    for part in parts:
+        own = {k: v for k, v in part.env.items() if k not in common}
+        lines += [f"{quote(part.node)})", *_exports(own), *_words(part), ";;"]
+    return [*lines, f'*) echo "No lease is for {node}." >&2; exit 1;;', "esac"]
+
+
+def fill(template: str, lines: Sequence[str]) -> bytes:
+    """``template`` with ``lines`` in place of its PLACE line. Raises SchedulerError."""
     before, found, after = template.partition(f"\n{PLACE}\n")
     if not found:
         raise SchedulerError(
             f"The batch script of the leases has no line {PLACE}, where the agent's command is "
             "put; add it before exec."
         )
-    lines = []
-    for name, value in env.items():
-        if not _VARIABLE.fullmatch(name):
-            raise SchedulerError(f"{name!r} is no name of an environment variable.")
-        lines.append(f"export {name}={_quote(value)}")
-    if keep_at_home:
-        lines.append(_KEEP_AT_HOME)
-    lines.append("set -- " + " ".join(_quote(word) for word in argv))
     text = "\n".join([before, *lines, after])
     if "\0" in text:
         raise SchedulerError(
@@ -60,6 +95,24 @@ def lease_script(
             "passed on."
         )
     return text.encode("utf-8", "surrogateescape")
+
+
+def _exports(env: Mapping[str, str]) -> list[str]:
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise SchedulerError(f"{name!r} is no name of an environment variable.")
+    return [f"export {name}={quote(value)}" for name, value in env.items()]
+
+
+def _words(part: Part) -> list[str]:
+    kept = (
+        [_KEEP]
+        if part.keep_at_home
+        else [_KEEP_IN % quote(str(part.output))]
+        if part.output is not None
+        else []
+    )
+    return [*kept, "set -- " + " ".join(quote(word) for word in part.argv)]
 
 
 def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
@@ -78,7 +131,7 @@ def forget_outputs(folder: Path | None, kept: int = KEPT_OUTPUTS) -> None:
         path.unlink(missing_ok=True)
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """For a POSIX shell. sbatch and qsub refuse a script with carriage returns before line breaks,
     so those are made by printf.
     """

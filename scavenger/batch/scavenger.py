@@ -19,17 +19,20 @@ from typing import Generic
 from scavenger.batch.commands import Commands
 from scavenger.batch.ending import LeaseEnder
 from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.groups import PartOf, is_part, packs
 from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
+from scavenger.batch.wanting import wanted_lease
 from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, PollResult, SchedulerError
 
 SUBMITTERS = 4
+_PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
 
 
@@ -72,7 +75,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.submitter = Submitter(
             dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
         )
-        self.ender = LeaseEnder(self.ledger, self.submitter)
+        self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
         """Leases that were found to be gone since the last poll."""
@@ -112,6 +115,18 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _submission(self, wanted: Wanted, site: SiteT) -> tuple[list[str], bytes]:
         """The command that submits a lease, and its script. Raises SchedulerError."""
 
+    def _shared_by(self, site: SiteT) -> int:
+        """How many leases may share a job."""
+        return 1
+
+    def _shared_submission(
+        self, pack: Sequence[Wanted], view: LookResult[SiteT]
+    ) -> tuple[list[str], bytes]:
+        """The command that submits one job for several leases, and its script. Raises
+        SchedulerError.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def _findings(self, site: SiteT) -> Iterator[Finding]:
         """(works, sentence) per thing tested of a scheduler that answers and is new enough."""
@@ -125,6 +140,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         cancelled lease has its grace time anyway.
         """
         return ()
+
+    def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
+        """(job, node) → what runs there, of jobs that leases share. Raises SchedulerError."""
+        return {}
 
     def check(self) -> list[Finding]:
         """(works, sentence) per thing tested; every sentence says what to change."""
@@ -163,7 +182,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     node.name,
                     self.memory.since.get(node.name, now),
                     self._horizon(node, now),
-                    self._class_of(node),
+                    self.settings.class_of(node.features),
                 )
                 for node in view.choice.gaps
             ),
@@ -252,9 +271,6 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             else max(usual, 10 * took_s)
         )
 
-    def _class_of(self, node: NodeFacts) -> str:
-        return next((c for c in self.settings.node_classes if c in node.features), "default")
-
     def _horizon(self, node: NodeFacts, now: float) -> float:
         """What the gaps of this site were like, and no longer than to the next known use."""
         expected = self.memory.horizon(node.name, now)
@@ -264,110 +280,93 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     # --- taking and giving back ---
 
-    def know(self, leases: Mapping[str, str]) -> None:
+    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str] | None = None) -> None:
         """Of leases that were taken before this process began: id → whose; empty: this process's
-        user's.
+        user's; id → its node.
         """
         for lease_id, user in leases.items():
-            self.ledger.know(
-                lease_id, (self.settings.submit_as and user) or self.settings.user, self.clock()
-            )
+            whose = (self.settings.submit_as and user) or self.settings.user
+            self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look once more, and submit one job for each request whose node is still a gap, one for
-        each node: a few at once, not faster than the site allows.
+        """Look once more, and ask for a lease for each request whose node is still a gap, one for
+        each node: a few submissions at once, not faster than the site allows.
         """
         if not requests:
             return []
         self.know(
-            {request.id: request.owner or "" for request in requests}
+            {request.id: request.owner or "" for request in requests},
+            {request.id: request.node for request in requests},
         )  # so that a look knows their jobs, should there be any
         view = self.look()
+        s, grace_s = self.settings, self.grace_s(view.site)
         first: dict[str, LeaseRequest] = {}
         for request in requests:
             first.setdefault(request.node, request)
-        with ThreadPoolExecutor(
-            min(SUBMITTERS, len(first)), thread_name_prefix=f"{self.name}-submit"
-        ) as pool:
-            taken = dict(
-                zip(
-                    first,
-                    pool.map(lambda request: self._take_safely(request, view), first.values()),
-                    strict=True,
+        taken: dict[str, Lease] = {}
+        wanted = []
+        for node, request in first.items():
+            if (known := self.ledger.jobs.get(request.id)) is not None:
+                taken[node] = known.lease
+                continue
+            try:
+                wanted.append(
+                    wanted_lease(request, view, s, self.ledger, self.limit_step_s, grace_s)
                 )
-            )
+            except SchedulerError as error:
+                taken[node] = _refused(request.id, node, str(error))
+        packs = self._packs(wanted, view.site)
+        with ThreadPoolExecutor(
+            max(1, min(SUBMITTERS, len(packs))), thread_name_prefix=f"{self.name}-submit"
+        ) as pool:
+            for leases in pool.map(lambda pack: self._take_pack(pack, view), packs):
+                taken.update({lease.node: lease for lease in leases})
         return [
-            _refused(request, f"{request.node} is asked for with lease {one.id}")
+            _refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
             if one.id != request.id
             else one
             for request, one in ((request, taken[request.node]) for request in requests)
         ]
 
-    def _take_safely(self, request: LeaseRequest, view: LookResult[SiteT]) -> Lease:
-        try:
-            return self._take_one(request, view)
-        except SchedulerError as error:
-            return _refused(request, str(error))
+    def _packs(self, wanted: Sequence[Wanted], site: SiteT) -> list[list[Wanted]]:
+        """Which of them share a job."""
+        return packs(
+            wanted,
+            self._shared_by(site),
+            lambda one: one.lease,
+            lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),
+            lambda one: one.limit_s,
+        )
 
-    def _take_one(self, request: LeaseRequest, view: LookResult[SiteT]) -> Lease:
-        if (known := self.ledger.jobs.get(request.id)) is not None:
-            return known.lease
-        wanted = self._wanted(request, view)
-        argv, script = self._submission(wanted, view.site)
+    def _take_pack(self, pack: Sequence[Wanted], view: LookResult[SiteT]) -> list[Lease]:
+        """Submit one job for these leases. Where there may not be so many jobs: for the first half
+        of them.
+        """
+        user = self.ledger.user_of(pack[0].lease)
         try:
-            number = self.submitter.submit(argv, script, request.owner)
+            argv, script = (
+                self._submission(pack[0], view.site)
+                if len(pack) == 1
+                else self._shared_submission(pack, view)
+            )
+            number = self.submitter.submit(argv, script, pack[0].owner)
         except LimitReachedError as error:
-            self.ledger.limit_reached(self.ledger.user_of(request.id), str(error), view.time)
-            raise
-        except UnsureError as error:
-            self.ledger.give_up(request.id, str(error), view.time)
-            raise
-        lease = Lease(request.id, number, LeaseState.PENDING, request.node)
-        self.ledger.jobs[request.id] = LeaseJob(
-            lease, self.ledger.user_of(request.id), request.node, view.time
-        )
-        return lease
-
-    def _wanted(self, request: LeaseRequest, view: LookResult[SiteT]) -> Wanted:
-        """The lease that a request comes to. Raises SchedulerError when it may not be asked for."""
-        s, now = self.settings, view.time
-        facts = view.answer.facts.get(request.node)
-        if facts is None:
-            raise SchedulerError(f"{self.title} knows no node {request.node}")
-        if reason := why_not(facts, view.rules, view.choice, now):
-            raise SchedulerError(f"{request.node} is no gap any more: {reason}")
-        free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-        limit_s = s.limit_s(
-            request.id, self.limit_step_s, free_s, s.rules.hours.left_s(now), request.duration_s
-        )
-        if limit_s is None:
-            raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-        if reason := self.ledger.refusal(self.ledger.user_of(request.id), now):
-            raise SchedulerError(reason)
-        grace_s = self.grace_s(view.site)
-        env = {
-            **request.env,
-            "MALLETRAIN_LEASE": request.id,
-            "MALLETRAIN_NODE": request.node,
-            "MALLETRAIN_NODE_CLASS": self._class_of(facts),
-            "MALLETRAIN_GRACE_S": f"{grace_s:g}",
-        }
-        # The files in output_dir are this process's user's.
-        output = (
-            s.output_dir / f"{request.id}.out"
-            if s.output_dir is not None and request.owner is None
-            else None
-        )
-        return Wanted(
-            s.prefix + request.id,
-            request.node,
-            request.argv,
-            env,
-            limit_s,
-            grace_s,
-            output,
-            keep_at_home=s.output_dir is not None and output is None,
-        )
+            half = len(pack) // 2
+            some = self._take_pack(pack[:half], view) if half else []
+            self.ledger.limit_reached(user, str(error), view.time)
+            return [*some, *(_refused(one.lease, one.node, str(error)) for one in pack[half:])]
+        except SchedulerError as error:
+            if isinstance(error, UnsureError):
+                for one in pack:
+                    self.ledger.give_up(one.lease, str(error), view.time)
+            return [_refused(one.lease, one.node, str(error)) for one in pack]
+        leases = []
+        for one in pack:
+            part = PartOf(number, one.node) if len(pack) > 1 else None
+            lease = Lease(one.lease, part.id if part else number, LeaseState.PENDING, one.node)
+            self.ledger.jobs[one.lease] = LeaseJob(lease, user, one.node, view.time, part=part)
+            leases.append(lease)
+        return leases
 
     def grace_s(self, site: SiteT) -> float:
         """Seconds a preempted lease has until it is killed: as configured, else as the scheduler
@@ -381,17 +380,21 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         for lease in leases:
             self.ledger.give_up(lease.id, "given back", self.clock())
             known = self.ledger.jobs.get(lease.id)
-            if known is None and lease.scheduler_id:
+            if known is None and lease.scheduler_id and not is_part(lease.scheduler_id):
                 known = LeaseJob(
                     replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
                 )
-            if known is not None and known.alive:
-                jobs.append(known)
+            # What has not started of a job that is shared is withdrawn at the next poll, which sees
+            # whether it has.
+            shared = known is not None and known.part is not None
+            if known is None or not known.alive or (shared and known.lease.state is _PENDING):
+                continue
+            jobs.append(known)
         # Before anything was asked of the scheduler its grace time is not known.
         grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
         if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error
 
 
-def _refused(request: LeaseRequest, reason: str) -> Lease:
-    return Lease(request.id, "", LeaseState.ENDED, request.node, reason)
+def _refused(lease: str, node: str, reason: str) -> Lease:
+    return Lease(lease, "", LeaseState.ENDED, node, reason)

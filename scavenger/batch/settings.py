@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from scavenger.batch.groups import Shape
 from scavenger.batch.rules import GapRules
 
 SPREAD = 0.25
@@ -42,7 +44,8 @@ class BatchSettings(Generic[OptionsT]):
     per second. ``max_leases``: at once; 0 for no limit. ``hold_s``: how long no lease is asked for
     after one was preempted, None: see :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a
     preemption's signal to SIGKILL, None: what the main scheduler's configuration says.
-    ``wanted_grace_s``: what a job needs to leave in order.
+    ``wanted_grace_s``: what a job needs to leave in order. ``shape``: how leases that are asked for
+    together become jobs, ``shared_by`` so many at most.
     """
 
     tag: str
@@ -66,6 +69,8 @@ class BatchSettings(Generic[OptionsT]):
     grace_s: float | None = None
     wanted_grace_s: float = 0.0
     poll_interval_s: float = 5.0
+    shape: Shape = "single"
+    shared_by: int = 8
 
     @property
     def prefix(self) -> str:
@@ -81,6 +86,10 @@ class BatchSettings(Generic[OptionsT]):
     def least_s(self) -> float:
         """The shortest lease that is asked for."""
         return max(LEAST_LIMIT_S, self.time_min_s or 0.0)
+
+    def class_of(self, features: Collection[str]) -> str:
+        """The class of a node with these features."""
+        return next((name for name in self.node_classes if name in features), "default")
 
     def limit_s(self, lease: str, step_s: float, *within_s: float | None) -> float | None:
         """Time limit of a lease in seconds. None: too short to be of use.

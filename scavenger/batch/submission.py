@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scavenger.batch.commands import CommandError, Commands, failure
-from scavenger.batch.lease_script import owner_prefix
+from scavenger.batch.lease_script import Part, owner_prefix
 from scavenger.interface import SchedulerError
 
 
@@ -33,7 +33,8 @@ class LimitReachedError(SchedulerError):
 @dataclass(frozen=True)
 class Wanted:
     """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept;
-    None: nowhere. ``keep_at_home``: it is kept in the owner's home directory.
+    None: nowhere. ``keep_at_home``: it is kept in the owner's home directory. ``lease``: its id;
+    ``owner``: whom it is asked for as, None: this process's user.
     """
 
     name: str
@@ -44,6 +45,13 @@ class Wanted:
     grace_s: float
     output: Path | None
     keep_at_home: bool = False
+    lease: str = ""
+    owner: str | None = None
+
+    @property
+    def part(self) -> Part:
+        """What it runs in a job that it shares with others."""
+        return Part(self.node, self.argv, self.env, self.output, self.keep_at_home)
 
 
 class Pace:
@@ -79,6 +87,17 @@ class Dialect:
     at_once: int
     kill: tuple[str, ...] = ()
     """The command that kills what runs of suspended jobs; empty: to cancel them is enough."""
+    shrink: Callable[[Shrink], Sequence[str]] | None = None
+    """The command that takes nodes from a running job."""
+
+
+class Shrink(NamedTuple):
+    """A job that is to give back some of its nodes."""
+
+    job: str
+    user: str
+    kept: tuple[str, ...]
+    given: tuple[str, ...]
 
 
 class Cancelled(NamedTuple):
@@ -153,13 +172,26 @@ class Submitter:
         """Kill what runs of jobs that cannot hear a signal to end."""
         return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
 
+    def shrink(self, wanted: Shrink) -> CommandError | None:
+        """Take nodes from a running job. Returns what went wrong."""
+        assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
+        try:
+            result = self.commands.run(self._as(self._owner(wanted), self.dialect.shrink(wanted)))
+        except CommandError as error:
+            return error
+        return failure(result) if result.status != 0 else None
+
+    def _owner(self, job: OwnedJob | Shrink) -> str | None:
+        return job.user if self.submit_as and job.user != self.user else None
+
     def _on(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
         accepted: set[str] = set()
         problem = None
         by_owner: dict[str | None, list[str]] = {}
         for job in jobs:
-            owner = job.user if self.submit_as and job.user != self.user else None
-            by_owner.setdefault(owner, []).append(job.id)
+            ids_of_owner = by_owner.setdefault(self._owner(job), [])
+            if job.id not in ids_of_owner:
+                ids_of_owner.append(job.id)
         for owner, ids in by_owner.items():
             for begin in range(0, len(ids), self.dialect.at_once):
                 some = ids[begin : begin + self.dialect.at_once]

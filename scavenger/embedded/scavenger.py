@@ -101,7 +101,7 @@ class LocalScavenger:
             ),
         )
 
-    def know(self, leases: Mapping[str, str]) -> None:
+    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
         """All leases are of one user."""
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:

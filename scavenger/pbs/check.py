@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scavenger.batch.lease_ledger import LeaseJob
-from scavenger.batch.lease_script import lease_script
+from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Submitter
@@ -304,7 +304,7 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
     )
     name = s.prefix + "check"
     try:
-        script = lease_script(s.template, ["true"], {})
+        script = lease_script(s.template, Part("", ["true"], {}))
         argv = [
             *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=checked.site.requeues),
             "-h",

@@ -22,7 +22,7 @@ from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import TakenBack
 from scavenger.batch.lease_ledger import own_jobs
-from scavenger.batch.lease_script import lease_script
+from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -233,7 +233,8 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             rerunnable=rerunnable,
         )
         env = {**wanted.env, "MALLETRAIN_OUTPUT": str(wanted.output or "/dev/null")}
-        return argv, lease_script(self.settings.template, wanted.argv, env)
+        part = Part(wanted.node, wanted.argv, env, keep_at_home=wanted.keep_at_home)
+        return argv, lease_script(self.settings.template, part)
 
     def _findings(self, site: PbsSite) -> Iterator[Finding]:
         return findings(

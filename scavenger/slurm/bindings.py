@@ -157,7 +157,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             continue
         made = SlurmJob(
             state,
-            str(job.id),
+            _id(job),
             str(job.user_name),
             job.partition or "",
             int(job.num_nodes or 1),
@@ -169,9 +169,18 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.scheduled_nodes or "",
             str(job.state_reason),
             name,
+            job.batch_host or "",
         )
         (table.ours if mine else table.pending).append(made)
     return table
+
+
+def _id(job: Any) -> str:
+    """As squeue prints it (its ``%i``)."""
+    if not job.array_id:
+        return str(job.id)
+    waiting = job.array_tasks_waiting
+    return f"{job.array_id}_[{waiting}]" if waiting else f"{job.array_id}_{job.array_task_id}"
 
 
 def reservations(found: Any) -> list[SlurmReservation]:

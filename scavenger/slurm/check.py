@@ -34,7 +34,7 @@ class SlurmChecked:
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    for part in (_partitions, *by_mode, _permission, _gpus, _sight):
+    for part in (_partitions, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
 
 
@@ -236,6 +236,34 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
                 "account, constraint, gres or options in "
                 "[scheduler.slurm], or ask for the permission."
             ),
+        )
+
+
+def _shape(checked: SlurmChecked) -> Iterator[Finding]:
+    """Leases that share a job."""
+    s, site = checked.settings, checked.site
+    if s.shape == "array":
+        if site.array_size < 3:
+            yield (
+                False,
+                f"Slurm takes no job arrays (MaxArraySize={site.array_size}); set lease_shape in "
+                '[scheduler.slurm] to "single" or "block", or MaxArraySize in slurm.conf.',
+            )
+        elif not s.lease.exclusive:
+            yield (
+                False,
+                "Two tasks of a job array may come to one node where leases do not take whole "
+                'nodes; set exclusive = true in [scheduler.slurm], or lease_shape = "single".',
+            )
+        else:
+            most = min(s.shared_by, site.array_size)
+            yield True, f"Leases that are asked for together share a job array, {most} at most."
+    elif s.shape == "block":
+        whole = "" if checked.settings.backfill else "; a preemption takes all of them at once"
+        yield (
+            True,
+            f"Leases that are asked for together are nodes of one job, {s.shared_by} at most"
+            f"{whole}. They are given back one by one (scontrol update NodeList), the first last.",
         )
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from scavenger.batch import lease_script
+from scavenger.batch.groups import name_of
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Dialect, Wanted
+from scavenger.batch.submission import Dialect, Shrink, Wanted
 from scavenger.interface import SchedulerError
+from scavenger.slurm.hostlist import fold
 
 Launch = Literal["auto", "batch", "step"]
 
@@ -55,15 +57,53 @@ def sbatch(settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: boo
     """The command that submits one lease; its script comes through standard input. ``step``: the
     agent runs as a job step.
     """
-    options = settings.lease
     output = "/dev/null" if wanted.output is None else _pattern(str(wanted.output))
+    where = [f"--nodelist={wanted.node}", "--nodes=1", "--ntasks=1"]
+    return _sbatch(settings, wanted.name, where, output, wanted, step)
+
+
+def sbatch_shared(
+    settings: BatchSettings[SlurmLeaseOptions],
+    pack: Sequence[Wanted],
+    others: Collection[str],
+    step: bool,
+) -> list[str]:
+    """The command that submits one job for several leases: an array of a task for each, or a block.
+
+    Slurm chooses among the nodes of these leases: those of a block that are to be had at once, so
+    that none waits for another.
+
+    Args:
+        settings: of the site.
+        pack: the leases.
+        others: all other nodes where leases might run.
+        step: the agents run as job steps.
+    """
+    name = name_of(one.lease for one in pack)
+    where = [f"--exclude={fold(others)}"] if others else []
+    if settings.shape == "array":
+        where += [f"--array=0-{len(pack) - 1}", "--nodes=1", "--ntasks=1"]
+    else:
+        where += [f"--nodes=1-{len(pack)}", "--ntasks-per-node=1", "--no-kill"]
+    shortest = min(pack, key=lambda one: one.limit_s)
+    as_step = step or settings.shape == "block"
+    return _sbatch(settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, as_step)
+
+
+def _sbatch(
+    settings: BatchSettings[SlurmLeaseOptions],
+    name: str,
+    where: Sequence[str],
+    output: str,
+    wanted: Wanted,
+    step: bool,
+) -> list[str]:
+    options = settings.lease
     words = [
         "sbatch",
         "--parsable",
-        f"--job-name={wanted.name}",
-        f"--nodelist={wanted.node}",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--job-name={name}",
+        *where,
         "--no-requeue",
         "--open-mode=append",
         f"--output={output}",
@@ -97,9 +137,55 @@ def batch_script(
     """``template`` with the lease in it; see :func:`scavenger.batch.lease_script.lease_script`.
     Raises SchedulerError.
     """
+    env = {**env, AS_STEP: "1" if step else ""}
     return lease_script.lease_script(
-        template, argv, {**env, "MALLETRAIN_AS_STEP": "1" if step else ""}, keep_at_home
+        template, lease_script.Part("", argv, env, keep_at_home=keep_at_home)
     )
+
+
+def shared_script(
+    settings: BatchSettings[SlurmLeaseOptions], pack: Sequence[Wanted], step: bool
+) -> bytes:
+    """The batch script of an array or a block. Raises SchedulerError."""
+    if settings.shape == "array":
+        env = {AS_STEP: "1" if step else ""}
+        parts = [one.part._replace(env={**one.env, **env}) for one in pack]
+        return lease_script.shared_script(settings.template, NODE, parts)
+    chosen = "\n".join(lease_script.choice("$node", [one.part for one in pack]))
+    argv = ["/bin/sh", "-c", BLOCK.replace(CHOICE, chosen)]
+    return lease_script.lease_script(settings.template, lease_script.Part("", argv, {AS_STEP: ""}))
+
+
+def shrink(wanted: Shrink) -> list[str]:
+    """The command that takes nodes from a running job."""
+    return ["scontrol", "update", f"JobId={wanted.job}", f"NodeList={fold(wanted.kept)}"]
+
+
+NODE = "$SLURMD_NODENAME"
+AS_STEP = "MALLETRAIN_AS_STEP"
+CHOICE = "#CHOICE"
+BLOCK = f"""counts= later=$SLURM_JOB_CPUS_PER_NODE,
+while [ -n "$later" ]; do
+    count=${{later%%,*}} later=${{later#*,}} times=1
+    case $count in *"(x"*) times=${{count#*x}} times=${{times%")"}} count=${{count%%"("*}};; esac
+    while [ "$times" -gt 0 ]; do counts="$counts $count" times=$((times - 1)); done
+done
+set -- $counts
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    cpus=${{1:-1}}
+    if [ $# -gt 0 ]; then shift; fi
+    (
+{CHOICE}
+export MALLETRAIN_NODE="$node"
+exec srun --nodes=1 --ntasks=1 --nodelist="$node" --cpus-per-task="$cpus" --cpu-bind=none --mem=0 \\
+    --input=none --unbuffered --quiet --export=ALL "$@"
+    ) &
+done
+wait
+"""
+"""What the script of a block runs on its first node: an agent as a step of its own on each node, so
+that one of them can be signalled, and its node given back, alone.
+"""
 
 
 def job_id(printed: str) -> str:
@@ -132,5 +218,6 @@ SLURM = Dialect(
     ended=re.compile(r"Invalid job id|already complet", re.IGNORECASE),
     cancel="scancel",
     at_once=200,
+    shrink=shrink,
 )
 """What ``sbatch`` and ``scancel`` say."""

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from scavenger.batch.commands import shorten
+from scavenger.batch.groups import PartOf
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hostlist import HostlistError, expand
 
@@ -23,9 +24,10 @@ SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
 group of nodes that are alike.
 """
-SQUEUE_FIELDS = "%T|%A|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%j"
-"""State, job id, user, partitions, number of nodes, submission, (expected) start, (expected) end,
-nodes, nodes asked for, nodes it is planned on, reason, name.
+SQUEUE_FIELDS = "%T|%i|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%B|%j"
+"""State, job id (``7_2`` of a task of an array, ``7_[3-5]`` of those that wait), user, partitions,
+number of nodes, submission, (expected) start, (expected) end, nodes, nodes asked for, nodes it is
+planned on, reason, host of the batch script, name.
 """
 
 
@@ -68,6 +70,9 @@ class SlurmJob(NamedTuple):
     planned_on: str
     reason: str
     name: str
+    batch_host: str = ""
+    part: PartOf | None = None
+    """Where it is in a job that it shares with other leases."""
 
 
 class SlurmJobTable(NamedTuple):
@@ -155,8 +160,8 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         mine = own in line
         if not mine and not line.startswith(waiting):
             continue
-        fields = line.split("|", 13)
-        if len(fields) != 14:
+        fields = line.split("|", 14)
+        if len(fields) != 15:
             raise _unreadable("squeue", line)
         count = fields[5].partition("-")[0]
         node_list, wanted, planned_on = (
@@ -175,6 +180,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             wanted,
             planned_on,
             fields[12],
+            fields[14],
             fields[13],
         )
         if mine and job.name.startswith(prefix):
@@ -211,6 +217,25 @@ def read_reservations(text: str) -> list[SlurmReservation]:
                 "MAINT" in fields.get("Flags", "").split(","),
             )
         )
+    return found
+
+
+STEP_FIELDS = "%i|%N"
+"""Step id, nodes."""
+
+
+def read_steps(text: str) -> dict[tuple[str, str], str]:
+    """Read ``squeue -h -s -o STEP_FIELDS``: (job, node) → the step that runs there, batch scripts
+    left out. Raises SchedulerError when it is something else.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for line in text.splitlines():
+        step, bar, nodes = line.partition("|")
+        job, dot, number = step.partition(".")
+        if not bar or not dot:
+            raise _unreadable("squeue", line)
+        if number.isdecimal():
+            found.update(dict.fromkeys(((job, node) for node in expand(nodes)), step))
     return found
 
 

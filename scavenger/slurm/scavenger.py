@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import own_jobs
-from scavenger.batch.look import Finding, SchedulerAnswer
+from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
@@ -24,8 +25,16 @@ from scavenger.interface import LeaseState
 from scavenger.slurm.check import SlurmChecked, findings
 from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
-from scavenger.slurm.job import SLURM, SlurmLeaseOptions, batch_script, sbatch
-from scavenger.slurm.parse import SlurmJob
+from scavenger.slurm.job import (
+    SLURM,
+    SlurmLeaseOptions,
+    batch_script,
+    sbatch,
+    sbatch_shared,
+    shared_script,
+)
+from scavenger.slurm.members import taken_apart
+from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
 from scavenger.slurm.source import (
     Api,
@@ -88,7 +97,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
+        ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of)
+        own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []
@@ -129,6 +139,16 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             urgent=bool(hold or self._lacked),
         )
 
+    def _user_of(self, ours: Sequence[SlurmJob]) -> Callable[[str], str]:
+        """Whose a lease is. What nobody asked for is of whoever it runs as, if we may end it."""
+        s, prefix = self.settings, len(self.settings.prefix)
+        theirs = {
+            lease: job.user
+            for job in ours
+            if is_unknown(lease := job.name[prefix:]) and (s.submit_as or job.user == s.user)
+        }
+        return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
+
     def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
         """Those that have been about to start for a while at most."""
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
@@ -167,6 +187,31 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return sbatch(self.settings, wanted, step), batch_script(
             self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
+
+    def _shared_by(self, site: SlurmSite) -> int:
+        s = self.settings
+        if s.shape == "single":
+            return 1
+        return min(s.shared_by, site.array_size) if s.shape == "array" else s.shared_by
+
+    def _shared_submission(
+        self, pack: Sequence[Wanted], view: LookResult[SlurmSite]
+    ) -> tuple[list[str], bytes]:
+        step, nodes = self._as_step(view.site), {one.node for one in pack}
+        named = view.rules.partitions
+        others = [
+            name
+            for name, facts in view.answer.facts.items()
+            if name not in nodes and (not named or not named.isdisjoint(facts.partitions))
+        ]
+        return (
+            sbatch_shared(self.settings, pack, others, step),
+            shared_script(self.settings, pack, step),
+        )
+
+    def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
+        asked = ["squeue", "-h", "-s", "-j", ",".join(sorted(jobs)), "-o", STEP_FIELDS]
+        return read_steps(self.commands.ask(asked))
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:
         return findings(

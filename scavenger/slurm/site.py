@@ -19,6 +19,7 @@ from scavenger.slurm.parse import read_duration
 BF_INTERVAL_S = 30.0
 """Default of bf_interval (slurm.conf, SchedulerParameters)."""
 KILL_WAIT_S = 30.0
+MAX_ARRAY_SIZE = 1001
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 _LAST_CYCLE = re.compile(
@@ -64,6 +65,11 @@ class SlurmSite:
         """Its release and its cluster, for sentences."""
         release = ".".join(f"{part:02d}" for part in self.version)
         return f"{release} (cluster {self.settings.get('ClusterName', '?')})"
+
+    @property
+    def array_size(self) -> int:
+        """How many tasks a job array may have."""
+        return int(_number(self.settings.get("MaxArraySize"), MAX_ARRAY_SIZE))
 
     def preempt_mode_of(self, partition: str) -> str:
         """OFF, CANCEL, REQUEUE, SUSPEND, …: what happens to a job of the partition that is

@@ -24,6 +24,8 @@ from scavenger.slurm.parse import (
 )
 
 Api = Literal["auto", "commands", "pyslurm"]
+BITSTR_LEN = "1024"
+"""Longest list of waiting tasks of an array that squeue prints, in characters."""
 
 
 class SlurmSource(Protocol):
@@ -80,7 +82,7 @@ def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     as epoch seconds.
     """
     kept = _without_defaults(environment)
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": BITSTR_LEN, "LC_ALL": "C"}
 
 
 def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -101,15 +102,16 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """The lease that a job is. Slurm brings the end of a job forward when it preempts it: within
     ``grace_s`` of its end it is leaving.
     """
+    called = job.part.id if job.part else job.id
     if job.state in ENDED_STATES:
-        return Lease(lease_id, job.id, LeaseState.ENDED, job.node_list, ENDED_STATES[job.state])
+        return Lease(lease_id, called, LeaseState.ENDED, job.node_list, ENDED_STATES[job.state])
     if job.state in PENDING_STATES:
-        return Lease(lease_id, job.id, LeaseState.PENDING, job.node_list, job.reason)
+        return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)
     leaving = job.state == "COMPLETING" or (job.end is not None and job.end - now <= grace_s + 1.0)
     leaving_by = (now if job.end is None else job.end) if leaving else None
     return Lease(
         lease_id,
-        job.id,
+        called,
         LeaseState.RUNNING,
         job.node_list,
         "it is ending" if leaving else "",
@@ -122,6 +124,8 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
     may do nothing for ever.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
+    if job.part and is_unknown(lease_id):
+        lost = "nobody asked for it"
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
@@ -129,6 +133,8 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
         job.submitted,
         lost,
         job.state == "COMPLETING",
+        handle=job.id if job.part else "",
+        part=job.part,
     )
 
 

@@ -82,7 +82,7 @@ class Imagined:
         for lease in leases:
             self.leases.pop(lease.id, None)
 
-    def know(self, leases: Any) -> None:
+    def know(self, leases: Any, nodes: Any) -> None:
         """What was leased before the daemon's last start."""
 
     def of(self, owner: str | None) -> list[str]:

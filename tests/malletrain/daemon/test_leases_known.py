@@ -15,7 +15,7 @@ class Remembers(Imagined):
         self.polled = True
         return super().poll()
 
-    def know(self, leases):
+    def know(self, leases, nodes):
         self.said.append((dict(leases), self.polled))
 
 

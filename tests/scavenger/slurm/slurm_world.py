@@ -70,7 +70,7 @@ def nodes(states: dict[str, str], partitions: tuple[str, ...] = ("batch", "preem
 
 def job(
     state: str,
-    number: int,
+    number: object,
     name: str,
     *,
     user: str = "me",
@@ -83,12 +83,13 @@ def job(
     wanted: str = "(null)",
     planned: str = "(null)",
     reason: str = "None",
+    batch: str = "n/a",
 ) -> str:
     """One line of squeue."""
     times = "|".join(
         f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end)
     )
-    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{name}\n"  # noqa: E501
+    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{batch}|{name}\n"  # noqa: E501
 
 
 class World:

@@ -38,6 +38,10 @@ def job(number, state, name, **fields):
         "allocated_nodes",
         "required_nodes",
         "scheduled_nodes",
+        "batch_host",
+        "array_id",
+        "array_task_id",
+        "array_tasks_waiting",
     )
     empty = {**dict.fromkeys(names), "partition": "batch", "num_nodes": 2}
     return SimpleNamespace(
@@ -63,6 +67,8 @@ def module():
         job(1, "PENDING", "big", start_time=500, scheduled_nodes="n[1-2]"),
         job(2, "RUNNING", "malletrain-t-l1", allocated_nodes="n3", start_time=100, end_time=900),
         job(3, "RUNNING", "other", allocated_nodes="n4"),
+        job(4, "PENDING", "malletrain-t-l2-4", array_id=4, array_tasks_waiting="1-2"),
+        job(5, "RUNNING", "malletrain-t-l2-4", array_id=4, array_task_id=0, batch_host="n5"),
     ]
     reservation = SimpleNamespace(
         name="m", start_time=100, end_time=200, nodes="n1", flags=["MAINTENANCE"]
@@ -89,7 +95,12 @@ def test_the_same_tables_as_from_the_commands(module):
     assert nodes.partitions == {"n1": ["batch"], "n2": ["batch"], "n3": ["batch"]}
     assert nodes.nodes["n1"].features == ("a100",)
     assert [(j.id, j.planned_on, j.start) for j in jobs.pending] == [("1", "n[1-2]", 500.0)]
-    assert [(j.id, j.node_list, j.end) for j in jobs.ours] == [("2", "n3", 900.0)]
+    assert [(j.id, j.node_list, j.end) for j in jobs.ours][:1] == [("2", "n3", 900.0)]
+    assert [(j.id, j.batch_host) for j in jobs.ours] == [
+        ("2", ""),
+        ("4_[1-2]", ""),
+        ("4_0", "n5"),
+    ]
     assert [(r.name, r.nodes, r.maintenance) for r in reservations] == [("m", "n1", True)]
 
 

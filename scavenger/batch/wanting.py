@@ -1,0 +1,71 @@
+"""What a request comes to: the lease as it is asked for, or why it is not. Pure.
+
+Decides the time limit and the environment of a lease; whether its node is a gap
+:mod:`scavenger.batch.rules` decides.
+"""
+
+from __future__ import annotations
+
+from scavenger.batch.lease_ledger import LeaseLedger
+from scavenger.batch.look import LookResult, SiteT
+from scavenger.batch.rules import why_not
+from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.batch.submission import Wanted
+from scavenger.interface import LeaseRequest, SchedulerError
+
+
+def wanted_lease(
+    request: LeaseRequest,
+    view: LookResult[SiteT],
+    settings: BatchSettings[OptionsT],
+    ledger: LeaseLedger,
+    step_s: float,
+    grace_s: float,
+) -> Wanted:
+    """The lease that a request comes to. Raises SchedulerError when it may not be asked for.
+
+    Args:
+        request: what the daemon asks for.
+        view: the look that was taken for it.
+        settings: of the site.
+        ledger: of the leases.
+        step_s: what time limits are a multiple of, seconds.
+        grace_s: seconds that a preempted lease has.
+    """
+    s, now = settings, view.time
+    facts = view.answer.facts.get(request.node)
+    if facts is None:
+        raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
+    if reason := why_not(facts, view.rules, view.choice, now):
+        raise SchedulerError(f"{request.node} is no gap any more: {reason}")
+    free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
+    limit_s = s.limit_s(request.id, step_s, free_s, s.rules.hours.left_s(now), request.duration_s)
+    if limit_s is None:
+        raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
+    if reason := ledger.refusal(ledger.user_of(request.id), now):
+        raise SchedulerError(reason)
+    env = {
+        **request.env,
+        "MALLETRAIN_LEASE": request.id,
+        "MALLETRAIN_NODE": request.node,
+        "MALLETRAIN_NODE_CLASS": s.class_of(facts.features),
+        "MALLETRAIN_GRACE_S": f"{grace_s:g}",
+    }
+    # The files in output_dir are this process's user's.
+    output = (
+        s.output_dir / f"{request.id}.out"
+        if s.output_dir is not None and request.owner is None
+        else None
+    )
+    return Wanted(
+        s.prefix + request.id,
+        request.node,
+        request.argv,
+        env,
+        limit_s,
+        grace_s,
+        output,
+        keep_at_home=s.output_dir is not None and output is None,
+        lease=request.id,
+        owner=request.owner,
+    )

@@ -1,0 +1,64 @@
+"""Which lease a task of a job array or a node of a block is: jobs of Slurm that leases share, taken
+apart into one for each lease.
+
+Slurm chooses the nodes of both out of those that leases were asked for, so a lease is found by its
+node. Tasks that wait are of all the leases whose nodes have no task yet. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from scavenger.batch.groups import PartOf, leases_in, unknown
+from scavenger.slurm.hostlist import expand
+from scavenger.slurm.parse import SlurmJob
+
+RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
+
+
+def taken_apart(
+    jobs: Iterable[SlurmJob], prefix: str, node_of: Callable[[str], str]
+) -> list[SlurmJob]:
+    """One job for each lease, named after it; ``id`` is then what ends with it.
+
+    Args:
+        jobs: ours.
+        prefix: what their names begin with.
+        node_of: the node of a lease; empty: nobody knows it.
+    """
+    found: list[SlurmJob] = []
+    waiting: list[tuple[SlurmJob, tuple[str, ...]]] = []
+    placed: set[str] = set()
+    for job in jobs:
+        name = job.name[len(prefix) :]
+        leases = leases_in(name)
+        if not leases:
+            found.append(job)
+        elif not job.node_list:
+            waiting.append((job, leases))
+        else:
+            of_node = {node_of(lease): lease for lease in leases}
+            for node in expand(job.node_list):
+                # One that is of no lease was forgotten by a daemon that is gone; nobody wants it.
+                lease = of_node.get(node, unknown(name, node))
+                placed.add(lease)
+                found.append(_part(job, prefix + lease, node, _is_block(job)))
+    for job, leases in waiting:
+        if job.state == "PENDING":
+            found += [
+                _part(job, prefix + lease, node, False)
+                for lease in leases
+                if lease not in placed and (node := node_of(lease))
+            ]
+    return found
+
+
+def _is_block(job: SlurmJob) -> bool:
+    return "_" not in job.id
+
+
+def _part(job: SlurmJob, name: str, node: str, in_block: bool) -> SlurmJob:
+    removable = in_block and job.state in RUNNING_STATES
+    part = PartOf(job.id.partition("_")[0], node, node == job.batch_host, removable)
+    here = job.node_list and node
+    return job._replace(name=name, node_list=here, wanted=node, part=part, nodes=1)

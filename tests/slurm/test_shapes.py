@@ -1,0 +1,151 @@
+"""Leases that share a job of a real Slurm: taken together, given back one by one, preempted,
+adopted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from scavenger.batch.groups import leases_in
+from scavenger.interface import LeaseRequest, LeaseState
+from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
+
+SHAPES = ("array", "block")
+PREFIX = "malletrain-t-"
+
+
+def shared(slurm, shape, **settings):
+    return scavenger(slurm, shape=shape, **settings)
+
+
+def requests(root, *nodes):
+    """Leases l1, l2, … on these nodes, and where each says that it was told to leave."""
+    told = {node: root / f"told-{node}" for node in nodes}
+    asked = [
+        LeaseRequest(f"l{i}", node, (sys.executable, "-c", LEAVE, str(told[node])), {"A": node})
+        for i, node in enumerate(nodes, 1)
+    ]
+    return asked, told
+
+
+def ready(told):
+    return [node for node, path in told.items() if path.with_name(path.name + ".ready").exists()]
+
+
+def take(slurm, one, asked, told):
+    one.poll()
+    leases = one.take(asked)
+    assert {lease.state for lease in leases} == {LeaseState.PENDING}, leases
+    slurm.until(lambda: len(ready(told)) == len(told), "an agent runs on each node")
+    return leases
+
+
+def here(one):
+    """Node of each running lease."""
+    return {
+        lease.id: lease.node for lease in one.poll().leases if lease.state is LeaseState.RUNNING
+    }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, shape):
+    slurm = cluster(5, grace=20)
+    one = shared(slurm, shape)
+    assert all(works for works, _ in one.check()), one.check()
+    asked, told = requests(root, "n2", "n5", "n3")
+    take(slurm, one, asked, told)
+    assert {leases_in(name[len(PREFIX) :]) for _, _, name in slurm.leases().values()} == {
+        ("l1", "l2", "l3")
+    }
+    assert here(one) == {"l1": "n2", "l2": "n5", "l3": "n3"}
+    assert gaps(one) == ["n1", "n4"]
+    # One of them is given back: the others do not notice.
+    one.give_back([lease for lease in one.poll().leases if lease.id == "l2"])
+    slurm.until(lambda: "n5" in gaps(one), "its node is a gap again")
+    assert here(one) == {"l1": "n2", "l3": "n3"}
+    assert not told["n2"].exists()
+    assert not told["n3"].exists()
+    # A daemon that comes back after kill -9 knows ids, owners and nodes, and nothing else.
+    after = shared(slurm, shape)
+    after.know({"l1": "", "l3": ""}, {"l1": "n2", "l3": "n3"})
+    assert here(after) == {"l1": "n2", "l3": "n3"}
+    slurm.until(lambda: gaps(after) == ["n1", "n4", "n5"], "what is free is known to be")
+    after.give_back(after.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "nothing is left")
+    assert told["n2"].exists()
+    assert told["n3"].exists()
+
+
+def test_the_first_node_of_a_block_goes_last(cluster, root):
+    slurm = cluster(3, grace=20)
+    one = shared(slurm, "block")
+    asked, told = requests(root, "n1", "n2", "n3")
+    take(slurm, one, asked, told)
+    one.give_back([lease for lease in one.poll().leases if lease.id == "l1"])
+    assert here(one) == {"l2": "n2", "l3": "n3"}
+    assert gaps(one) == []
+    # Neither this daemon nor the next one takes it for a lease, and it ends with the last one.
+    after = shared(slurm, "block")
+    after.know({"l2": "", "l3": ""}, {"l2": "n2", "l3": "n3"})
+    assert here(after) == {"l2": "n2", "l3": "n3"}
+    after.give_back([lease for lease in after.poll().leases if lease.id == "l2"])
+    slurm.until(lambda: gaps(after) == ["n2"], "the second node is a gap")
+    assert not told["n3"].exists()
+    after.give_back([lease for lease in after.poll().leases if lease.id == "l3"])
+    slurm.until(lambda: gaps(after) == ["n1", "n2", "n3"], "and then all of them")
+    assert not slurm.leases()
+
+
+@pytest.mark.parametrize(("shape", "go"), [("array", ["n2"]), ("block", ["n2", "n3", "n4"])])
+def test_what_a_preemption_takes(cluster, root, shape, go):
+    # Who does not leave when it is told keeps its node for an hour.
+    slurm = cluster(4, grace=3600)
+    one = shared(slurm, shape)
+    asked, told = requests(root, "n2", "n3", "n4")
+    take(slurm, one, asked, told)
+    assert states(one) == dict.fromkeys(("l1", "l2", "l3"), LeaseState.RUNNING)
+    main = slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
+    slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
+    slurm.until(lambda: len(here(one)) == 3 - len(go), "the leases are over")
+    assert sorted(node for node, path in told.items() if path.exists()) == go
+    slurm.run("scancel", main)
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "nothing is left")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_of_them_is_asked_to_leave(cluster, root, shape):
+    slurm = cluster(3, grace=3600)
+    one = shared(slurm, shape)
+    asked, told = requests(root, "n1", "n2", "n3")
+    take(slurm, one, asked, told)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=fan")
+    slurm.until(lambda: set(here(one)) == {"l1", "l3"}, "the lease on n2 has left")
+    assert [node for node, path in told.items() if path.exists()] == ["n2"]
+    slurm.until(lambda: slurm.states()[1] == "drained", "nobody is on n2 any more")
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "nothing is left")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
+    slurm = cluster(3, grace=20)
+    one = shared(slurm, shape, start_within_s=0.5)
+    one.poll()
+    asked, told = requests(root, "n1", "n2", "n3")
+    view = one.look()
+    slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
+    slurm.until(lambda: slurm.states()[1] == "allocated", "somebody else is on n2 by now")
+    one.look = lambda: view
+    one.take(asked)
+    del one.look
+    slurm.until(lambda: len(ready(told)) == 2, "the other two run")
+    slurm.until(
+        lambda: all(state != "PENDING" for state, _, _ in slurm.leases().values())
+        and set(here(one)) == {"l1", "l3"},
+        "what waits is withdrawn",
+    )
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "nothing is left")

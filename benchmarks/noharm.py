@@ -1,7 +1,8 @@
 """No harm on a real Slurm: the same main workload with and without MalleTrain, and what MalleTrain
 harvests beside it.
 
-    python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85] [--json]
+    python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85]
+                                [--shapes single array block] [--lease-nodes 8] [--json]
 
 A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh).
 The main workload is drawn at random: jobs of 1 node to half the machine, 20 s to 5 min, with time
@@ -14,7 +15,8 @@ progress reports. What is not: the malleable jobs are stubs (benchmarks/stub_lau
 report and compute nothing, because 64 times torch do not fit on a small machine; a real job pays
 its start and its rescales on top (benchmarks/rescale.py). The replay begins when stubs work on all
 nodes. Delays have a floor of some 0.1 s, the start of a job in Slurm. A repeat takes twice the
-minutes and about five more.
+minutes and about five more. Several shapes of leases are compared with one control run; what each
+asks of Slurm is counted by sdiag.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +61,8 @@ poll_interval = "1 s"
 partition = "preemptable"
 time_min = "1 min"
 spare = "5 s"
+lease_shape = "{shape}"
+lease_nodes = {lease_nodes}
 [gaps]
 use_planned = true
 [jobs]
@@ -145,13 +151,14 @@ def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: flo
 
 
 def with_malletrain(
-    root: Path, nodes: int, jobs: list[MainJob], minutes: float
+    root: Path, nodes: int, jobs: list[MainJob], minutes: float, shape: str, lease_nodes: int
 ) -> tuple[MainRun, Harvest]:
     """The same beside MalleTrain with three jobs that take whatever there is."""
+    root.mkdir()
     spans, state = root / "spans", root / "state"
     spans.mkdir()
     config = root / "site.toml"
-    config.write_text(CONFIG.format(state=state))
+    config.write_text(CONFIG.format(state=state, shape=shape, lease_nodes=lease_nodes))
     stub = root / "stub-python"
     stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
     stub.chmod(0o755)
@@ -183,10 +190,15 @@ def with_malletrain(
                     )
             slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine")
             slurm.until(lambda: _working(spans) == nodes, "and works on all of it")
+            before = submissions(slurm)
             run = replay(slurm, jobs, root / "out", minutes)
             with Client.of(state) as client:
                 status = client.status()
-            found = {"preemptions": status.preemptions, "rescales": status.rescales}
+            found = {
+                "preemptions": status.preemptions,
+                "rescales": status.rescales,
+                "submissions": submissions(slurm) - before - len(jobs),
+            }
         finally:
             daemon.terminate()
             daemon.wait(60)
@@ -195,6 +207,12 @@ def with_malletrain(
                 slurm.run("scancel", *leases)
                 slurm.until(lambda: not slurm.leases(), "the leases end")
         return run, harvest_of(root, found)
+
+
+def submissions(slurm: SlurmCluster) -> int:
+    """How many jobs and arrays were submitted since slurmctld began."""
+    found = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
+    return int(found[1]) if found else 0
 
 
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
@@ -233,39 +251,45 @@ def _working(spans: Path) -> int:
     )
 
 
-def measure(nodes: int, minutes: float, load: float, seed: int) -> dict[str, Any]:
-    """One repeat: the same jobs twice."""
+def measure(
+    nodes: int, minutes: float, load: float, seed: int, shapes: Sequence[str], lease_nodes: int
+) -> Iterator[dict[str, Any]]:
+    """One repeat: the same jobs without MalleTrain, and beside each shape of its leases."""
     jobs = workload(nodes, minutes, load, seed)
-    rows: dict[str, Any] = {
-        "nodes": nodes,
-        "minutes": minutes,
-        "seed": seed,
-        "main_jobs": len(jobs),
-    }
     root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))
     root.chmod(0o755)
     try:
         (root / "a").mkdir()
-        (root / "b").mkdir()
         control = without_malletrain(root / "a", nodes, jobs, minutes)
-        beside, harvest = with_malletrain(root / "b", nodes, jobs, minutes)
+        for shape in shapes:
+            asked = {"nodes": nodes, "minutes": minutes, "seed": seed, "shape": shape}
+            found = with_malletrain(root / shape, nodes, jobs, minutes, shape, lease_nodes)
+            yield {**asked, "main_jobs": len(jobs), **compared(control, *found, nodes * minutes)}
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def compared(
+    control: MainRun, beside: MainRun, harvest: Harvest, node_minutes: float
+) -> dict[str, Any]:
+    """What MalleTrain cost and brought."""
     idle = sum(length(g) for g in gaps_of(beside, 0.0).values())
     sums = account(gaps_of(beside, LONG_GAP_S), harvest)
     offered, harvested = sums["offered"], sums["worked"]
     added = [b - a for a, b in zip(control.delays, beside.delays, strict=True)]
     prompt = [b - a for a, b in zip(control.delays, beside.delays, strict=True) if a < 2.0]
+    node_hours = account(gaps_of(beside, 0.0), harvest)["worked"] / 3600
     return {
-        **rows,
         **harvest.counts,
+        "harvested_node_h": node_hours,
+        "submissions_per_node_h": harvest.counts["submissions"] / node_hours,
         "delay_without": summary(control.delays),
         "delay_with": summary(beside.delays),
         "added": summary(added),
         "added_to_prompt_starts": summary(prompt) if prompt else None,
         "prompt_starts": len(prompt),
         "idle_node_s": idle,
-        "idle_share": idle / (nodes * 60 * minutes),
+        "idle_share": idle / (60 * node_minutes),
         "long_gap_node_s": offered,
         "harvested_node_s": harvested,
         "harvested_share": harvested / offered if offered else None,
@@ -291,6 +315,10 @@ def main() -> int:
         help="share of the node-seconds that the main jobs ask for",
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--shapes", nargs="+", choices=("single", "array", "block"), default=["single"]
+    )
+    parser.add_argument("--lease-nodes", type=int, default=8, help="in an array or block at most")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if reason := missing():
@@ -298,9 +326,12 @@ def main() -> int:
         return 1
     rows = []
     for repeat in range(given.repeats):
-        rows.append(measure(given.nodes, given.minutes, given.load, given.seed + repeat))
-        if not given.json:
-            show(rows[-1])
+        seed = given.seed + repeat
+        asked = (given.nodes, given.minutes, given.load, seed, given.shapes, given.lease_nodes)
+        for row in measure(*asked):
+            rows.append(row)
+            if not given.json:
+                show(row)
     if given.json:
         print(
             json.dumps(
@@ -319,7 +350,7 @@ def main() -> int:
 def show(row: dict[str, Any]) -> None:
     """One repeat as a table."""
     print(
-        f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}: "
+        f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}, {row['shape']}: "
         f"{row['main_jobs']} main jobs, "
         f"{row['preemptions']} preemptions, {row['rescales']} rescales"
     )
@@ -341,6 +372,10 @@ def show(row: dict[str, Any]) -> None:
         f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s "
         f"{row['long_gap_node_s']:,.0f}, "
         f"of which harvested {row['harvested_node_s']:,.0f} = {share}"
+    )
+    print(
+        f"submissions: {row['submissions']}, {row['submissions_per_node_h']:.1f} for each of "
+        f"{row['harvested_node_h']:.2f} harvested node-hours"
     )
     sums = row["account_node_s"]
     lost = {

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError
+from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Shrink, Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -119,43 +120,53 @@ class LeaseEnder:
         """
         jobs = self.ledger.jobs
         steps = self._steps_of([*leave, *self.asked]) if options else {}
-        left = [
-            lease
-            for lease in self.asked
-            if steps is not None
-            and (part := jobs[lease].part) is not None
-            and part.removable
-            and (part.job, part.node) not in steps
-        ]
-        late = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
-        over = dict.fromkeys([*left, *late]) if options else dict.fromkeys(late)
+        over = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
+        if options and steps is not None:
+            over += [i for i in self.asked if i not in over and _has_left(jobs[i], steps)]
         self.cancel([jobs[lease] for lease in over if not jobs[lease].ending], grace_s, now)
         new = [lease for lease in leave if lease not in self.asked and not jobs[lease].ending]
         if not options:
             self.cancel([jobs[lease] for lease in new], grace_s, now)
             told = [lease for lease in new if lease in self._cancelled]
         else:
-            wanted = {self._handle(jobs[lease], steps or {}): lease for lease in new}
-            signals = [WholeJob(i, jobs[lease].user) for i, lease in wanted.items() if i]
-            done = self.submitter.cancel(signals, options)
-            told = [wanted[i] for i in done.accepted]
+            told = self._signal([jobs[lease] for lease in new], steps, options)
         self.asked.update({lease: (now, leave[lease]) for lease in told})
+
+    def _signal(
+        self,
+        some: Iterable[LeaseJob],
+        steps: Mapping[tuple[str, str], str] | None,
+        options: Sequence[str],
+    ) -> list[str]:
+        """Send leases a signal. Returns those that have it, or had left before."""
+        alone: dict[str, LeaseJob] = {}
+        shared: dict[str, LeaseJob] = {}
+        left = []
+        for job in some:
+            if (part := _removable(job)) is None:
+                alone[job.id] = job
+            elif steps is not None and (step := steps.get((part.job, part.node))):
+                shared[step] = job
+            elif steps is not None:
+                left.append(job.lease.id)
+        done = self.submitter.cancel(list(alone.values()), options)
+        told = [alone[i].lease.id for i in done.accepted]
+        # scancel says of a step that it has just signalled that it is not there (Slurm 22.05).
+        signals = [WholeJob(step, job.user) for step, job in shared.items()]
+        if shared and self.submitter.cancel(signals, options).problem is None:
+            told += [job.lease.id for job in shared.values()]
+        return told + left
 
     def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
         """What runs of the jobs that some of these leases share; None when that is not known."""
-        parts = [job.part for lease in leases if (job := self.ledger.jobs.get(lease))]
-        shared = {part.job for part in parts if part is not None and part.removable}
+        parts = [_removable(job) for lease in leases if (job := self.ledger.jobs.get(lease))]
+        shared = {part.job for part in parts if part is not None}
         if not shared or self.steps is None:
             return {}
         try:
             return self.steps(shared)
         except SchedulerError:
             return None
-
-    def _handle(self, job: LeaseJob, steps: Mapping[tuple[str, str], str]) -> str:
-        """What is sent the signal of a lease; empty: there is nothing that could be."""
-        part = job.part
-        return steps.get((part.job, part.node), "") if part and part.removable else job.id
 
     def with_asked(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
         """The leases, those that were asked to leave as leaving."""
@@ -165,3 +176,14 @@ class LeaseEnder:
                 by = min(at + grace_s, lease.leaving_by or math.inf)
                 lease = replace(lease, reason=reason, leaving_by=by)
             yield lease
+
+
+def _removable(job: LeaseJob) -> PartOf | None:
+    """Where it is in a job that can give back its node alone."""
+    return job.part if job.part is not None and job.part.removable else None
+
+
+def _has_left(job: LeaseJob, steps: Mapping[tuple[str, str], str]) -> bool:
+    """Whether nothing runs any more on its node of a job that goes on."""
+    part = _removable(job)
+    return part is not None and (part.job, part.node) not in steps

@@ -86,8 +86,7 @@ def sbatch_shared(
     else:
         where += [f"--nodes=1-{len(pack)}", "--ntasks-per-node=1", "--no-kill"]
     shortest = min(pack, key=lambda one: one.limit_s)
-    as_step = step or settings.shape == "block"
-    return _sbatch(settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, as_step)
+    return _sbatch(settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, step)
 
 
 def _sbatch(

@@ -177,10 +177,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _as_step(self, site: SlurmSite) -> bool:
         """Whether agents run as a job step: where a preemption's signal would reach the batch
-        script too late.
+        script too late, and in blocks.
         """
         launch = self.settings.lease.launch
-        return launch == "step" or (launch == "auto" and not site.user_signal)
+        too_late = launch == "auto" and not site.user_signal
+        return launch == "step" or too_late or self.settings.shape == "block"
 
     def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)

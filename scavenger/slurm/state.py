@@ -133,7 +133,7 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
         job.submitted,
         lost,
         job.state == "COMPLETING",
-        handle=job.id if job.part else "",
+        handle=job.id if job.part and not job.part.removable else "",
         part=job.part,
     )
 

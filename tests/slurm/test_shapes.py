@@ -143,8 +143,10 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     del one.look
     slurm.until(lambda: len(ready(told)) == 2, "the other two run")
     slurm.until(
-        lambda: all(state != "PENDING" for state, _, _ in slurm.leases().values())
-        and set(here(one)) == {"l1", "l3"},
+        lambda: (
+            all(state != "PENDING" for state, _, _ in slurm.leases().values())
+            and set(here(one)) == {"l1", "l3"}
+        ),
         "what waits is withdrawn",
     )
     one.give_back(one.poll().leases)

@@ -4,9 +4,10 @@ import pytest
 
 from scavenger.batch.commands import CommandError
 from scavenger.batch.ending import CANCEL_AGAIN_S, LeaseEnder
+from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Cancelled
-from scavenger.interface import Lease, LeaseState
+from scavenger.interface import Lease, LeaseState, SchedulerError
 
 GRACE_S = 30.0
 
@@ -18,6 +19,12 @@ class Scheduler:
         self.refuses = set()
         self.asked = []
         self.killed = []
+        self.shrunk = []
+
+    def shrink(self, wanted):
+        if wanted.job in self.refuses:
+            return CommandError("no")
+        self.shrunk.append((wanted.kept, wanted.given))
 
     def kill(self, jobs):
         self.killed += [job.id for job in jobs]
@@ -84,3 +91,87 @@ def test_where_asking_is_cancelling_the_cancel_is_not_repeated_either(ender, sch
     for now in (0.0, GRACE_S + 1, GRACE_S + CANCEL_AGAIN_S):
         ender.ask({"l1": "its node drains"}, (), GRACE_S, now)
     assert [ids for ids, _ in scheduler.asked] == [["1"], ["1"]]
+
+
+# --- leases that share a job ---
+
+
+def part(number, first=False):
+    of = PartOf("8", f"n{number}", first, removable=True)
+    return LeaseJob(Lease(f"l{number}", of.id, LeaseState.RUNNING, of.node), "me", part=of)
+
+
+@pytest.fixture
+def block(scheduler):
+    """Leases l1 to l4 are the nodes of job 8, the first of them that of its script."""
+    ledger = LeaseLedger("Slurm", 60.0, 0, "me")
+    ledger.jobs = {f"l{k}": part(k, k == 1) for k in (1, 2, 3, 4)}
+    steps = {("8", f"n{k}"): f"8.{k}" for k in (1, 2, 3, 4)}
+    made = LeaseEnder(ledger, scheduler, lambda jobs: dict(steps))
+    made.all_steps = steps
+    return made
+
+
+def give_up(ender, *leases):
+    jobs = [ender.ledger.jobs[lease] for lease in leases]
+    for lease in leases:
+        ender.ledger.give_up(lease, "given back", 0.0)
+    return ender.cancel(jobs, GRACE_S, 0.0)
+
+
+def test_a_job_that_leases_share_gives_back_single_nodes_and_ends_with_the_last(block, scheduler):
+    assert give_up(block, "l3") is None
+    assert give_up(block, "l2", "l3") is None
+    assert scheduler.shrunk == [(("n1", "n2", "n4"), ("n3",)), (("n1", "n4"), ("n2",))]
+    assert scheduler.asked == []
+    assert give_up(block, "l1", "l4") is None
+    assert scheduler.asked == [(["8"], ())]
+
+
+def test_the_first_node_waits_for_the_others(block, scheduler):
+    assert give_up(block, "l1") is None
+    assert (scheduler.shrunk, scheduler.asked) == ([], [])
+    assert give_up(block, "l1", "l2", "l3") is None
+    assert scheduler.shrunk == [(("n1", "n4"), ("n2", "n3"))]
+    assert give_up(block, "l1", "l4") is None
+    assert scheduler.asked == [(["8"], ())]
+
+
+def test_nodes_that_are_refused_are_given_back_once_more(block, scheduler):
+    scheduler.refuses = {"8"}
+    assert give_up(block, "l3") is not None
+    scheduler.refuses = set()
+    assert give_up(block, "l3") is None
+    assert scheduler.shrunk == [(("n1", "n2", "n4"), ("n3",))]
+
+
+def test_one_of_them_is_asked_alone_and_its_node_given_back_when_it_has_left(block, scheduler):
+    signal = ("--signal=TERM",)
+    block.ask({"l2": "its node drains"}, signal, GRACE_S, 0.0)
+    block.ask({"l2": "its node drains"}, signal, GRACE_S, 1.0)
+    assert scheduler.asked == [(["8.2"], signal)]
+    assert scheduler.shrunk == []
+    del block.all_steps["8", "n2"]
+    block.ask({"l2": "its node drains"}, signal, GRACE_S, 2.0)
+    assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
+    block.ask({"l3": "its node drains"}, signal, GRACE_S, 3.0)
+    block.ask({"l3": "its node drains"}, signal, GRACE_S, GRACE_S + 4)
+    assert scheduler.shrunk[1:] == [(("n1", "n4"), ("n3",))], "it stayed for too long"
+
+
+def test_nobody_is_taken_for_gone_while_the_scheduler_says_nothing(block, scheduler):
+    signal = ("--signal=TERM",)
+    block.ask({"l2": "its node drains"}, signal, GRACE_S, 0.0)
+
+    def silent(jobs):
+        raise SchedulerError("no answer")
+
+    block.steps = silent
+    block.ask({"l2": "its node drains", "l3": "its node drains"}, signal, GRACE_S, 1.0)
+    assert (scheduler.shrunk, scheduler.asked) == ([], [(["8.2"], signal)])
+
+
+def test_where_asking_is_cancelling_a_shared_job_gives_the_node_back(block, scheduler):
+    block.ask({"l2": "its node drains"}, (), GRACE_S, 0.0)
+    assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
+    assert list(block.asked) == ["l2"]

@@ -67,7 +67,7 @@ def module():
         job(1, "PENDING", "big", start_time=500, scheduled_nodes="n[1-2]"),
         job(2, "RUNNING", "malletrain-t-l1", allocated_nodes="n3", start_time=100, end_time=900),
         job(3, "RUNNING", "other", allocated_nodes="n4"),
-        job(4, "PENDING", "malletrain-t-l2-4", array_id=4, array_tasks_waiting="1-2"),
+        job(4, "PENDING", "malletrain-t-l5-6", array_id=4, array_tasks_waiting="1-2"),
         job(5, "RUNNING", "malletrain-t-l2-4", array_id=4, array_task_id=0, batch_host="n5"),
     ]
     reservation = SimpleNamespace(

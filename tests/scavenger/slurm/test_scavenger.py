@@ -239,5 +239,10 @@ def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
 def test_the_environment_of_commands():
     kept = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
     mine = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i"}
-    assert asking_environment(mine) == {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    assert asking_environment(mine) == {
+        **kept,
+        "SLURM_TIME_FORMAT": "%s",
+        "SLURM_BITSTR_LEN": "1024",
+        "LC_ALL": "C",
+    }
     assert submitting_environment(mine) == kept

@@ -1,0 +1,62 @@
+"""Which leases share a job, and what it is called."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.batch.groups import MAX_NAME, is_part, leases_in, name_of, packs
+
+NUMBERS = st.sets(st.integers(1, 400), min_size=1, max_size=40)
+
+
+@given(NUMBERS)
+def test_a_name_says_which_leases_share_the_job(numbers):
+    leases = [f"l{number}" for number in sorted(numbers)]
+    name = name_of(leases)
+    if name is None:
+        assert len(leases) > 20
+    elif len(leases) == 1:
+        assert (name, leases_in(name)) == (leases[0], ())
+    else:
+        assert leases_in(name) == tuple(leases)
+        assert len(name) <= MAX_NAME
+
+
+@pytest.mark.parametrize(
+    "name", ["l7", "check", "l", "l1-", "l1-99999999999", "l1+", "l1-3-5", "1-3", "l1-3@n2", ""]
+)
+def test_other_names_are_of_no_such_job(name):
+    assert leases_in(name) == ()
+
+
+def test_what_the_store_does_not_number_shares_no_job():
+    assert name_of(["l1", "m2"]) is None
+    assert name_of(["l1", "lease"]) is None
+
+
+def test_the_id_of_a_part_is_no_job():
+    assert is_part("7/n1")
+    assert not any(is_part(known) for known in ("7", "7_3", "7[3].pbs0", "123.pbs0"))
+
+
+LIMITS = st.lists(
+    st.tuples(st.sampled_from(["ann", "bob"]), st.floats(60.0, 50_000.0)), min_size=1, max_size=30
+)
+
+
+@given(LIMITS, st.integers(1, 8))
+def test_leases_of_one_kind_and_of_similar_limits_share_jobs(wanted, most):
+    numbered = [(f"l{i}", *one) for i, one in enumerate(wanted, 1)]
+    found = packs(numbered, most, lambda w: w[0], lambda w: w[1], lambda w: w[2])
+    assert sorted(one for pack in found for one in pack) == sorted(numbered)
+    for pack in found:
+        assert len(pack) <= most
+        assert len({owner for _, owner, _ in pack}) == 1
+        limits = [limit for _, _, limit in pack]
+        assert max(limits) <= 2.0 * min(limits)
+
+
+def test_no_more_jobs_than_there_must_be():
+    wanted = [(f"l{i}", 600.0 + i) for i in range(20)]
+    sizes = [len(p) for p in packs(wanted, 8, lambda w: w[0], lambda w: "", lambda w: w[1])]
+    assert sizes == [8, 8, 4]

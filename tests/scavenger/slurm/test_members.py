@@ -1,0 +1,84 @@
+"""Which lease a task of an array or a node of a block is."""
+
+import pytest
+
+from scavenger.slurm.members import taken_apart
+from scavenger.slurm.parse import SlurmJob, read_steps
+from scavenger.slurm.state import lease_job
+
+PREFIX = "malletrain-t-"
+NODES = {"l1": "n1", "l2": "n2", "l3": "n3"}
+
+
+def job(state, number, nodes="", name="l1-3", batch=""):
+    return SlurmJob(
+        state, number, "me", "low", 1, 5.0, 5.0, 905.0, nodes, "", "", "None", PREFIX + name, batch
+    )
+
+
+def apart(*jobs):
+    """Lease → (state, node, the node it asked for, what ends with it)."""
+    found = {}
+    for one in taken_apart(jobs, PREFIX, lambda lease: NODES.get(lease, "")):
+        lease = one.name[len(PREFIX) :]
+        assert lease not in found, "one job for each lease"
+        found[lease] = (one.state, one.node_list, one.wanted, one.id)
+    return found
+
+
+def test_a_lease_of_its_own_stays_what_it_is():
+    single = job("RUNNING", "9", "n7", "l9")
+    assert taken_apart([single], PREFIX, NODES.get) == [single]
+
+
+def test_tasks_of_an_array_by_their_nodes_and_those_that_wait_by_what_is_left():
+    assert apart(job("PENDING", "7_[0-2]")) == {
+        f"l{i}": ("PENDING", "", f"n{i}", "7_[0-2]") for i in (1, 2, 3)
+    }
+    # Slurm starts them in its own order, on nodes in its own order.
+    assert apart(
+        job("PENDING", "7_[2]"), job("RUNNING", "7_0", "n3"), job("FAILED", "7_1", "n1")
+    ) == {
+        "l3": ("RUNNING", "n3", "n3", "7_0"),
+        "l1": ("FAILED", "n1", "n1", "7_1"),
+        "l2": ("PENDING", "", "n2", "7_[2]"),
+    }
+    assert apart(job("CANCELLED", "7_2"), job("RUNNING", "7_0", "n3")).keys() == {"l3"}
+
+
+def test_nodes_of_a_block():
+    assert apart(job("PENDING", "8")) == {f"l{i}": ("PENDING", "", f"n{i}", "8") for i in (1, 2, 3)}
+    # It began with two of them, those that were free.
+    running = job("RUNNING", "8", "n[1,3]", batch="n1")
+    assert apart(running) == {
+        "l1": ("RUNNING", "n1", "n1", "8"),
+        "l3": ("RUNNING", "n3", "n3", "8"),
+    }
+    parts = {one.part.node: one.part for one in taken_apart([running], PREFIX, NODES.get)}
+    assert [(p.id, p.first, p.removable) for p in parts.values()] == [
+        ("8/n1", True, True),
+        ("8/n3", False, True),
+    ]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
+    found = taken_apart([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get)
+    jobs = {one.wanted: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found}
+    assert (jobs["n2"].lease.id, jobs["n2"].lost) == ("l2", "")
+    assert (jobs["n5"].lease.id, jobs["n5"].lost) == ("l1-3@n5", "nobody asked for it")
+
+
+def test_what_a_part_is_called_and_what_ends_with_it():
+    [waiting, *_] = taken_apart([job("PENDING", "7_[0-2]")], PREFIX, NODES.get)
+    made = lease_job("l1", waiting, 10.0, 5.0)
+    assert (made.lease.scheduler_id, made.id) == ("7/n1", "7_[0-2]")
+    [node, _] = taken_apart([job("RUNNING", "8", "n[1,3]", batch="n1")], PREFIX, NODES.get)
+    made = lease_job("l1", node, 10.0, 5.0)
+    assert (made.lease.scheduler_id, made.id) == ("8/n1", "8/n1"), "no command ends the whole"
+
+
+def test_steps():
+    text = "8.0|n2\n8.1|n3\n8.batch|n1\n8.extern|n[1-3]\n"
+    assert read_steps(text) == {("8", "n2"): "8.0", ("8", "n3"): "8.1"}
+    assert read_steps("") == {}

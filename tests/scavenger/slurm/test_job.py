@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,17 @@ from hypothesis import strategies as st
 
 from scavenger.batch.lease_script import KEPT_AT_HOME, PLACE, owner_prefix
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import Shrink, Wanted
 from scavenger.interface import SchedulerError
-from scavenger.slurm.job import SlurmLeaseOptions, batch_script, job_id, sbatch
+from scavenger.slurm.job import (
+    SlurmLeaseOptions,
+    batch_script,
+    job_id,
+    sbatch,
+    sbatch_shared,
+    shared_script,
+    shrink,
+)
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
@@ -130,3 +139,110 @@ def test_job_ids():
     for text in ("", "Submitted batch job", "12x"):
         with pytest.raises(SchedulerError, match="is no job id"):
             job_id(text)
+
+
+# --- several leases in one job ---
+
+
+def shared(shape, count=3):
+    settings = BatchSettings("t", TEMPLATE, SlurmLeaseOptions(), start_within_s=60.0, shape=shape)
+    pack = [
+        Wanted(
+            f"malletrain-t-l{i}",
+            f"n{i}",
+            [sys.executable, "-c", PRINT, f"it's l{i}"],
+            {"A": f"a\n{i}", "MALLETRAIN_LEASE": f"l{i}", "SAME": "$(id)"},
+            3600.0 + 600 * i,
+            9.5,
+            None,
+            lease=f"l{i}",
+        )
+        for i in range(1, count + 1)
+    ]
+    return settings, pack
+
+
+def test_an_array_and_a_block_ask_for_some_of_the_nodes_of_their_leases():
+    settings, pack = shared("array")
+    words = sbatch_shared(settings, pack, ["n4", "n6", "n5"], step=False)
+    assert {"--array=0-2", "--nodes=1", "--exclude=n[4-6]", "--signal=B:TERM@10"} <= set(words)
+    assert {"--job-name=malletrain-t-l1-3", "--time=70"} <= set(words), "the shortest of them"
+    settings, pack = shared("block")
+    words = sbatch_shared(settings, pack, [], step=True)
+    assert {"--nodes=1-3", "--no-kill", "--ntasks-per-node=1", "--signal=TERM@10"} <= set(words)
+    assert not [word for word in words if word.startswith(("--exclude", "--nodelist", "--array"))]
+    assert shrink(Shrink("8", "me", ("n1", "n3", "n2"), ("n4",))) == [
+        "scontrol",
+        "update",
+        "JobId=8",
+        "NodeList=n[1-3]",
+    ]
+
+
+@pytest.mark.parametrize("node", ["n1", "n2", "n9"])
+def test_a_task_of_an_array_is_the_lease_of_its_node(node):
+    settings, pack = shared("array")
+    said = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=shared_script(settings, pack, step=False),
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8", "SLURMD_NODENAME": node},
+    )
+    if node == "n9":
+        assert (said.returncode, said.stdout) == (1, b"")
+        assert said.stderr == b"No lease is for n9.\n"
+    else:
+        assert said.stdout.decode().strip() == ascii([[f"it's l{node[1]}"], f"a\n{node[1]}"])
+
+
+SRUN = """#!/bin/sh
+for word; do
+    case $word in --nodelist=*) node=${word#*=};; --cpus-per-task=*) cpus=${word#*=};; esac
+    case $word in -*) shift;; *) break;; esac
+done
+printf '%s\\n' "$node has $cpus: $MALLETRAIN_NODE $MALLETRAIN_LEASE $SAME $("$@")"
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpus", "counts"), [("4(x3)", [4, 4, 4]), ("4,2(x2)", [4, 2, 2]), ("1,2,3", [1, 2, 3])]
+)
+def test_a_block_starts_the_agent_of_each_node_that_it_has(tmp_path, cpus, counts):
+    settings, pack = shared("block", 4)
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\nprintf 'n1\\nn3\\nn4\\n'\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    said = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=shared_script(settings, pack, step=True),
+        capture_output=True,
+        check=True,
+        env={
+            "LC_ALL": "C.UTF-8",
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "SLURM_JOB_NODELIST": "n[1,3-4]",
+            "SLURM_JOB_CPUS_PER_NODE": cpus,
+        },
+    )
+    found = [
+        f"{node} has {count}: {node} l{node[1]} $(id) "
+        + ascii([[f"it's l{node[1]}"], f"a\n{node[1]}"])
+        for node, count in zip(("n1", "n3", "n4"), counts, strict=True)
+    ]
+    assert sorted(said.stdout.decode().splitlines()) == found
+
+
+def test_what_leases_of_one_job_print_is_kept_apart(tmp_path):
+    settings, pack = shared("array")
+    pack = [replace(one, output=tmp_path / f"it's {one.lease}.out") for one in pack]
+    for node in ("n1", "n3"):
+        subprocess.run(
+            ["/bin/sh", "-s"],
+            input=shared_script(settings, pack, step=False),
+            env={"LC_ALL": "C.UTF-8", "SLURMD_NODENAME": node},
+            check=True,
+        )
+    assert {path.name: "it's l" in path.read_text() for path in tmp_path.iterdir()} == {
+        "it's l1.out": True,
+        "it's l3.out": True,
+    }

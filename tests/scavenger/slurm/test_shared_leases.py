@@ -1,0 +1,114 @@
+"""Leases that share a job, on imitated commands of Slurm: what is submitted for them, refused, and
+ended.
+"""
+
+import pytest
+
+from scavenger.interface import LeaseState, SchedulerError
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import request
+
+PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.ENDED
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    made = world.World(tmp_path)
+    made.tools.runs("sbatch", '[ -f "$here/sbatch.mode" ] || { echo 70; exit 0; }')
+    return made
+
+
+def job(state, number, name="l1-3", **options):
+    options.setdefault("partition", "preemptable")
+    return world.job(state, number, world.PREFIX + name, submitted=100_060, **options)
+
+
+def states(one):
+    return {lease.id: lease.state for lease in one.poll().leases}
+
+
+@pytest.mark.parametrize("shape", ["array", "block"])
+def test_one_submission_for_those_that_are_alike(slurm, shape):
+    one = slurm.ready(shape=shape, shared_by=3, submit_as=("env", "AS={owner}"))
+    asked = [request(i, owner="ann") for i in (1, 2, 3, 4)]
+    asked += [request(i, owner="bob") for i in (5, 6)] + [request(7)]
+    leases = one.take(asked)
+    assert [(lease.id, lease.node, lease.state) for lease in leases] == [
+        (f"l{i}", f"n{i}", PENDING) for i in range(1, 8)
+    ]
+    assert [lease.scheduler_id for lease in leases[:4]] == ["70/n1", "70/n2", "70/n3", "70"]
+    names = sorted(
+        word.split("=")[1]
+        for line in slurm.tools.calls("sbatch")
+        for word in line.split()
+        if word.startswith("--job-name")
+    )
+    assert names == [world.PREFIX + name for name in ("l1-3", "l4", "l5-6", "l7")]
+    [first] = [line for line in slurm.tools.calls("sbatch") if "l1-3" in line]
+    assert "--exclude=n[4-8]" in first
+
+
+def test_of_an_array_those_that_run_end_alone_and_those_that_wait_together(slurm):
+    one = slurm.ready(shape="array")
+    one.take([request(i) for i in (1, 2, 3)])
+    waiting = one.ledger.jobs["l1"].lease
+    one.give_back([waiting])
+    assert not slurm.tools.calls("scancel"), "it may have started meanwhile"
+    slurm.queue(
+        job("RUNNING", "70_0", nodes="n2", end=200_000, batch="n2"),
+        job("RUNNING", "70_1", nodes="n1", end=200_000, batch="n1"),
+        job("PENDING", "70_[2]"),
+    )
+    assert states(one) == {"l2": RUNNING, "l1": ENDED, "l3": PENDING}
+    assert slurm.tools.calls("scancel") == ["scancel 70_1"]
+    one.give_back([lease for lease in one.poll().leases if lease.id == "l2"])
+    assert slurm.tools.calls("scancel")[1:] == ["scancel 70_0"]
+    slurm.now += 61
+    slurm.queue(job("PENDING", "70_[2]"))
+    assert states(one)["l3"] is ENDED
+    assert slurm.tools.calls("scancel")[2:] == ["scancel 70_[2]"]
+
+
+def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(slurm):
+    slurm.tools.runs(
+        "sbatch",
+        'case "$*" in *--array*) echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1;; '
+        "esac; echo 70; exit 0",
+    )
+    one = slurm.ready(shape="array")
+    leases = one.take([request(i) for i in (1, 2, 3, 4)])
+    assert [lease.state for lease in leases] == [PENDING, ENDED, ENDED, ENDED]
+    assert "QOSMaxSubmitJobPerUserLimit" in leases[3].reason
+    assert len(slurm.tools.calls("sbatch")) == 3, "four, two and one of them"
+    assert "refuses more jobs" in one.take([request(5)])[0].reason
+
+
+def test_what_may_have_been_submitted_is_cancelled_when_it_turns_up(slurm):
+    one = slurm.ready(shape="block")
+    slurm.tools.runs("sbatch", 'echo "sbatch: error: Socket timed out" >&2; exit 1')
+    assert {lease.state for lease in one.take([request(i) for i in (1, 2, 3)])} == {ENDED}
+    slurm.queue(job("RUNNING", "8", nodes="n[1-3]", end=200_000, batch="n1"))
+    assert set(states(one).values()) == {ENDED}
+    assert slurm.tools.calls("scancel") == ["scancel 8"]
+
+
+def test_who_is_somebody_elses_job_of_such_a_name_is_left_alone(slurm):
+    one = slurm.ready(shape="block")
+    slurm.queue(job("RUNNING", "9", nodes="n[1-3]", end=200_000, batch="n1", user="mallory"))
+    one.know({"l1": "", "l2": "", "l3": ""}, {"l1": "n1", "l2": "n2", "l3": "n3"})
+    assert states(one) == {}
+    assert not slurm.tools.calls("scancel")
+
+
+def test_a_node_of_a_block_that_is_not_given_back_is_asked_for_again(slurm):
+    one = slurm.ready(shape="block")
+    slurm.queue(job("RUNNING", "8", nodes="n[1-3]", end=200_000, batch="n1"))
+    one.know({"l1": "", "l2": "", "l3": ""}, {"l1": "n1", "l2": "n2", "l3": "n3"})
+    assert set(states(one).values()) == {RUNNING}
+    slurm.tools.runs("scontrol", 'case "$*" in *update*) echo busy >&2; exit 1;; esac')
+    with pytest.raises(SchedulerError, match="busy"):
+        one.give_back([one.ledger.jobs["l2"].lease])
+    slurm.tools.runs("scontrol", 'case "$*" in *update*) exit 0;; esac; cat "$here/reservations"')
+    assert states(one) == {"l1": RUNNING, "l2": ENDED, "l3": RUNNING}
+    updates = [line for line in slurm.tools.calls("scontrol") if "update" in line]
+    assert updates == 2 * ["scontrol update JobId=8 NodeList=n[1,3]"]

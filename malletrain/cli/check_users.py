@@ -101,12 +101,23 @@ def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None
     if shutil.which(first) is None:
         yield False, f"{first}, the first word of submit_as, is not a command here."
         return
-    command = shutil.which(SUBMIT[config.scheduler.kind])
+    program = SUBMIT[config.scheduler.kind]
+    yield from _as_others(config, listed, program, "submit")
+    slurm = config.scheduler.slurm
+    if config.scheduler.kind == "slurm" and slurm.lease_shape == "block":
+        yield from _as_others(config, listed, "scontrol", "give back single nodes of a block")
+
+
+def _as_others(
+    config: Config, listed: list[str], program: str, what: str
+) -> Iterator[tuple[bool | None, str]]:
+    """Whether sudo, or whatever stands before it, lets this program run as one of the users."""
+    command = shutil.which(program)
     if not listed or command is None:
-        trial = f"{' '.join(config.submit_as)} {command or SUBMIT[config.scheduler.kind]} --version"
+        trial = f"{' '.join(config.submit_as)} {command or program} --version"
         yield (
             None,
-            "Whether the daemon may submit as others was not tried, as no user is listed; try: "
+            f"Whether the daemon may {what} as others was not tried, as no user is listed; try: "
             f"{trial}",
         )
         return
@@ -121,9 +132,9 @@ def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None
         why = str(error)
     if why:
         hint = "Allow it (for sudo: a line in sudoers), or change submit_as."
-        yield False, f"The daemon's user may not submit as {name}: {why.rstrip('.')}. {hint}"
+        yield False, f"The daemon's user may not {what} as {name}: {why.rstrip('.')}. {hint}"
     else:
-        yield True, f"The daemon's user may submit as {name}."
+        yield True, f"The daemon's user may {what} as {name}."
 
 
 def _closed(path: Path) -> Path | None:

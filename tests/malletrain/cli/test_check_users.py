@@ -13,10 +13,10 @@ from malletrain.identity.keys import new_pair, user_name
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
 
-def findings(daemon, tmp_path, submit_as=SUBMIT_AS):
+def findings(daemon, tmp_path, submit_as=SUBMIT_AS, shape="single"):
     text = (
         f"[daemon]\n{daemon}\n[scheduler]\nkind = 'slurm'\n[scheduler.slurm]\nsubmit_as = "
-        f"{submit_as}"
+        f"{submit_as}\nlease_shape = '{shape}'"
     )
     return list(check_users.users(parse_config(text, directory=tmp_path)))
 
@@ -113,3 +113,22 @@ def test_the_key_of_a_user(run, tmp_path, monkeypatch):
     assert refused.stderr.startswith(
         "The directory /proc/none, where your key is kept, cannot be made"
     )
+
+
+def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    for name, status in (("sbatch", 0), ("scontrol", 1)):
+        (bin_dir / name).write_text(f'#!/bin/sh\necho "sudo: {name} of $OWNER"; exit {status}\n')
+        (bin_dir / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
+    (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
+    said = {}
+    for shape in ("array", "block"):
+        found = findings('users = "users"', tmp_path, shape=shape)
+        said[shape] = [sentence for works, sentence in found if works is False]
+    assert said["array"] == []
+    assert said["block"] == [
+        "The daemon's user may not give back single nodes of a block as ada: sudo: scontrol of "
+        "ada. Allow it (for sudo: a line in sudoers), or change submit_as."
+    ]

@@ -45,7 +45,7 @@ def findings(checked: PbsChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    found = [finding for part in [*parts, _shell, _nodes] for finding in part(checked)]
+    found = [finding for part in [*parts, _shape, _shell, _nodes] for finding in part(checked)]
     yield from found
     if all(works for works, _ in found):
         yield from _permission(checked)
@@ -239,6 +239,22 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
                 "qmgr -c 'set server backfill_depth = 10' and "
                 "set strict_ordering: True in sched_config."
             ),
+        )
+
+
+def _shape(checked: PbsChecked) -> Iterator[Finding]:
+    """Leases that share a job, which there are none of in PBS."""
+    why = {
+        "array": "All subjobs of a PBS job array ask for the same nodes, so that they cannot be "
+        "leases of nodes that were chosen",
+        "block": "PBS tells only the first host of a job that it is preempted and kills what runs "
+        "on the others, so that agents there could save nothing",
+    }
+    if reason := why.get(checked.settings.shape):
+        yield (
+            False,
+            f'{reason}; set lease_shape = "single" in [scheduler.pbs]. Until then each lease has '
+            "a job of its own.",
         )
 
 

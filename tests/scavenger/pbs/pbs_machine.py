@@ -47,6 +47,8 @@ class Machine:
 
     def step(self, state, now) -> None:
         for number, job in state["jobs"].items():
+            if job["state"] == "E" and now >= job.get("copied_at", now + 1):
+                job.update(state="F", substate=92)
             if job["state"] in "REPS" and number in self.shells:
                 self.look_after(state, number, job, now)
         if state["server"]["scheduling"] == "True" and not state.get("asleep"):
@@ -83,6 +85,11 @@ class Machine:
             job.update(
                 state="Q", substate=10, vnodes=[], kill_at=None, comment="Not Running: requeued"
             )
+        elif state.get("copy_s") and "-R" not in job["args"]:
+            # MoM copies what the job printed to where qsub ran, tries that again, and keeps the
+            # node meanwhile (seen on a machine of several hosts).
+            copied_at = now + state["copy_s"]
+            job.update(state="E", substate=51, exit=exit_status, kill_at=None, copied_at=copied_at)
         else:
             job.update(state="F", substate=92, exit=exit_status, kill_at=None)
 

@@ -52,6 +52,19 @@ def test_a_good_site(site):
     assert not site.pbs.leases(), "the job on trial is gone"
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("array", "All subjobs of a PBS job array ask for the same nodes"),
+        ("block", "PBS tells only the first host of a job that it is preempted"),
+    ],
+)
+def test_shapes_that_pbs_has_not(site, shape, words):
+    [sentence] = troubles(site, shape=shape)
+    assert words in sentence
+    assert 'set lease_shape = "single" in [scheduler.pbs]' in sentence
+
+
 def queue(**changes):
     return lambda state: state["queues"]["preemptable"].update(changes)
 

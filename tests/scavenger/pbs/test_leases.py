@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
@@ -320,3 +321,39 @@ def test_what_became_of_a_lease_is_asked_for_once(world):
     assert seen["l1"].reason == "its command failed with exit status 3"
     assert len(made.tools.calls("qstat -x")) == 1
     assert one.poll().leases == ()
+
+
+def test_a_node_is_free_as_soon_as_its_lease_has_left_wherever_pbs_would_copy_to(world, tmp_path):
+    made = world(hosts=1)
+    made.pbs.edit(lambda state: state.update(copy_s=3600.0))
+    one = made.scavenger()
+    one.poll()
+    one.take([request(1, sys.executable, "-c", LEAVE, str(tmp_path / "told"))])
+    made.pbs.until((tmp_path / "told.ready").exists, "the lease runs")
+    main = made.pbs.submit("sleep 600")
+    made.pbs.until(lambda: main in made.pbs.jobs("R"), "the main job runs")
+    assert (tmp_path / "told").read_text() == "left in order"
+
+
+@pytest.mark.parametrize("shape", ["array", "block"])
+def test_each_lease_has_a_job_of_its_own_whatever_is_configured(world, shape):
+    made = world(hosts=2)
+    one = made.scavenger(shape=shape)
+    one.poll()
+    one.take([request(1), request(2)])
+    running(made, one, "l1", "l2")
+    assert len(made.pbs.leases()) == 2
+
+
+def test_what_leases_of_other_users_print_is_kept_at_home(world, tmp_path):
+    made = world(hosts=1)
+    tool = made.tools.root / "as-owner"
+    tool.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    tool.chmod(0o755)
+    one = made.scavenger(submit_as=("as-owner", "{owner}"), output_dir=tmp_path / "out")
+    one.poll()
+    argv = ("sh", "-c", "echo to stdout; echo to stderr >&2; sleep 600")
+    one.take([request(1, *argv, owner="pbsuser")])
+    kept = made.pbs.state_dir / KEPT_AT_HOME / "l1.out"
+    made.pbs.until(lambda: kept.exists() and len(kept.read_text().splitlines()) == 2, "it prints")
+    assert kept.read_text() == "to stdout\nto stderr\n"

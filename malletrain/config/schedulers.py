@@ -143,7 +143,7 @@ class BatchScheduler(SchedulerTable):
     keep_output: bool = key(
         True,
         description="Keep what the newest leases print, in the folder leases in state_dir; what "
-        "Slurm's leases of other users print, in .local/state/malletrain/leases of their homes.",
+        "leases of other users print, in .local/state/malletrain/leases of their homes.",
     )
     command_timeout: Duration = key(
         "20 s",

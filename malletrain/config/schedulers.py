@@ -122,7 +122,7 @@ class BatchScheduler(SchedulerTable):
         "or one job array with a task for each (Slurm); or one job of several nodes, which gives "
         "them back one by one, and which a preemption takes as a whole.",
     )
-    lease_nodes: int = key(8, ge=2, le=64, description="Leases in one array or block at most.")
+    lease_nodes: int = key(16, ge=2, le=64, description="Leases in one array or block at most.")
     max_leases: int = key(
         0,
         ge=0,

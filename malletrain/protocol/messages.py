@@ -32,6 +32,7 @@ from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import Peer as Peer
+from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
 
 class Message(

@@ -136,7 +136,7 @@ def inside(spec: JobSpec, command: Sequence[str]) -> list[str]:
     software = spec.software or SoftwareEnvironment()
     plain = "" if spec.setup else "python"
     given = [software.container or "", spec.workdir, software.venv, plain]
-    return ["sh", "-c", _INSIDE, "sh", *given, *command]
+    return ["/bin/sh", "-c", _INSIDE, "sh", *given, *command]
 
 
 def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:

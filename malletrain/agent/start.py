@@ -186,7 +186,7 @@ def _containment(
     wanted = [
         *software.binds,
         spec.workdir,
-        os.path.dirname(spec.script),
+        os.path.dirname(os.path.join(spec.workdir, spec.script)),
         *([home] if os.path.isdir(home) and home != "/" else []),
         str(place.directory),
         os.path.dirname(place.worker_socket),

@@ -103,7 +103,7 @@ class _BeforeScript(click.Command):
 @click.option(
     "--setup",
     metavar="CMD",
-    help='Shell command run before Python on each node, in the container if there is one, such as '
+    help="Shell command run before Python on each node, in the container if there is one, such as "
     '"ulimit -n 65536".',
 )
 @click.option(

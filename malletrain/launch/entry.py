@@ -7,13 +7,14 @@ LIBRARY, in a container: the directory of the agent's own malletrain, which is u
 the image has; beside it lies that of the agent's compiled packages, named after its Python, for
 images without them. Empty elsewhere: malletrain is the environment's own.
 
-Any Python from 3.7 on must be able to read this file. Standard library only.
+Any Python from 3.8 on must be able to read this file. Standard library only.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -62,6 +63,27 @@ def lacking(kind: str, where: str, library: str) -> str:
     return ""
 
 
+def another_version() -> str:
+    """That the environment's malletrain is of another version than the agent's, to whose package
+    this file belongs, as a sentence; empty when they are one.
+    """
+    found = find_spec("malletrain")
+    theirs = _version(os.path.dirname(found.origin)) if found and found.origin else ""
+    own = _version(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if theirs == own:
+        return ""
+    return (
+        f"this environment has malletrain {theirs}, the agent {own}; where they do not understand "
+        f"each other, install the same: pip install malletrain=={own}"
+    )
+
+
+def _version(package: str) -> str:
+    with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
+        found = re.search(r'^__version__ = "([^"]*)"', file.read(), re.MULTILINE)
+    return found[1] if found else "of no version"
+
+
 def _add(directory: str, last: bool = False) -> None:
     """Let this process and those that it starts import from ``directory``."""
     sys.path[len(sys.path) if last else 0 : 0] = [directory]
@@ -81,6 +103,8 @@ def main(argv: list[str]) -> int:
     sentence = lacking(kind, where, library)
     if sentence:
         return _unfit(sentence)
+    if note := another_version():
+        print(f"malletrain launcher: {note}.", file=sys.stderr, flush=True)
     sys.argv = [sys.argv[0], *rest]
     try:
         module = importlib.import_module(KINDS[kind])

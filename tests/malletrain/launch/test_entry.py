@@ -1,6 +1,7 @@
 """What a job's Python says of an environment in which a launcher cannot run."""
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import malletrain
 from malletrain.launch import entry
 
 
@@ -88,3 +90,18 @@ def test_a_file_of_the_job_takes_no_modules_place(library, bare, tmp_path):
 def test_a_python_that_is_too_old_is_told(monkeypatch):
     monkeypatch.setattr(entry, "LEAST", (3, 99))
     assert "malletrain needs 3.99 or newer." in entry.lacking("service", "The image", "")
+
+
+def test_another_version_of_malletrain_is_told_and_tried(bare, library, tmp_path):
+    borrowed(library)
+    other = tmp_path / "other" / "malletrain"
+    shutil.copytree(Path(entry.__file__).parents[1], other, ignore=shutil.ignore_patterns("_*_"))
+    init = other / "__init__.py"
+    init.write_text(init.read_text().replace(f'"{malletrain.__version__}"', '"0.0.1"'))
+    code, said_ = said(bare, "service", other.parent)
+    compiled = other.parent.with_name(entry.library_name(sys.version_info))
+    assert compiled.is_dir()
+    first, second = said_.splitlines()
+    assert f"this environment has malletrain 0.0.1, the agent {malletrain.__version__}" in first
+    assert second.startswith("malletrain launcher: the order cannot be read")
+    assert code == 2

@@ -104,7 +104,8 @@ def profile_key(
         node_class, nproc_per_node: another kind of node, or another number of processes on it, has
             another curve.
         software: names of the environment that it runs in (an image, modules), where it has one.
-        user_key: what the user gave as ``--profile-key``: takes the place of script, arguments and software.
+        user_key: what the user gave as ``--profile-key``: takes the place of script, arguments and
+            software.
     """
     if user_key is not None:
         content = [b"user", user_key.encode()]

@@ -107,7 +107,7 @@ def job_environment(
 
 
 @dataclass(frozen=True)
-class Entry:
+class LauncherEntry:
     """What the job's Python begins with (:mod:`malletrain.launch.entry`)."""
 
     path: str
@@ -118,7 +118,7 @@ class Entry:
     """In a container: where the agent's malletrain lies."""
 
 
-def launch_arguments(spec: JobSpec, order_file: Path, entry: Entry) -> list[str]:
+def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> list[str]:
     """What the job's Python is given to become the launcher."""
     kind = "restart" if spec.launcher == "builtin" else spec.launcher
     kind = "service" if spec.mode == "service" else kind

@@ -22,8 +22,8 @@ from malletrain.agent.containers import (
     runtime_environment,
 )
 from malletrain.agent.launch import (
-    Entry,
     JobPlace,
+    LauncherEntry,
     job_environment,
     kept_command,
     launch_arguments,
@@ -105,12 +105,14 @@ def launcher_command(
     """
     software = spec.software or SoftwareEnvironment()
     if not software.container:
-        arguments = launch_arguments(spec, order_file, Entry(entry.__file__, described(spec)))
+        arguments = launch_arguments(
+            spec, order_file, LauncherEntry(entry.__file__, described(spec))
+        )
         return entered(spec.software, python_command(spec, arguments)), environment
     runtime = _runtime(software, environment)
     packages = _packages(place.directory)
     target = packages[0][1]
-    begin = Entry(f"{target}/launch/entry.py", described(spec), os.path.dirname(target))
+    begin = LauncherEntry(f"{target}/launch/entry.py", described(spec), os.path.dirname(target))
     command = inside(spec, python_command(spec, launch_arguments(spec, order_file, begin)))
     environment = {**_who(), **environment}
     containment = _containment(spec, software, place, environment, packages)

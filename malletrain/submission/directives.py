@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from malletrain.submission.error import SpecError
 
-MARK = "#MALLETRAIN"
-_LINE = re.compile(r"#MALLETRAIN(?:\s+(.*))?\s*\Z")
+_LINE = re.compile(r"#(?:MALLETRAIN|[ \t]+MALLETRAIN(?=\s+-))(?:\s+(.*))?\s*\Z")
+"""With a blank after the ``#`` too where an option follows, for formatters of Python put one there.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         head = head and (not stripped or stripped.startswith("#"))
-        match = _LINE.match(line.rstrip()) if line.startswith(MARK) else None
+        match = _LINE.match(line.rstrip())
         if match is None:
             continue
         if not head:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from malletrain.agent.launch import Entry, job_environment, launch_arguments
+from malletrain.agent.launch import LauncherEntry, job_environment, launch_arguments
 from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
 from malletrain.agent.worker_failures import stock_failures, unfit
@@ -64,7 +64,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
 
 
 def command(launch, order_file):
-    entry = Entry("/pkg/launch/entry.py", "The Python /env/bin/python")
+    entry = LauncherEntry("/pkg/launch/entry.py", "The Python /env/bin/python")
     return python_command(launch.spec, launch_arguments(launch.spec, order_file, entry))
 
 

@@ -125,12 +125,15 @@ def test_options_at_the_head_of_the_script(run, daemon, script):
         "#MALLETRAIN",
         "##MALLETRAIN --nodes 1:99",
         "#MALLETRAINS --nodes 1:98",
+        "# MALLETRAIN is what runs this",
+        "# MALLETRAIN --nproc-per-node 3",  # what a formatter makes of it
         "#MALLETRAIN --no-profile",
     ]
     assert run("submit", headed(script, *head)).exit_code == 0
     spec = spec_of(daemon)
     assert (spec["name"], spec.get("min_nodes", 1), spec["max_nodes"]) == ("from-script", 1, 8)
     assert (spec["weight"], spec["env"]) == (2.0, {"A": "1", "B": "1"})
+    assert spec["nproc_per_node"] == 3
     assert (spec["profile"], spec["software"]) == (False, {"modules": ["one"]})
 
 

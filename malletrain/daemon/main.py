@@ -159,7 +159,10 @@ class Daemon:
             self._scheduler.connect(self.config),
             self.endpoint,
             agent_command(
-                self.endpoint, self.keys.server.public, self._scheduler.grace_s(self.config)
+                self.endpoint,
+                self.keys.server.public,
+                self._scheduler.grace_s(self.config),
+                self.config.nodes,
             ),
             self._transport.send,
             self._boot,

@@ -42,6 +42,7 @@ ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
     EventKind.NODE_LOST,
+    EventKind.NODE_SICK,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
@@ -251,7 +252,9 @@ def nodes(
             *(plain(n.owner) or "nobody" for _ in owners),
         )
     if not explain:
-        return made
+        sick = (n for n in rows if n.state == "sick")
+        why = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        return Group(made, Text(""), *why) if why else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )

@@ -89,7 +89,8 @@ def listing(printed: str) -> Iterator[tuple[str, str, str]]:
     """(GPU, path of the field, value) for each line ``NAME : VALUE`` of ``nvidia-smi -q``. Sections
     are told by how far they are indented.
     """
-    gpu, sections = "", []
+    gpu = ""
+    sections: list[tuple[int, str]] = []
     for line in printed.splitlines():
         if found := _GPU.match(line):
             gpu, sections = found[1], []

@@ -179,6 +179,7 @@ class Controller:
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._node_gone(event.node, now)
         self._gaps.joined(event.node, event.owner)
+        self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
         self._plan_soon(now)
         return ()

@@ -253,8 +253,8 @@ def nodes(
         )
     if not explain:
         sick = (n for n in rows if n.state == "sick")
-        why = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
-        return Group(made, Text(""), *why) if why else made
+        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        return Group(made, Text(""), *told) if told else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )

@@ -15,13 +15,12 @@ CHECK = """#!/bin/sh
 # A node is sick as long as there is a file of its name.
 if [ -e "{root}/$MALLETRAIN_NODE" ]; then echo "no scratch on $MALLETRAIN_NODE"; exit 1; fi
 """
-FAILS_ON_A_SICK_NODE = (
-    STEADY
-    + """
-    if os.path.exists(os.path.join("{root}", os.environ["MALLETRAIN_NODE"])):
-        sys.exit("this GPU is broken")
-"""
-).replace("import os,", "import os, sys,")
+FAILS_ON_A_SICK_NODE = STEADY.replace(
+    "    malletrain.report(8)",
+    """    if os.path.exists(os.path.join("{root}", os.environ["MALLETRAIN_NODE"])):
+        raise SystemExit("this GPU is broken")
+    malletrain.report(8)""",
+)
 
 
 @pytest.fixture
@@ -52,12 +51,11 @@ def states(embedded):
 def test_a_node_that_is_sick_from_the_beginning_gets_no_job(make):
     (make.sick / "n1").touch()
     with make("1 h") as embedded:
-        names = {"n1"}
         job = embedded.submit(embedded.script("steady.py", STEADY), nodes=(1, 3))
         embedded.until(lambda: embedded.events("node-sick"), "the check is heard of")
         embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job has the other nodes")
         embedded.until(lambda: states(embedded).get("n1") == "sick", "its lease has ended")
-        assert not names & set(embedded.job(job).nodes)
+        assert "n1" not in embedded.job(job).nodes
         (event,) = embedded.events("node-sick")
         assert event.sentence == "The health check check failed with code 1: no scratch on n1"
         rounds = embedded.events("round-formed", job)

@@ -57,19 +57,42 @@ class Bidders:
         node may become any owner's, and nobody is left alone.
 
         Guarantees do not count: else the nodes for the next one in the queue would never be asked
-        for. A job of an owner whose leases come to nothing, or who may ask for none of
-        the nodes, bids for what it has.
+        for. A job bids for no more than what it has and the nodes that its owner may ask
+        for: none where the owner's leases come to nothing.
         """
         free = Counter(info.node_class for info in nodes.values())
         candidates: dict[str, Candidate] = {}
+        fitting: dict[str, int] = {}
         for job in self._queue.admitted(free, shared=True):
-            spec, c = job.submitted, replace(_candidate(job), owner=None)
-            barred = not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
-            if not (barred or self._gaps.backing_off(spec.owner, now)):
-                candidates[spec.job] = c
+            spec, held = job.submitted, len(job.nodes)
+            if spec.owner not in fitting:
+                fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
+            most = held + fitting[spec.owner]
+            if most >= spec.min_nodes:
+                most = min(spec.max_nodes, max(spec.min_nodes, most))
+                candidates[spec.job] = replace(_candidate(job), owner=None, max_nodes=most)
             elif job.nodes:
-                candidates[spec.job] = replace(c, max_nodes=max(spec.min_nodes, len(job.nodes)))
+                candidates[spec.job] = replace(
+                    _candidate(job), owner=None, max_nodes=spec.min_nodes
+                )
         return self._guaranteed(candidates, [], free, nodes, now)
+
+    def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int:
+        """How many of the nodes that no job of ``owner`` has could become that owner's."""
+        if self._gaps.backing_off(owner, now):
+            return 0
+        if not self._gaps.choosy:
+            return len(nodes)
+        records, jobs = self._state.nodes, self._state.jobs
+        return sum(
+            self._gaps.fits(name, owner, now)
+            for name in nodes
+            if not (
+                name in records
+                and (job := records[name].job) is not None
+                and jobs[job].submitted.owner == owner
+            )
+        )
 
     def _guaranteed(
         self,

@@ -288,6 +288,20 @@ def test_a_node_on_which_one_users_job_breaks_is_still_good_for_another():
     assert asked(site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")) == {"bob": ["n0"]}
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_node_unfit_for_one_user_is_not_left_idle_because_that_users_jobs_would_like_it(split):
+    site = Site()
+    if split:
+        site.do(job("a", 1, 1, owner="alice"), job("more", 1, 1, owner="alice"))
+    else:
+        site.do(job("a", 1, 2, owner="alice"))
+    site.joins("alice", "n0", "n1")
+    site.do(JobSubmitted("b", 1, 1, owner="bob", weight=0.1, curve=ScalingCurve(((1, 1.0),))))
+    assert not asked(site.gaps(after=100.0))
+    site.do(NodeRejected("n0"))
+    assert asked(site.gaps("n0", after=5.0)) == {"bob": ["n0"]}
+
+
 def test_owners_have_their_jobs_admitted_turn_by_turn():
     site = Site(max_running=2)
     site.do(

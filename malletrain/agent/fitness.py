@@ -44,6 +44,8 @@ class NodeFitness:
         """The job whose workers failed here, while it is being looked why."""
         self._told = False
         self._looked = asyncio.Event()
+        if self._watch.looked:
+            self._looked.set()
 
     @property
     def sick(self) -> str:

@@ -62,27 +62,27 @@ class Bidders:
         """
         free = Counter(info.node_class for info in nodes.values())
         candidates: dict[str, Candidate] = {}
-        fitting: dict[str, int] = {}
+        fitting: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
             spec, held = job.submitted, len(job.nodes)
             if spec.owner not in fitting:
                 fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
-            most = held + fitting[spec.owner]
-            if most >= spec.min_nodes:
-                most = min(spec.max_nodes, max(spec.min_nodes, most))
-                candidates[spec.job] = replace(_candidate(job), owner=None, max_nodes=most)
-            elif job.nodes:
-                candidates[spec.job] = replace(
-                    _candidate(job), owner=None, max_nodes=spec.min_nodes
-                )
+            more, c = fitting[spec.owner], replace(_candidate(job), owner=None)
+            if more is None:
+                candidates[spec.job] = c
+            elif held or more >= spec.min_nodes:
+                most = min(spec.max_nodes, max(spec.min_nodes, held + more))
+                candidates[spec.job] = replace(c, max_nodes=most)
         return self._guaranteed(candidates, [], free, nodes, now)
 
-    def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int:
-        """How many of the nodes that no job of ``owner`` has could become that owner's."""
+    def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int | None:
+        """How many of the nodes that no job of ``owner`` has could become that owner's; None: all
+        of them.
+        """
         if self._gaps.backing_off(owner, now):
             return 0
         if not self._gaps.choosy:
-            return len(nodes)
+            return None
         records, jobs = self._state.nodes, self._state.jobs
         return sum(
             self._gaps.fits(name, owner, now)

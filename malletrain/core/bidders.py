@@ -13,6 +13,7 @@ from dataclasses import replace
 from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate, guarantees
+from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.state import ControllerState, JobRecord
@@ -60,14 +61,14 @@ class Bidders:
         for. A job bids for no more than what it has and the nodes that its owner may ask
         for: none where the owner's leases come to nothing.
         """
-        free = Counter(info.node_class for info in nodes.values())
+        free = class_counts(nodes)
         candidates: dict[str, Candidate] = {}
         fitting: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
             spec, held = job.submitted, len(job.nodes)
             if spec.owner not in fitting:
                 fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
-            more, c = fitting[spec.owner], replace(_candidate(job), owner=None)
+            more, c = fitting[spec.owner], _candidate(job, shared=True)
             if more is None:
                 candidates[spec.job] = c
             elif held or more >= spec.min_nodes:
@@ -123,7 +124,7 @@ class Bidders:
         return job.rescaling or now < rested
 
 
-def _candidate(job: JobRecord, *, fixed: bool = False) -> Candidate:
+def _candidate(job: JobRecord, *, fixed: bool = False, shared: bool = False) -> Candidate:
     spec = job.submitted
     return Candidate(
         spec.job,
@@ -137,5 +138,5 @@ def _candidate(job: JobRecord, *, fixed: bool = False) -> Candidate:
         cost=job.cost,
         fixed=fixed,
         broken=job.broken,
-        owner=spec.owner,
+        owner=None if shared else spec.owner,
     )

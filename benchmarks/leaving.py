@@ -59,10 +59,7 @@ def training(everywhere: bool, alone: bool, count: int) -> float:
         nodes = list(made.job(job).nodes)
         if alone:
             made.kill_daemon()
-        waited = told(made, nodes if everywhere else nodes[-1:])
-        if alone:
-            made.start_daemon()
-        return waited
+        return told(made, nodes if everywhere else nodes[-1:])
 
 
 def starting(everywhere: bool, alone: bool, count: int) -> float:
@@ -73,10 +70,7 @@ def starting(everywhere: bool, alone: bool, count: int) -> float:
         nodes = list(made.job(job).nodes)
         if alone:
             made.kill_daemon()
-        waited = told(made, nodes if everywhere else nodes[-1:])
-        if alone:
-            made.start_daemon()
-        return waited
+        return told(made, nodes if everywhere else nodes[-1:])
 
 
 def main() -> None:
@@ -84,16 +78,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [
-        {"while it": what.__name__, "told": name, "seconds": what(*how, options.nodes)}
-        for what in (training, starting)
-        for name, how in SITUATIONS.items()
-    ]
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        print(f"{row['while it']:<10} {row['told']:<22} {row['seconds']:6.2f} s")
+    for what in (training, starting):
+        for name, how in SITUATIONS.items():
+            took = what(*how, options.nodes)
+            if options.json:
+                print(json.dumps({"while": what.__name__, "told": name, "s": took}), flush=True)
+            else:
+                print(f"{what.__name__:<10} {name:<22} {took:6.2f} s", flush=True)
 
 
 if __name__ == "__main__":

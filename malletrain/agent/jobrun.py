@@ -180,6 +180,11 @@ class NodeJob:
         return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
 
     @property
+    def savable(self) -> bool:
+        """Whether what the workers here did can be saved on request."""
+        return self._is_service or self.generation in self.reports.capable
+
+    @property
     def has_rank_0(self) -> bool:
         """Whether rank 0 of the round is on this node, as far as is known."""
         entered = self._rounds.get(self.generation)

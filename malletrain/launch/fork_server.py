@@ -289,6 +289,7 @@ def main() -> int:
         listener.close()
         die_with_parent(server)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # see ForkServer._stop
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, whatever it waits for
         os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
     return ForkServer(listener, pid).serve()

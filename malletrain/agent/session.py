@@ -339,9 +339,7 @@ class NodeAgent:
         run, began = self._run, (self._leave_by or now) - self._config.grace_s
         if run is None or self._link.connected:
             return False
-        if not run.unsaved or (run.has_rank_0 and not run.savable):
-            return True
-        return not run.has_rank_0 and now >= began + PEER_SAVES_S
+        return not run.unsaved or (not run.has_rank_0 and now >= began + PEER_SAVES_S)
 
     def _margin(self) -> float:
         """Seconds before the end of the lease at which the agent stops the workers itself."""

@@ -176,8 +176,11 @@ class NodeJob:
 
     @property
     def unsaved(self) -> bool:
-        """Whether workers run here that have not served a drain: others hold nothing to save."""
-        return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
+        """Whether something may yet be saved: by workers here that have not served a drain, where
+        rank 0 is elsewhere or can save on request.
+        """
+        can = self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
+        return can and self.phase is AssignmentPhase.RUNNING and not self.drain_wait
 
     @property
     def has_rank_0(self) -> bool:
@@ -252,9 +255,7 @@ class NodeJob:
     # --- time ---
 
     def step(self, connected: bool) -> None:
-        """Look after the processes and the time limits; called every 0.1 s or so. ``connected``:
-        the daemon is there.
-        """
+        """Look after processes and time limits; called often. ``connected``: to the daemon."""
         now = time.monotonic()
         elapsed, self._stepped = now - self._stepped, now
         code = self._process.exit_code() if self._process else None
@@ -370,10 +371,8 @@ class NodeJob:
         if anything_left():
             if not self._complained:
                 self._complained = True
-                log.warning(
-                    "processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them",
-                    self.job,
-                )
+                why = "resist SIGKILL (uninterruptible sleep?); waiting for them"
+                log.warning("processes of job %s %s", self.job, why)
             return
         self._process = None
         self._hear()

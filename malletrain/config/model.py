@@ -20,6 +20,7 @@ from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
 from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
+from malletrain.config.nodes import NodesSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
     AllocationSection,
@@ -55,6 +56,7 @@ class Config(Section):
     daemon: DaemonSection = _section(DaemonSection)
     scheduler: SchedulerSection
     gaps: GapsSection = _section(GapsSection)
+    nodes: NodesSection = _section(NodesSection)
     jobs: JobsSection = _section(JobsSection)
     containers: ContainersSection = _section(ContainersSection)
     allocation: AllocationSection = _section(AllocationSection)

@@ -43,6 +43,7 @@ ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
     EventKind.NODE_LOST,
+    EventKind.NODE_SICK,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
@@ -272,7 +273,9 @@ def nodes(
             *(plain(n.owner) or "nobody" for _ in owners),
         )
     if not explain:
-        return made
+        sick = (n for n in rows if n.state == "sick")
+        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        return Group(made, Text(""), *told) if told else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )

@@ -17,6 +17,7 @@ from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
+from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.identity.keys import KeyRing
@@ -63,6 +64,7 @@ class Leases:
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(parts.config.allocation.lease_wait)
+        self._manners = Manners(core, parts)
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -128,6 +130,10 @@ class Leases:
             log.warning("leases not released", reason=str(e), leases=[lease.id for lease in leases])
         self._parts.poll_soon.set()
 
+    def notice(self) -> None:
+        """Count and tell how the main scheduler and the daemon get on."""
+        self._manners.notice(self._scavenger.contact())
+
     # --- polling ---
 
     async def run(self) -> None:
@@ -138,6 +144,7 @@ class Leases:
         while True:
             await self.poll()
             again = (self.last_poll.poll_again_s if self.last_poll else None) or interval
+            again = max(again, self._scavenger.contact().busy_s)
             # Many such things in a row (a hundred nodes lost at once) must not become a poll each.
             pause = min(1.0, again / 5)
             await asyncio.sleep(pause)
@@ -192,7 +199,9 @@ class Leases:
             self._parts.gaps.clear()
             self._parts.gaps.update({gap.node: gap for gap in found.gaps})
             self._parts.events.append(
-                GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in found.gaps})
+                GapsSeen(
+                    {gap.node: (gap.horizon_s, gap.node_class) for gap in found.gaps}, found.room
+                )
             )
 
     def _cancel_unheard(self, now: float) -> None:

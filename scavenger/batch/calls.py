@@ -66,13 +66,18 @@ class CallLog:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._busy = Backoff(FIRST_S, MOST_S)
+        self._silent = Backoff(FIRST_S, MOST_S)
 
     def count(self, command: str, outcome: str, said: str = "") -> None:
         """A call came back. ``said``: the controller's words."""
         now = self._clock()
         with self._lock:
             self._counts[command, outcome] += 1
-            if outcome in (BUSY, SILENT):
+            if outcome == SILENT:
+                self._silent.refused(now, said)
+                return
+            self._silent = Backoff(FIRST_S, MOST_S)  # any answer shows that it is there
+            if outcome == BUSY:
                 self._busy.refused(now, said)
             else:
                 self._busy.answered(now)
@@ -85,7 +90,8 @@ class CallLog:
     def left_alone_s(self) -> float:
         """Seconds for which the controller should be left alone still."""
         with self._lock:
-            return self._busy.left_s(self._clock())
+            now = self._clock()
+            return max(self._busy.left_s(now), self._silent.left_s(now))
 
     @property
     def busy(self) -> str:
@@ -93,7 +99,7 @@ class CallLog:
         there is none.
         """
         with self._lock:
-            return self._busy.reason
+            return self._busy.reason or self._silent.reason
 
 
 def command_of(argv: Sequence[str]) -> str:

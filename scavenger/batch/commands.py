@@ -244,7 +244,7 @@ def _communicate(
                 if not data:
                     selector.unregister(key.fd)
                 parts[key.fd].append(data)
-                if key.fileobj is process.stderr and len(said) < SAID_BYTES:
+                if key.fd == process.stderr.fileno() and len(said) < SAID_BYTES:
                     said += data[:SAID_BYTES]
                 total += len(data)
                 if total > MAX_OUTPUT_BYTES:

@@ -101,3 +101,14 @@ def test_a_busy_controller_is_left_alone_longer_each_time_until_it_answers():
     assert one.calls.busy == "RPC rate limit"
     one.say("fine")
     assert (one.calls.busy, one.calls.left_alone_s()) == ("", 0)
+
+
+def test_a_silent_controller_is_asked_more_rarely_until_any_answer():
+    one = Asked()
+    for _ in range(3):
+        one.calls.count("squeue", "silent", "squeue gave no answer")
+        one.now += one.calls.left_alone_s()
+    one.calls.count("squeue", "silent", "squeue gave no answer")
+    assert (one.calls.left_alone_s(), one.calls.busy) == (40, "squeue gave no answer")
+    one.calls.count("squeue", "ok")
+    assert (one.calls.left_alone_s(), one.calls.busy) == (0, "")

@@ -100,7 +100,7 @@ class World:
     def __init__(self, root):
         self.now = 100_000.0
         self.tools = FakeTools(
-            root / "bin", ("squeue", "sinfo", "scontrol", "sdiag", "sbatch", "scancel")
+            root / "bin", ("squeue", "sinfo", "scontrol", "sdiag", "sbatch", "scancel", "sacctmgr")
         )
         self.tools.runs(
             "scontrol",

@@ -105,7 +105,7 @@ def usage(
         spans = list(spans_of(job))
         work = sum(n * (end - begin) for kind, n, begin, end in spans if kind == "trained")
         for kind, nodes, begin, end in spans:
-            node_class = class_at(job.classes, end)
+            node_class = class_at(job.classes, begin if kind == "trained" else end)
             for month, seconds in by_month(max(begin, since), min(end, until)):
                 more = replace(Usage(), **{kind: nodes * seconds})
                 if kind == "trained":

@@ -126,6 +126,8 @@ class Contact:
     """It refuses submissions: seconds for which some user's are held back."""
     busy: str = ""
     """The scheduler's words for having too much to do, until it answers again; empty: it does."""
+    poll_after_s: float = 0.0
+    """Another poll is within the site's budget of requests after so many seconds."""
 
 
 class Scavenger(Protocol):

@@ -135,6 +135,15 @@ class BatchScheduler(SchedulerTable):
     submit_burst: int = key(
         10, ge=1, le=10_000, description="Leases asked for at one moment at most."
     )
+    request_rate: float = key(
+        2.0,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        description="Requests to the main scheduler's controller per second in the long run (30 at "
+        "one moment), polls included: what Slurm's rl_enable allows a user. Polls that events ask "
+        "for are put off, and fewer leases asked for; a poll each poll_interval is always made.",
+    )
     max_leases: int = key(
         0,
         ge=0,

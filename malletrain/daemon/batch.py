@@ -92,6 +92,7 @@ def _settings(
         start_within_s=table.start_within,
         submit_rate=table.submit_rate,
         submit_burst=table.submit_burst,
+        request_rate=table.request_rate,
         min_lease_s=table.min_lease,
         max_leases=table.max_leases,
         max_leases_per_user=table.max_leases_per_user,

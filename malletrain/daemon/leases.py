@@ -144,9 +144,10 @@ class Leases:
         while True:
             await self.poll()
             again = (self.last_poll.poll_again_s if self.last_poll else None) or interval
-            again = max(again, self._scavenger.contact().busy_s)
+            contact = self._scavenger.contact()
+            again = max(again, contact.busy_s)
             # Many such things in a row (a hundred nodes lost at once) must not become a poll each.
-            pause = min(1.0, again / 5)
+            pause = min(again, max(min(1.0, again / 5), contact.busy_s, contact.poll_after_s))
             await asyncio.sleep(pause)
             try:
                 await asyncio.wait_for(self._parts.poll_soon.wait(), again - pause)

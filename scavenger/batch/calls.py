@@ -50,6 +50,11 @@ SIGNS = re.compile(
     re.IGNORECASE,
 )
 """Words of a controller that has too much to do, or is not to be asked for the moment."""
+REQUESTS = {"squeue": 2, "sinfo": 2}
+"""Requests (RPCs) that a command sends to its controller, where it is not one (measured with sdiag
+of Slurm 22.05). scancel and qdel send one for each job.
+"""
+FOR_EACH_JOB = frozenset({"scancel", "qdel", "qsig"})
 FIRST_S, MOST_S = 5.0, 300.0
 """Shortest and longest time for which it is then left alone."""
 
@@ -65,14 +70,23 @@ class CallLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._requests = 0
         self._busy = Backoff(FIRST_S, MOST_S)
         self._silent = Backoff(FIRST_S, MOST_S)
 
-    def count(self, command: str, outcome: str, said: str = "") -> None:
-        """A call came back. ``said``: the controller's words."""
+    def count(self, command: str, outcome: str, said: str = "", requests: int = 1) -> None:
+        """A call came back.
+
+        Args:
+            command: its name.
+            outcome: one of OUTCOMES.
+            said: the controller's words.
+            requests: that it sent to the controller.
+        """
         now = self._clock()
         with self._lock:
             self._counts[command, outcome] += 1
+            self._requests += requests
             if outcome == SILENT:
                 self._silent.refused(now, said)
                 return
@@ -86,6 +100,12 @@ class CallLog:
         """(command, outcome) → how many calls so far."""
         with self._lock:
             return dict(self._counts)
+
+    @property
+    def requests(self) -> int:
+        """Requests that all calls have sent to the controller so far."""
+        with self._lock:
+            return self._requests
 
     def left_alone_s(self) -> float:
         """Seconds for which the controller should be left alone still."""
@@ -106,6 +126,14 @@ def command_of(argv: Sequence[str]) -> str:
     """The command that asks the controller, whatever stands before it."""
     words = (os.path.basename(word) for word in argv)
     return next((word for word in words if word in COMMANDS), os.path.basename(argv[0]))
+
+
+def requests_of(argv: Sequence[str]) -> int:
+    """How many requests this command sends to its controller."""
+    command = command_of(argv)
+    if command not in FOR_EACH_JOB:
+        return REQUESTS.get(command, 1)
+    return max(1, sum(word[:1].isdigit() for word in argv))
 
 
 def sign_in(text: str) -> str:

@@ -18,7 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scavenger.batch.calls import BUSY, FAILED, OK, SILENT, CallLog, command_of, sign_in
+from scavenger.batch.calls import (
+    BUSY,
+    FAILED,
+    OK,
+    SILENT,
+    CallLog,
+    command_of,
+    requests_of,
+    sign_in,
+)
 from scavenger.interface import SchedulerError
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
@@ -96,20 +105,19 @@ class Commands:
         """
         limit_s = self.policy.timeout_s if timeout_s is None else timeout_s
         env = self.environment if environment is None else environment
+        name, requests = command_of(argv), requests_of(argv)
         try:
             result = _run(tuple(argv), stdin, env, limit_s)
         except NoAnswerError as error:
-            sentence = str(error)
-            outcome = BUSY if sign_in(sentence) else SILENT
-            self.calls.count(command_of(argv), outcome, sentence)
+            outcome = BUSY if sign_in(str(error)) else SILENT
+            self.calls.count(name, outcome, str(error), requests)
             raise
         except CommandError:
-            self.calls.count(command_of(argv), FAILED)
+            self.calls.count(name, FAILED, requests=0)
             raise
-        if sign := sign_in(result.stderr):
-            self.calls.count(command_of(argv), BUSY, shorten(sign))
-        else:
-            self.calls.count(command_of(argv), FAILED if result.status else OK)
+        sign = sign_in(result.stderr)
+        outcome = BUSY if sign else FAILED if result.status else OK
+        self.calls.count(name, outcome, shorten(sign), requests)
         return result
 
     def ask(self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:

@@ -7,12 +7,19 @@ from __future__ import annotations
 from scavenger.batch.calls import CallLog
 from scavenger.batch.lease_ledger import LeaseLedger
 from scavenger.batch.look import ConfiguredSite
+from scavenger.batch.pace import RequestBudget
 from scavenger.interface import Contact
 
 
-def contact(calls: CallLog, ledger: LeaseLedger, now: float) -> Contact:
+def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:
     """What is told of it. ``now``: on the ledger's clock."""
-    return Contact(calls.counts(), calls.left_alone_s(), ledger.backing_off_s(now), calls.busy)
+    return Contact(
+        calls.counts(),
+        calls.left_alone_s(),
+        ledger.backing_off_s(now),
+        calls.busy,
+        budget.poll_after_s,
+    )
 
 
 def too_busy(title: str, calls: CallLog) -> str:

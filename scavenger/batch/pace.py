@@ -1,6 +1,7 @@
-"""At which pace the main scheduler is asked to start and to end jobs: a token bucket.
+"""At which pace the main scheduler is asked: token buckets, one for jobs that are started and
+ended, one for everything that is sent to its controller.
 
-Decides how many requests may be made at a moment. Each submission takes one token. So does each job
+Decides how many requests may be made at a moment. Each submission takes a token. So does each job
 that is cancelled, because ``scancel`` sends the controller a request for each job of its command
 line; but a cancel never waits: others may be waiting for the node.
 """
@@ -11,6 +12,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
+
+from scavenger.batch.calls import CallLog
+
+POLL_REQUESTS = 5
+"""What a poll of Slurm sends: squeue and sinfo two each, scontrol one."""
+BURST = 30
+"""Requests at one moment: the bucket that Slurm's rl_enable gives each user by default."""
 
 
 class TokenBucket:
@@ -38,6 +46,12 @@ class TokenBucket:
             self._refill()
             return max(0, math.floor(self._tokens + 1e-9))
 
+    def missing_s(self, count: float) -> float:
+        """Seconds until so many tokens are there; 0: they are."""
+        with self._lock:
+            self._refill()
+            return max(0.0, (min(count, self.burst) - self._tokens) / self.rate)
+
     def spend(self, count: int = 1) -> float:
         """Take tokens, those to come as well; returns the seconds until they all have come."""
         with self._lock:
@@ -57,3 +71,37 @@ class TokenBucket:
         now = self._clock()
         self._tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
         self._at = now
+
+
+class RequestBudget:
+    """Requests to a controller, in the long run ``rate`` a second, BURST at one moment. Counted are
+    those of ``calls``; a poll as often as ``poll_interval_s`` is always within it.
+    """
+
+    def __init__(
+        self,
+        calls: CallLog,
+        rate: float,
+        poll_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calls = calls
+        self._seen = calls.requests
+        self._bucket = TokenBucket(max(rate, POLL_REQUESTS / poll_interval_s), BURST, clock)
+
+    @property
+    def room(self) -> int:
+        """Requests that may be made now beside another poll."""
+        self._settle()
+        return max(0, self._bucket.whole - POLL_REQUESTS)
+
+    @property
+    def poll_after_s(self) -> float:
+        """Seconds after which another poll is within the budget."""
+        self._settle()
+        return self._bucket.missing_s(POLL_REQUESTS)
+
+    def _settle(self) -> None:
+        spent = self._calls.requests
+        self._bucket.spend(spent - self._seen)
+        self._seen = spent

@@ -25,7 +25,7 @@ from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.pace import TokenBucket
+from scavenger.batch.pace import RequestBudget, TokenBucket
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import Dialect, Submitter, Wanted
@@ -57,7 +57,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     oldest: tuple[int, int]
     """The oldest release that will do."""
     when_silent: str
-    """What to do when it cannot be asked, a sentence."""
+    """What to do when it cannot be asked."""
     site_every_s: float
     """How often it is asked what is configured, seconds."""
     limit_step_s: float
@@ -85,6 +85,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.submitter = Submitter(
             dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
+        self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
         self.ender = LeaseEnder(self.ledger, self.submitter)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
@@ -182,7 +183,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
-            room=self.submitter.pace.whole,
+            room=min(self.submitter.pace.whole, self.budget.room),
         )
 
     def look(self) -> LookResult[SiteT]:
@@ -233,7 +234,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     def contact(self) -> Contact:
         """How it gets on with the scheduler."""
-        return contact(self.commands.calls, self.ledger, self.clock())
+        return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -250,12 +251,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self.site
 
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking. Every second or two while nodes are taken
-        back, then at most a third. Not before a scheduler that has too much to do may be asked.
-        """
+        """At most a tenth of the time goes into asking, a third while nodes are taken back."""
         usual, urgent = self._usual_s(view.site), view.answer.urgent
         again_s = max(min(usual, HOLD_POLL_S), 3 * took_s) if urgent else max(usual, 10 * took_s)
-        return max(again_s, self.commands.calls.left_alone_s())
+        return max(again_s, self.commands.calls.left_alone_s(), self.budget.poll_after_s)
 
     def _class_of(self, node: NodeFacts) -> str:
         return next((c for c in self.settings.node_classes if c in node.features), "default")
@@ -279,17 +278,15 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             )
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look once more, unless that was just done, and submit one job for each request whose node
-        is still a gap, one for each node: a few at once, not faster than the site allows.
-        """
+        """Look, unless that was just done, and submit a job for each node that is a gap still."""
         if not requests:
             return []
         self.know(
             {request.id: request.owner or "" for request in requests}
         )  # so that a look knows their jobs, should there be any
-        fresh = self._fresh is not None and 0 <= self.clock() - self._fresh.time <= FRESH_S
-        view = self._fresh if self._fresh is not None and fresh else self.look()
-        self._fresh = None
+        view, self._fresh = self._fresh, None
+        if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
+            view, self._fresh = self.look(), None
         first: dict[str, LeaseRequest] = {}
         for request in requests:
             first.setdefault(request.node, request)
@@ -346,9 +343,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         )
         if limit_s is None:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-        if reason := self.ledger.refusal(self.ledger.user_of(request.id), now):
-            raise SchedulerError(reason)
-        if reason := too_busy(self.title, self.commands.calls):
+        refusal = self.ledger.refusal(self.ledger.user_of(request.id), now)
+        if reason := refusal or too_busy(self.title, self.commands.calls):
             raise SchedulerError(reason)
         grace_s = self.grace_s(view.site)
         env = {

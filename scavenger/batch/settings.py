@@ -41,7 +41,8 @@ class BatchSettings(Generic[OptionsT]):
     as long as the longest.
 
     ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second in the long run, ``submit_burst``: at one moment. ``max_leases``: at once, and
+    per second in the long run, ``submit_burst``: at one moment. ``request_rate``: requests to the
+    scheduler's controller per second in the long run. ``max_leases``: at once, and
     ``max_leases_per_user``; 0 for no limit. ``hold_s``: how long no lease is asked for after one
     was preempted, None: see
     :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a preemption's signal to SIGKILL, None:
@@ -67,6 +68,7 @@ class BatchSettings(Generic[OptionsT]):
     start_within_s: float = 60.0
     submit_rate: float = 1.0
     submit_burst: float = 10.0
+    request_rate: float = 2.0
     max_leases: int = 0
     max_leases_per_user: int = 0
     hold_s: float | None = None

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.batch.pace import TokenBucket
+from scavenger.batch.calls import CallLog, requests_of
+from scavenger.batch.pace import RequestBudget, TokenBucket
 
 
 class Time:
@@ -50,6 +51,36 @@ def test_a_mass_cancel_is_not_paid_for_longer_than_a_burst():
     assert one.whole == 0
     time.now += 1 / 0.5
     assert one.whole == 1
+
+
+def test_requests_of_commands_as_sdiag_counts_them():
+    assert requests_of(["squeue", "-h"]) == requests_of(["sinfo"]) == 2
+    assert requests_of(["scontrol", "show", "reservation"]) == requests_of(["sbatch"]) == 1
+    assert requests_of(["scancel", "--signal=TERM", "7", "8", "9_[1-2]"]) == 3
+    assert requests_of(["sudo", "-u", "ann", "--", "/usr/bin/scancel", "7", "8"]) == 2
+    assert requests_of(["qdel", "1.pbs0"]) == 1
+
+
+def test_polls_and_leases_keep_to_the_budget_together():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 5.0, lambda: time.now)
+    assert (budget.room, budget.poll_after_s) == (25, 0)
+    for _ in range(5):
+        calls.count("x", "ok", requests=5)
+    assert (budget.room, budget.poll_after_s) == (0, 0)
+    calls.count("x", "ok", requests=5)
+    assert budget.poll_after_s == 2.5
+    time.now += 10
+    assert (budget.room, budget.poll_after_s) == (15, 0)
+
+
+def test_a_site_that_polls_often_on_purpose_may():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 1.0, lambda: time.now)
+    for _ in range(100):
+        calls.count("x", "ok", requests=5)
+        time.now += 1
+        assert budget.poll_after_s == 0
 
 
 @given(

@@ -35,6 +35,8 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
                 f"seen (expected_length in [gaps]), so at first no gap younger than some minutes "
                 "may be leased.",
             )
+    else:
+        yield True, "Leases are given back as soon as no job needs them (no min_charge)."
     limit_s = getattr(config.scheduler.table, "time_limit", None)
     if limit_s is not None and limit_s < settings.due_s:
         yield (

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from malletrain.config.accounting import AccountingSection
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
 from malletrain.config.containers import ContainersSection
@@ -61,6 +62,7 @@ class Config(Section):
     containers: ContainersSection = _section(ContainersSection)
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
+    accounting: AccountingSection = _section(AccountingSection)
 
     @field_validator("scheduler")
     @classmethod

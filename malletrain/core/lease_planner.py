@@ -18,7 +18,7 @@ from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
 from malletrain.core.recall import LeaseWay, worth_taking
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.state import ControllerState
+from malletrain.core.state import ControllerState, NodeRecord
 
 
 class LeasePlanner:
@@ -77,13 +77,42 @@ class LeasePlanner:
         commands: list[Command] = []
         if back := self._release(due, spare, now):
             commands.append(ReleaseLeases(back))
-        for owner, names in gaps.ask(wanted, offers, now).items():
+        wanted = self._allowed(wanted, Counter(owner for _, owner in coming.values()))
+        asked = gaps.ask(wanted, offers, now)
+        wanted -= asked.later
+        for owner, names in asked.now.items():
             commands.append(TakeLeases(names, owner))
             wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
         if may_reclaim and +wanted:
             wanted = self._worth_taking(wanted, everything, now)
             commands += self._reclaim(wanted, spare, imagined, now)
         return commands
+
+    def _allowed(self, wanted: Counter[str], coming: Counter[str]) -> Counter[str]:
+        """As many of ``wanted`` (pool → how many) as each owner may have beside the leases that are
+        held and ``coming`` (owner → how many).
+        """
+        most = self._settings.max_leases_per_owner
+        if not most:
+            return wanted
+        room = {owner: most - count for owner, count in coming.items()}
+        for node in self._state.nodes.values():
+            room[node.owner] = room.get(node.owner, most) - 1
+        allowed: Counter[str] = Counter()
+        for name, count in sorted(wanted.items()):
+            owner = owner_of(name)
+            allowed[name] = min(count, max(0, room.get(owner, most)))
+            room[owner] = room.get(owner, most) - allowed[name]
+        return +allowed
+
+    def _keeps(self, node: NodeRecord, now: float) -> bool:
+        """Whether its lease is kept because it is due to last still, and its owner has work."""
+        if now >= node.due_until:
+            return False
+        return node.job is not None or any(
+            job.submitted.owner == node.owner and len(job.nodes) < job.submitted.max_nodes
+            for job in self._state.unfinished.values()
+        )
 
     def _imagine(
         self,
@@ -125,13 +154,16 @@ class LeasePlanner:
         """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""
         back = []
         for name in due:
-            pool_name = self._state.nodes[name].pool
-            if spare[pool_name] > 0:
-                spare[pool_name] -= 1
+            node = self._state.nodes[name]
+            again = now + max(1.0, self._settings.release_after_s)
+            if spare[node.pool] <= 0:
+                self._state.keep_idle(name, again)
+            elif self._keeps(node, now):
+                self._state.keep_idle(name, min(again, node.due_until))
+            else:
+                spare[node.pool] -= 1
                 back.append(name)
                 self._state.node_gone(name)
-            else:
-                self._state.keep_idle(name, now + max(1.0, self._settings.release_after_s))
         return tuple(back)
 
     def _reclaim(
@@ -151,7 +183,7 @@ class LeasePlanner:
             needy = next(
                 (p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None
             )
-            if needy is None or spare[node.pool] <= 0:
+            if needy is None or spare[node.pool] <= 0 or self._keeps(node, now):
                 continue
             if job and (
                 job.guaranteed_until > now

@@ -274,7 +274,12 @@ class Inbox:
                 lease=agent.lease,
             )
             job = held.job if held and adopted else None
-            core.feed(NodeJoined(agent.node, agent.node_class, horizon, group, job, agent.owner))
+            row = core.lease_rows.active.get(agent.lease)
+            leased_s = now - row.started if row is not None and row.started is not None else 0.0
+            joined = NodeJoined(
+                agent.node, agent.node_class, horizon, group, job, agent.owner, max(0.0, leased_s)
+            )
+            core.feed(joined)
         elif held is None:
             if agent.holds is not None:
                 self._released(agent, agent.holds)

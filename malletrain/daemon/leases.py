@@ -18,6 +18,7 @@ from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
+from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.identity.keys import KeyRing
@@ -64,6 +65,7 @@ class Leases:
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
+        self._manners = Manners(core, parts)
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -129,6 +131,10 @@ class Leases:
             log.warning("leases not released", reason=str(e), leases=[lease.id for lease in leases])
         self._parts.poll_soon.set()
 
+    def notice(self) -> None:
+        """Count and tell how the main scheduler and the daemon get on."""
+        self._manners.notice(self._scavenger.contact())
+
     # --- polling ---
 
     async def run(self) -> None:
@@ -139,8 +145,10 @@ class Leases:
         while True:
             await self.poll()
             again = (self.last_poll.poll_again_s if self.last_poll else None) or interval
+            contact = self._scavenger.contact()
+            again = max(again, contact.busy_s)
             # Many such things in a row (a hundred nodes lost at once) must not become a poll each.
-            pause = min(1.0, again / 5)
+            pause = min(again, max(min(1.0, again / 5), contact.busy_s, contact.poll_after_s))
             await asyncio.sleep(pause)
             try:
                 await asyncio.wait_for(self._parts.poll_soon.wait(), again - pause)
@@ -196,7 +204,9 @@ class Leases:
             self._parts.gaps.clear()
             self._parts.gaps.update(gaps)
             self._parts.events.append(
-                GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()})
+                GapsSeen(
+                    {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
+                )
             )
 
     def _cancel_unheard(self, now: float) -> None:

@@ -95,6 +95,7 @@ class Daemon:
 
     def __init__(self, config: Config, store: Store, scheduler: Backend) -> None:
         self.config = config
+        self._watts = config.accounting.watts_by_class
         self.endpoint = ""
         """Where agents and clients reach it, once it listens."""
         self.service: Service | None = None
@@ -231,6 +232,11 @@ class Daemon:
         self._metrics.nodes(training, free, leaving)
         for use, count in (("training", training), ("free", free), ("leaving", leaving)):
             self._metrics.node_seconds(use, count * WATCH_EVERY_S)
+        for agent in agents:
+            if watts := self._watts.get(agent.node_class):
+                drawn = watts.idle if agent.holds is None else watts.busy
+                self._metrics.energy(agent.node_class, drawn * WATCH_EVERY_S)
+        service.leases.notice()
         states: dict[str, int] = {}
         for job in service.core.controller.jobs.values():
             states[job.state.value] = states.get(job.state.value, 0) + 1

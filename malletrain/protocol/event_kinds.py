@@ -41,6 +41,15 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    SCHEDULER_BUSY = (
+        "scheduler-busy",
+        "The main scheduler said that it has too much to do, or gave no answer in time. It is "
+        "asked more and more rarely, and for no leases, until scheduler-answers.",
+    )
+    SCHEDULER_ANSWERS = (
+        "scheduler-answers",
+        "The main scheduler, which had too much to do, answers as it should.",
+    )
     LEASE_REQUESTED = (
         "lease-requested",
         "The main scheduler is asked for an idle node: a one-node job is submitted.",

@@ -186,6 +186,25 @@ class StatusView(View, frozen=True):
     poll_error: str
 
 
+class UsageView(View, frozen=True):
+    """What one user used of one class of nodes in one month, in node-hours: leased; of these with
+    samples processed (``trained``), lost to starts, to rescales and to preemptions, and without a
+    job (``unused``). ``kwh`` is None where it is not known what the nodes draw.
+    """
+
+    month: str
+    user: str
+    node_class: str
+    leased_nh: float
+    trained_nh: float
+    starting_nh: float
+    rescaling_nh: float
+    preempted_nh: float
+    unused_nh: float
+    samples: float = 0.0
+    kwh: float | None = None
+
+
 class LogView(View, frozen=True):
     """A piece of a log. ``cursor`` is passed back to go on; ``more`` says that there is more right
     now.

@@ -17,23 +17,35 @@ from dataclasses import replace
 from typing import Generic
 
 from scavenger.batch.commands import Commands
+from scavenger.batch.contact import contact, too_busy, too_old
 from scavenger.batch.ending import LeaseEnder
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.groups import PartOf, is_part, packs
+from scavenger.batch.groups import PartOf, is_part
 from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose
+from scavenger.batch.pace import RequestBudget, TokenBucket
+from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
-from scavenger.batch.wanting import wanted_lease
-from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, PollResult, SchedulerError
+from scavenger.batch.wanting import packed, wanted_lease
+from scavenger.interface import (
+    Contact,
+    Gap,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    PollResult,
+    SchedulerError,
+)
 
 SUBMITTERS = 4
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
+FRESH_S = 0.5
+"""A look as old as this is still one: leases are taken right after a poll, which looked."""
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
@@ -48,7 +60,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     oldest: tuple[int, int]
     """The oldest release that will do."""
     when_silent: str
-    """What to do when it cannot be asked, a sentence."""
+    """What to do when it cannot be asked."""
     site_every_s: float
     """How often it is asked what is configured, seconds."""
     limit_step_s: float
@@ -72,13 +84,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
+        pace = TokenBucket(settings.submit_rate, settings.submit_burst, sleep=commands.sleep)
         self.submitter = Submitter(
-            dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
+            dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
+        self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
         """Leases that were found to be gone since the last poll."""
+        self._fresh: LookResult[SiteT] | None = None
+        """The last look, until leases were taken on it."""
 
     # --- what differs ---
 
@@ -152,12 +168,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         except SchedulerError as error:
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
-            oldest = ".".join(str(part) for part in self.oldest)
-            sentence = (
-                f"{self.title} {site.called} is older than {oldest}, the oldest that MalleTrain "
-                f"supports; update {self.title}."
-            )
-            return [(False, sentence)]
+            return [(False, too_old(self.title, site, self.oldest))]
         asked = f"{self.title} {site.called} answers; it is asked through {self.asked_through}."
         return [(True, asked), *self._findings(site)]
 
@@ -191,21 +202,24 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
+            room=min(self.submitter.pace.whole, self.budget.room),
         )
 
     def look(self) -> LookResult[SiteT]:
         """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
         it was understood.
         """
-        now = self.clock()
+        now, self._fresh = self.clock(), None
         site = self._known_site(now)
-        rules = self._rules(site)
+        rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         answer = self._read(
             site,
             hold_for(rules.idle_for_s) if self.settings.hold_s is None else self.settings.hold_s,
             now,
         )
-        rules = replace(rules, hold=answer.hold, kept=answer.kept)
+        rules = replace(
+            rules, hold=answer.hold or too_busy(self.title, self.commands.calls), kept=answer.kept
+        )
         facts = answer.facts
         self._gone.update(answer.gone)
         self._idle_since = {
@@ -234,7 +248,12 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         notice_s = self.grace_s(site) + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
-        return LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        return self._fresh
+
+    def contact(self) -> Contact:
+        """How it gets on with the scheduler."""
+        return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -250,26 +269,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     raise
         return self.site
 
-    def _rules(self, site: SiteT) -> GapRules:
-        s = self.settings
-        return replace(
-            s.rules,
-            idle_for_s=self._left_idle_s(site) if s.idle_for_s is None else s.idle_for_s,
-            partitions=s.rules.partitions or frozenset(filter(None, self._partitions(site))),
-            use_planned=s.rules.use_planned or s.backfill,
-            min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),
-        )
-
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking. Every second or two while nodes are taken
-        back, then at most a third.
-        """
-        usual = self._usual_s(view.site)
-        return (
-            max(min(usual, HOLD_POLL_S), 3 * took_s)
-            if view.answer.urgent
-            else max(usual, 10 * took_s)
-        )
+        """At most a tenth of the time goes into asking, a third while nodes are taken back."""
+        usual, urgent = self._usual_s(view.site), view.answer.urgent
+        again_s = max(min(usual, HOLD_POLL_S), 3 * took_s) if urgent else max(usual, 10 * took_s)
+        return max(again_s, self.commands.calls.left_alone_s(), self.budget.poll_after_s)
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
         """What the gaps of this site were like, and no longer than to the next known use."""
@@ -289,17 +293,18 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look once more, and ask for a lease for each request whose node is still a gap, one for
-        each node: a few submissions at once, not faster than the site allows.
-        """
+        """Look, unless that was just done, and ask for a lease on each node that is a gap still."""
         if not requests:
             return []
         self.know(
             {request.id: request.owner or "" for request in requests},
             {request.id: request.node for request in requests},
         )  # so that a look knows their jobs, should there be any
-        view = self.look()
-        s, grace_s = self.settings, self.grace_s(view.site)
+        s, view, self._fresh = self.settings, self._fresh, None
+        if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
+            view, self._fresh = self.look(), None
+        grace_s = self.grace_s(view.site)
+        busy = too_busy(self.title, self.commands.calls)
         first: dict[str, LeaseRequest] = {}
         for request in requests:
             first.setdefault(request.node, request)
@@ -310,12 +315,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 taken[node] = known.lease
                 continue
             try:
-                wanted.append(
-                    wanted_lease(request, view, s, self.ledger, self.limit_step_s, grace_s)
-                )
+                one = wanted_lease(request, view, s, self.ledger, self.limit_step_s, grace_s)
+                if busy:
+                    raise SchedulerError(busy)
+                wanted.append(one)
             except SchedulerError as error:
                 taken[node] = _refused(request.id, node, str(error))
-        packs = self._packs(wanted, view.site)
+        packs = packed(wanted, self._shared_by(view.site))
         with ThreadPoolExecutor(
             max(1, min(SUBMITTERS, len(packs))), thread_name_prefix=f"{self.name}-submit"
         ) as pool:
@@ -327,16 +333,6 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             else one
             for request, one in ((request, taken[request.node]) for request in requests)
         ]
-
-    def _packs(self, wanted: Sequence[Wanted], site: SiteT) -> list[list[Wanted]]:
-        """Which of them share a job."""
-        return packs(
-            wanted,
-            self._shared_by(site),
-            lambda one: one.lease,
-            lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),
-            lambda one: one.limit_s,
-        )
 
     def _take_pack(self, pack: Sequence[Wanted], view: LookResult[SiteT]) -> list[Lease]:
         """Submit one job for these leases. Where there may not be so many jobs: for the first half
@@ -350,16 +346,16 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 else self._shared_submission(pack, view)
             )
             number = self.submitter.submit(argv, script, pack[0].owner)
-        except LimitReachedError as error:
-            half = len(pack) // 2
-            some = self._take_pack(pack[:half], view) if half else []
-            self.ledger.limit_reached(user, str(error), view.time)
-            return [*some, *(_refused(one.lease, one.node, str(error)) for one in pack[half:])]
         except SchedulerError as error:
+            half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
+            some = self._take_pack(pack[:half], view) if half else []
+            if not half or any(lease.state is _PENDING for lease in some):
+                self.ledger.not_taken(pack[half].lease, error, view.time)
             if isinstance(error, UnsureError):
                 for one in pack:
                     self.ledger.give_up(one.lease, str(error), view.time)
-            return [_refused(one.lease, one.node, str(error)) for one in pack]
+            return [*some, *(_refused(one.lease, one.node, str(error)) for one in pack[half:])]
+        self.ledger.accepted(user, view.time)
         leases = []
         for one in pack:
             part = PartOf(number, one.node) if len(pack) > 1 else None

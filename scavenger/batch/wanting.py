@@ -6,6 +6,9 @@ Decides the time limit and the environment of a lease; whether its node is a gap
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from scavenger.batch.groups import packs
 from scavenger.batch.lease_ledger import LeaseLedger
 from scavenger.batch.look import LookResult, SiteT
 from scavenger.batch.rules import why_not
@@ -68,4 +71,15 @@ def wanted_lease(
         keep_at_home=s.output_dir is not None and output is None,
         lease=request.id,
         owner=request.owner,
+    )
+
+
+def packed(wanted: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+    """Which leases share a job, ``most`` at most: those of one owner and one class of nodes."""
+    return packs(
+        wanted,
+        most,
+        lambda one: one.lease,
+        lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),
+        lambda one: one.limit_s,
     )

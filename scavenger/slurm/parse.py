@@ -24,10 +24,10 @@ SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
 group of nodes that are alike.
 """
-SQUEUE_FIELDS = "%T|%i|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%B|%j"
+SQUEUE_FIELDS = "%T|%i|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%a|%B|%j"
 """State, job id (``7_2`` of a task of an array, ``7_[3-5]`` of those that wait), user, partitions,
 number of nodes, submission, (expected) start, (expected) end, nodes, nodes asked for, nodes it is
-planned on, reason, host of the batch script, name.
+planned on, reason, account, host of the batch script, name.
 """
 
 
@@ -71,6 +71,7 @@ class SlurmJob(NamedTuple):
     reason: str
     name: str
     batch_host: str = ""
+    account: str = ""
     part: PartOf | None = None
     """Where it is in a job that it shares with other leases."""
 
@@ -160,8 +161,8 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         mine = own in line
         if not mine and not line.startswith(waiting):
             continue
-        fields = line.split("|", 14)
-        if len(fields) != 15:
+        fields = line.split("|", 15)
+        if len(fields) != 16:
             raise _unreadable("squeue", line)
         count = fields[5].partition("-")[0]
         node_list, wanted, planned_on = (
@@ -180,8 +181,9 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             wanted,
             planned_on,
             fields[12],
+            fields[15],
             fields[14],
-            fields[13],
+            "" if fields[13] == "(null)" else fields[13],
         )
         if mine and job.name.startswith(prefix):
             ours.append(job)

@@ -50,6 +50,7 @@ def job(number, state, name, **fields):
         name=name,
         user_name="me",
         state_reason="None",
+        account="phys",
         **{**empty, **fields},
     )
 

@@ -55,8 +55,6 @@ def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int =
     if group is None:
         return Word([mine])
     import torch
-    import torch.distributed as dist
 
-    said = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-    work = dist.all_gather(said, torch.tensor(mine), group, async_op=True)
-    return Word(said, work)
+    said = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
+    return Word(said, group.allgather([said], [torch.tensor(mine)]))

@@ -94,6 +94,7 @@ def _launch(world, function, arguments):
 
 def main():
     """Serve requests from standard input until it is closed."""
+    import torch._dynamo  # what torch imports when it is first used
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401 (warm for all ranks)

@@ -1,16 +1,34 @@
 """What the ranks of ``many_ranks`` run: small sharded training scripts."""
 
 import math
+import os
+import shutil
+import signal
+import sys
+import threading
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import malletrain
 from malletrain import Snapshot
+from malletrain.protocol.worker_channel import DrainDone, SnapshotTaken
+from malletrain.training import report, shard_files
+from malletrain.training.side_group import Team
+from tests.malletrain.training.worker_side import FakeAgent
+from tests.waiting import until
+
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.listdir"}
+"""Audit events of what touches the file system."""
 
 WORDS, WIDTH, LENGTH = 13, 12, 6
 
@@ -102,6 +120,76 @@ class Training:
         return found
 
 
+class Perceptron(nn.Module):
+    """What tensor parallelism within a node is applied to."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, values):
+        return self.down(self.up(values).relu())
+
+
+def tensor_parallel(path, nodes, save):
+    """A model spread over ``nodes`` and, within each, over two ranks; 0 nodes: on one rank."""
+    torch.manual_seed(nodes)
+    model = Perceptron()
+    if nodes:
+        mesh = init_device_mesh("cpu", (nodes, 2), mesh_dim_names=("nodes", "within"))
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["within"], plan)
+        fully_shard(model, mesh=mesh["nodes"])
+    optimizer = torch.optim.AdamW(model.parameters())
+    snapshot = Snapshot(path, every_s=math.inf, model=model, optimizer=optimizer)
+    restored = snapshot.restore()
+    found = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
+    if save:
+        model(torch.ones(3, 8)).square().sum().backward()
+        optimizer.step()
+        found = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
+        assert snapshot.save()
+    return restored, found
+
+
+def moments(optimizer):
+    return [
+        {key: whole(value) for key, value in entry.items()}
+        for entry in optimizer.state_dict()["state"].values()
+    ]
+
+
+def layouts(path, examples):
+    """For each (old ranks, new ranks, shapes): tensors written in one layout and read in another;
+    those that differ.
+    """
+    world = dist.get_world_size()
+    sizes = range(1, world + 1)
+    meshes = {n: DeviceMesh("cpu", list(range(n))) for n in sizes}
+    teams = {n: dist.new_group(list(range(n)), backend="gloo") for n in sizes}
+    wrong = []
+    for number, (old, new, shapes) in enumerate(examples):
+        numbers = torch.Generator().manual_seed(number)
+        expected = {
+            f"t{i}": torch.rand(shape, generator=numbers) for i, (shape, _) in enumerate(shapes)
+        }
+        layout = {f"t{i}": dim for i, (_, dim) in enumerate(shapes)}
+        folder = f"{path}/{number}"
+        if dist.get_rank() < old:
+            shards = {k: spread(t, meshes[old], layout[k]) for k, t in expected.items()}
+            shard_files.write(folder, shards, Team(teams[old]))
+        dist.barrier()
+        if dist.get_rank() < new:
+            found = {k: spread(t * 0 - 1, meshes[new], layout[k]) for k, t in expected.items()}
+            shard_files.read(folder, found, Team(teams[new]))
+            wrong += [(number, k) for k in found if whole(found[k]) != whole(expected[k])]
+    return wrong
+
+
+def spread(full, mesh, dim):
+    return distribute_tensor(full, mesh, [Replicate() if dim is None else Shard(dim)])
+
+
 def whole(tensor):
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -126,3 +214,95 @@ def run(path, steps=0, save=False, **options):
         "groups": [sorted(group) for group in training.optimizer.param_groups],
         "state": len(training.optimizer.state),
     }
+
+
+def drained(path):
+    """Rank 0's agent asks for a drain before the third step. The steps at which each rank's files
+    say they were saved, and what the agent heard.
+    """
+    agent = FakeAgent() if dist.get_rank() == 0 else None
+    if agent is not None:
+        os.environ.update(MALLETRAIN_SOCKET=agent.path, MALLETRAIN_FLAGS=agent.flags.path)
+        report.forget()
+    training = Training(path, every_s=math.inf)
+    training.snapshot.restore()
+    training.train(2)
+    heard = []
+    if agent is not None:
+        agent.flags.request_drain(5)
+        watcher = threading.Thread(target=_take_back, args=(agent, heard))
+        watcher.start()
+    losses = training.train(2)
+    if agent is not None:
+        watcher.join()
+    return losses, heard
+
+
+def _take_back(agent, heard):
+    """As the daemon does that has changed its mind: training goes on."""
+
+    def answered():
+        heard.extend(agent.received((DrainDone, SnapshotTaken)))
+        return any(isinstance(message, DrainDone) for message in heard)
+
+    until(answered, "the drain to be served")
+    agent.flags.request_drain(0)
+
+
+def killed(path):
+    """Save once, train on, and save again: once for each thing that a save does to the file system,
+    killed at it. (steps, position, whether the state is that of these steps) on disk after each.
+    """
+    training = Training(path, every_s=math.inf)
+    states = {}
+    for steps in (1, 2):
+        training.train(1)
+        states[steps] = training.whole()
+        if steps == 1:
+            assert training.snapshot.save()
+    home = os.path.dirname(path)
+    shutil.copytree(home, f"{home}.spare")
+    found, code = [], -9
+    while code:
+        child = os.fork()
+        if child == 0:
+            sys.addaudithook(killer(path, len(found) + 1))
+            os._exit(not training.snapshot.save())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -9)
+        steps, position, state = steps_on_disk(path)
+        found.append((steps, position, state == states[steps]))
+        shutil.rmtree(home)
+        shutil.copytree(f"{home}.spare", home)
+    return found
+
+
+def killer(path, at):
+    """An audit hook that kills this process at the ``at``-th change below ``path``."""
+    done = []
+
+    def watch(event, arguments):
+        if event in CHANGES and path in str(arguments[0]):
+            done.append(event)
+            if len(done) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return watch
+
+
+def rank_1_killed(path, at):
+    """Rank 1 dies in its second save."""
+    training = Training(path, every_s=math.inf)
+    training.train(1)
+    assert training.snapshot.save()
+    training.train(1)
+    if dist.get_rank() == 1:
+        sys.addaudithook(killer(path, at))
+    training.snapshot.save()
+
+
+def steps_on_disk(path):
+    """The steps of the newest snapshot, after looking at all of it."""
+    training = Training(path, every_s=math.inf, seed=9)
+    assert training.snapshot.restore()
+    return int(training.model.seen), training.sampler.position, training.whole()

@@ -86,7 +86,9 @@ def load(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> 
         )
     groups = []
     for group in optimizer.state_dict()["param_groups"]:
-        source = next((home[labels[n]] for n in group["params"] if labels[n] in home), {})
+        source: Mapping[str, Any] = next(
+            (home[labels[n]] for n in group["params"] if labels[n] in home), {}
+        )
         kept = {key: value for key, value in source.items() if key not in _NOT_SAVED}
         groups.append({**group, **kept})
     gone = sorted(set(home) - set(labels))

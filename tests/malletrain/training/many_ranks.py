@@ -1,7 +1,7 @@
 """Real gloo ranks for tests, cheaply: one process imports torch once and forks them.
 
-``Ranks().run(world, function, **arguments)`` runs a function of ``sharded_scripts`` on that many
-ranks of a process group and returns what each returned, or how it died.
+``Ranks(scripts).run(world, function, **arguments)`` runs a function of a module beside this one on
+that many ranks of a process group and returns what each returned.
 """
 
 import os
@@ -18,11 +18,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class Ranks:
-    """The process that forks, started at once and ended by ``close``."""
+    """The process that forks, started at once and ended by ``close``; ``scripts`` names the module
+    that it imports.
+    """
 
-    def __init__(self):
+    def __init__(self, scripts):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name],
+            [sys.executable, "-m", __spec__.name, scripts],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,7 +61,7 @@ def _rank(rank, world, folder, function, arguments):
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
         )
-        home = import_module("tests.malletrain.training.sharded_scripts")
+        home = import_module(f"tests.malletrain.training.{sys.argv[1]}")
         answer = "returned", getattr(home, function)(**arguments)
     except BaseException:
         answer = "raised", traceback.format_exc()
@@ -94,12 +96,7 @@ def _launch(world, function, arguments):
 
 def main():
     """Serve requests from standard input until it is closed."""
-    import torch._dynamo  # what torch imports when it is first used
-    import torch.distributed.checkpoint.state_dict
-    import torch.distributed.fsdp
-    import torch.distributed.tensor  # noqa: F401 (warm for all ranks)
-
-    import_module("tests.malletrain.training.sharded_scripts")
+    import_module(f"tests.malletrain.training.{sys.argv[1]}")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what ranks print is no answer
     while True:

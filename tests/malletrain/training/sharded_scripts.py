@@ -8,7 +8,9 @@ import sys
 import threading
 
 import torch
+import torch._dynamo  # what torch imports when it is first used, once for all ranks
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard

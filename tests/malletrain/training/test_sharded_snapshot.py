@@ -3,17 +3,23 @@ other, bit for bit.
 """
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    ranks = Ranks()
+    ranks = Ranks("sharded_scripts")
     yield ranks
     ranks.close()
+
+
+def bytes_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def test_the_loss_over_2_4_and_3_ranks_is_that_of_an_undisturbed_run(ranks, tmp_path):
@@ -43,6 +49,11 @@ def test_one_state_in_every_layout(ranks, tmp_path):
         said = ranks.run(world, "run", path=path, kind=kind, save=True, seed=5)
         assert all(each["restored"] and each["saved"] for each in said)
         assert all(each["before"] == state for each in said), (world, kind)
+    weights = read_weights(path)
+    assert weights.name == "model"
+    found = {key: bytes_of(tensor) for key, tensor in weights.tensors.items()}
+    assert found == {key: state[key] for key in found}
+    assert len(found) == sum(" " not in key for key in state)
 
 
 def test_tensor_parallelism_within_a_node(ranks, tmp_path):

@@ -24,7 +24,7 @@ from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
-from malletrain.training.stream_words import Word, say
+from malletrain.training.stream_words import StepWord, say
 
 if TYPE_CHECKING:
     from malletrain.training.stream_loader import Cut, Portion
@@ -41,7 +41,7 @@ class _HandedOut:
         before: _HandedOut | None,
         portion: Portion,
         total: int,
-        word: Word | None = None,
+        word: StepWord | None = None,
     ) -> None:
         self.deal, self.share, self.total = dealt, portion.share, total
         self._before = before

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from malletrain.training.epoch_plan import piece
 from malletrain.training.stream_deal import Cursor
+from malletrain.training.torch_private import forget_worker
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class Readers(IterableDataset[Portion]):
     def __iter__(self) -> Iterator[Portion]:
         worker = get_worker_info()
         reader = worker.id if worker else 0
+        if worker:
+            forget_worker()
         if reader < len(self._lists):
             yield from portions(self._source, self._lists[reader], self._cut, reader)
 

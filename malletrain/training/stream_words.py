@@ -15,7 +15,7 @@ from malletrain.training.stream_deal import Cursor
 _NUMBERS = 4
 
 
-class Word:
+class StepWord:
     """What all ranks said at one step."""
 
     def __init__(self, said: Sequence[Any], work: Any = None) -> None:
@@ -42,7 +42,7 @@ class Word:
         }
 
 
-def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0) -> Word:
+def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0) -> StepWord:
     """Tell all ranks of ``group`` (None: this one alone) how this one stands. Collective, but
     nobody waits.
 
@@ -53,8 +53,8 @@ def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int =
     """
     mine = [int(more), reader, index, records]
     if group is None:
-        return Word([mine])
+        return StepWord([mine])
     import torch
 
     said = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
-    return Word(said, group.allgather([said], [torch.tensor(mine)]))
+    return StepWord(said, group.allgather([said], [torch.tensor(mine)]))

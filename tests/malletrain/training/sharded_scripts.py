@@ -1,5 +1,6 @@
 """What the ranks of ``many_ranks`` run: small sharded training scripts."""
 
+import contextlib
 import math
 import os
 import shutil
@@ -249,6 +250,23 @@ def _take_back(agent, heard):
 
     until(answered, "the drain to be served")
     agent.flags.request_drain(0)
+
+
+def not_saved(path, job, full):
+    """Save what cannot be: where another job has saved, and where the disk is ``full``. Whether
+    each was saved.
+    """
+    os.environ["MALLETRAIN_JOB"] = job
+    other = Training(path, every_s=math.inf).snapshot.save()
+    training = Training(full, every_s=math.inf)
+    fits = training.snapshot.save()
+    if dist.get_rank() == 0:
+        with open(f"{os.path.dirname(full)}/filler", "wb") as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                file.flush()
+    dist.barrier()
+    training.train(1)
+    return other, fits, training.snapshot.save()
 
 
 def killed(path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
+from tests.malletrain.training.test_snapshot_file import small_disk
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +154,20 @@ def test_all_ranks_save_for_a_drain_and_go_on_when_it_is_taken_back(ranks, tmp_p
     assert {(m.number, m.saved) for m in heard if hasattr(m, "number")} == {(5, True)}
     # asked before the third step, agreed upon in it, saved after the fourth
     assert ranks.run(3, "steps_on_disk", path=path)[0][:2] == (4, 48)
+
+
+def test_what_cannot_be_saved_leaves_what_is_there_on_all_ranks(ranks, tmp_path):
+    path, small = str(tmp_path / "x.pt"), tmp_path / "small"
+    state = ranks.run(2, "run", path=path, steps=1, save=True)[0]["after"]
+    small.mkdir()
+    with small_disk(small):
+        full = str(small / "y.pt")
+        said = ranks.run(2, "not_saved", path=path, job="job-2", full=full)
+        assert said == [(False, True, False)] * 2
+        assert len(list(small.glob("y.pt.shards/*"))) == 1
+        assert ranks.run(2, "run", path=full)[0]["restored"]
+    assert ranks.run(2, "run", path=path)[0]["before"] == state
+    assert len(list(tmp_path.glob("x.pt.shards/*"))) == 1
 
 
 def test_killed_at_any_point_of_a_save_the_run_has_one_whole_snapshot(ranks, tmp_path):

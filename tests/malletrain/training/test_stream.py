@@ -244,6 +244,37 @@ def test_lines_of_text(tmp_path):
     assert list(line_records(tmp_path / "b.jsonl.gz")) == ["x", "y"]
 
 
+class OfWorkers(torch.utils.data.IterableDataset):
+    """As many are: each loader worker takes files of its own."""
+
+    def __init__(self, files):
+        self._files = files
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        mine = self._files[worker.id :: worker.num_workers] if worker else self._files
+        return iter([(file, n) for file in mine for n in range(3)])
+
+
+def test_a_dataset_that_leaves_out_what_is_other_workers():
+    stream = ElasticStream(
+        range(8),
+        lambda file: OfWorkers([file]),
+        batch_size=4,
+        num_workers=2,
+        collate_fn=list,
+        rank=0,
+        world_size=1,
+    )
+    batches = iter(stream)
+    # Both workers read: three records of the first file, one of the next but one, and so on.
+    first, second = next(batches), next(batches)
+    assert len({file for file, _ in first} | {file for file, _ in second}) == 4
+    assert sorted([*first, *second, *(r for batch in batches for r in batch)]) == [
+        (file, n) for file in range(8) for n in range(3)
+    ]
+
+
 class HubDataset:
     """The part of Hugging Face's ``IterableDataset`` that is used, as its documentation has it."""
 

@@ -261,7 +261,7 @@ def not_saved(path, job, full):
     training = Training(full, every_s=math.inf)
     fits = training.snapshot.save()
     if dist.get_rank() == 0:
-        with open(f"{os.path.dirname(full)}/filler", "wb") as file, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), open(f"{os.path.dirname(full)}/filler", "wb") as file:
             while file.write(bytes(4096)):
                 file.flush()
     dist.barrier()

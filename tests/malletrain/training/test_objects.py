@@ -78,5 +78,5 @@ class FSDPModule(nn.Linear):
 def test_a_sharded_module_is_for_restart_mode():
     module = FSDPModule(1, 1)
     check_object("Snapshot", "model", module, sharded=True)
-    with pytest.raises(TypeError, match="elastic.Run: model is a FSDPModule.* restart mode"):
+    with pytest.raises(TypeError, match=r"elastic\.Run: model is a FSDPModule.* restart mode"):
         check_object("elastic.Run", "model", module)

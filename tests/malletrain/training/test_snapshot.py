@@ -173,7 +173,7 @@ class DeepSpeedEngine(Stateful):
         ),
         (
             TypeError,
-            "model is a DeepSpeedEngine.*instead of ZeRO-3 shard it with .*fully_shard.*ZeRO-1 and 2",
+            "model is a DeepSpeedEngine.*instead of ZeRO-3 shard it with .*fully_shard.*ZeRO-1",
             {"model": DeepSpeedEngine()},
         ),
     ],

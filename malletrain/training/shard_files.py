@@ -204,12 +204,13 @@ def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int 
 def shapes(folder: str) -> dict[str, tuple[tuple[int, ...], Any]]:
     """(shape, dtype) of each tensor in the shards."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata = dcp.FileSystemReader(folder).read_metadata()
     return {
         key: (tuple(entry.size), entry.properties.dtype)
         for key, entry in metadata.state_dict_metadata.items()
-        if hasattr(entry, "size")
+        if isinstance(entry, TensorStorageMetadata)
     }
 
 

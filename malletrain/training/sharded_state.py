@@ -236,9 +236,9 @@ def _put_in(
 def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | None]) -> Any:
     import torch
 
-    if not isinstance(like, torch.Tensor):
-        raise ValueError("a sharded tensor was saved where the script has none now.")
     if not _is_dtensor(like):
+        if not isinstance(like, torch.Tensor):
+            raise ValueError("a sharded tensor was saved where the script has none now.")
         return torch.empty(shape, dtype=dtype, device=like.device)
     if tuple(like.shape) == shape:
         return torch.empty_like(like.detach(), dtype=dtype)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from malletrain.training.epoch_plan import order, piece, whole_number
@@ -45,7 +46,7 @@ class _HandedOut:
     ) -> None:
         self.deal, self.share, self.total = dealt, portion.share, total
         self._before = before
-        self._own = {0: (portion.index, portion.records)}
+        self._own = {0: (portion.place, portion.records)}
         self._word = word
         self._after: dict[int, Cursor] | None = None
 
@@ -178,7 +179,7 @@ class ElasticStream:
         while word.all_have_more():
             assert portion is not None
             coming = next(source, None)
-            word = say(group, coming is not None, portion.reader, portion.index, portion.records)
+            word = say(group, coming is not None, portion.reader, portion.place, portion.records)
             step = _HandedOut(dealt, step, portion, self.global_batch_size, word)
             yield step, portion.batch
             portion, following = following, coming
@@ -193,11 +194,13 @@ class ElasticStream:
     def _portions(
         self, dealt: Deal, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut
     ) -> Iterator[Portion]:
-        from malletrain.training.stream_loader import Readers, ShardSource, default_collate, loader
+        from malletrain.training.stream_loader import Readers, ShardSource, loader
 
         shards = self._order()
         named = [[(self.shards[shards[place]], done) for place, done in part] for part in lists]
-        source = ShardSource(self._read, self._decode, self._collate or default_collate)
+        source = ShardSource(self._read, self._decode)
+        if self._collate is not None:
+            source = replace(source, collate=self._collate)
         workers = min(self.num_workers, len(named))
         return loader(Readers(source, named, cut), workers, self._options if workers else {})
 

@@ -32,7 +32,7 @@ class ShardSource:
     decode: Callable[[Any], Any] | None = None
     """From a record to what a batch is made of; called for this rank's records only."""
     collate: Callable[[list[Any]], Any] = default_collate
-    """From a list of those to a batch."""
+    """From a list of those to a batch; torch's own way when not said otherwise."""
 
     def records(self, shard: Any, start: int) -> Iterator[Any]:
         """The records of a shard from the ``start``-th."""
@@ -85,10 +85,10 @@ class Portion(NamedTuple):
     """Records that it was cut from."""
     reader: int
     """Number of this rank's reader that made it."""
-    index: int
-    """Of the cursor after it."""
+    place: int
+    """Of the cursor after it: index into the reader's list."""
     records: int
-    """Of the cursor after it."""
+    """Of the cursor after it: records done of that shard."""
 
 
 def portions(

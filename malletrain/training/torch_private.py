@@ -79,7 +79,8 @@ def forget_worker() -> None:
         RuntimeError: The installed torch lacks what is needed.
     """
     require("ElasticStream")
-    import_module(_LOADER)._worker_info = None  # noqa: SLF001 (there is no public way)
+    loader: Any = import_module(_LOADER)
+    loader._worker_info = None  # noqa: SLF001 (there is no public way)
 
 
 # --- process groups (malletrain.elastic.group) ---

@@ -37,14 +37,14 @@ WORDS, WIDTH, LENGTH = 13, 12, 6
 
 
 class Transformer(nn.Module):
-    """Two layers; sizes that no number of ranks divides."""
+    """Sizes that no number of ranks divides."""
 
-    def __init__(self):
+    def __init__(self, layers):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(WIDTH, 2, 17, dropout=0.0, batch_first=True)
-            for _ in range(2)
+            for _ in range(layers)
         )
         self.head = nn.Linear(WIDTH, WORDS)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
@@ -66,9 +66,9 @@ def mesh_of(kind):
 class Training:
     """A run of the transformer: everything a snapshot carries."""
 
-    def __init__(self, path, kind="fsdp", freeze=False, schedule=True, seed=0, **options):
+    def __init__(self, path, kind="fsdp", freeze=False, schedule=True, seed=0, layers=0, **options):
         torch.manual_seed(seed)
-        self.model = Transformer()
+        self.model = Transformer(layers)
         if kind != "whole":
             mesh = mesh_of(kind)
             for layer in self.model.layers:
@@ -256,8 +256,6 @@ def not_saved(path, job, full):
     """Save what cannot be: where another job has saved, and where the disk is ``full``. Whether
     each was saved.
     """
-    os.environ["MALLETRAIN_JOB"] = job
-    other = Training(path, every_s=math.inf).snapshot.save()
     training = Training(full, every_s=math.inf)
     fits = training.snapshot.save()
     if dist.get_rank() == 0:
@@ -266,7 +264,8 @@ def not_saved(path, job, full):
                 file.flush()
     dist.barrier()
     training.train(1)
-    return other, fits, training.snapshot.save()
+    os.environ["MALLETRAIN_JOB"] = job
+    return fits, training.snapshot.save(), Training(path, every_s=math.inf).snapshot.save()
 
 
 def killed(path):

@@ -72,15 +72,15 @@ class Recorded:
             planned = fold(names[first : first + rng.randint(1, 100)]) if number < 200 else "(null)"
             start = f"{NOW + 60 * number:.0f}"
             lines.append(
-                f"{MARK}|PENDING|{number}|user{number % 97}|batch|9|{NOW:.0f}|{start}|N/A|||{planned}|Priority|job {number}"  # noqa: E501
+                f"{MARK}|PENDING|{number}|user{number % 97}|batch|9|{NOW:.0f}|{start}|N/A|||{planned}|Priority|phys|job {number}"  # noqa: E501
             )
         times = f"{NOW:.0f}|{NOW:.0f}|{NOW + 9e4:.0f}"
         for number in range(nodes // 10):
             lines.append(
-                f"{MARK}|RUNNING|{10**6 + number}|me|low|1|{times}|{names[10 * number]}|||None|malletrain-t-l{number}"  # noqa: E501
+                f"{MARK}|RUNNING|{10**6 + number}|me|low|1|{times}|{names[10 * number]}|||None|phys|malletrain-t-l{number}"  # noqa: E501
             )
         lines += [
-            f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|batch|4|{times}|nid1|||None|other"
+            f"{MARK}|RUNNING|{2 * 10**6 + n}|user{n % 97}|batch|4|{times}|nid1|||None|phys|other"
             for n in range(jobs)
         ]
         self.squeue = "\n".join(lines) + "\n"

@@ -40,6 +40,7 @@ from malletrain.protocol.views import (
     MembersView,
     NodeView,
     StatusView,
+    UsageView,
 )
 
 TIMEOUT_S = 10.0
@@ -196,6 +197,10 @@ class Client:
     def status(self) -> StatusView:
         """The daemon and the machine at a glance."""
         return self._read(self.call("status"), StatusView)
+
+    def usage(self, **between: float) -> list[UsageView]:
+        """What was leased and what for; ``since`` and ``until`` in seconds since the epoch."""
+        return self._read(self.call("usage", between), list[UsageView])
 
     # -- the socket
     # ----------------------------------------

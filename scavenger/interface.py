@@ -110,6 +110,24 @@ class PollResult:
     poll_again_s: float | None = None
     """When another poll will tell something new, seconds from now; None: whenever the daemon likes.
     """
+    room: int | None = None
+    """Leases that may be asked for until the next poll, at the site's pace; None: any number."""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How a scavenger and its main scheduler get on."""
+
+    calls: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(command, outcome) → how often it was called so far."""
+    busy_s: float = 0.0
+    """The scheduler has too much to do: seconds for which it should not be asked again."""
+    refused_s: float = 0.0
+    """It refuses submissions: seconds for which some user's are held back."""
+    busy: str = ""
+    """The scheduler's words for having too much to do, until it answers again; empty: it does."""
+    poll_after_s: float = 0.0
+    """Another poll is within the site's budget of requests after so many seconds."""
 
 
 class Scavenger(Protocol):
@@ -137,6 +155,12 @@ class Scavenger(Protocol):
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """End leases (cancel when pending). Ending one that has ended already is no error."""
+        ...
+
+    def contact(self) -> Contact:
+        """How it gets on with the scheduler. Asks nothing, and may be called at any time from any
+        thread.
+        """
         ...
 
     def check(self) -> list[tuple[bool, str]]:

@@ -28,6 +28,7 @@ from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
+from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
 
 
@@ -71,6 +72,7 @@ for _command in (
     members,
     nodes,
     events,
+    usage,
     top,
     daemon,
     check,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from malletrain.cli.check_accounting import accounting
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
@@ -164,5 +165,6 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("main scheduler", scheduler),
     ("users", users),
     ("allocation", allocation),
+    ("accounting", accounting),
 )
 """Beyond what keeps the daemon from starting."""

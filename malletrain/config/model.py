@@ -16,9 +16,12 @@ from pathlib import Path
 from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from malletrain.config.accounting import AccountingSection
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
+from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
+from malletrain.config.nodes import NodesSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
     AllocationSection,
@@ -54,9 +57,12 @@ class Config(Section):
     daemon: DaemonSection = _section(DaemonSection)
     scheduler: SchedulerSection
     gaps: GapsSection = _section(GapsSection)
+    nodes: NodesSection = _section(NodesSection)
     jobs: JobsSection = _section(JobsSection)
+    containers: ContainersSection = _section(ContainersSection)
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
+    accounting: AccountingSection = _section(AccountingSection)
 
     @field_validator("scheduler")
     @classmethod

@@ -108,13 +108,41 @@ class BatchScheduler(SchedulerTable):
         "main scheduler says (GraceTime, else "
         "KillWait of Slurm's configuration; kill_delay of PBS's queue, by default 10 s).",
     )
+    min_lease: Duration = key(
+        "0 s",
+        description="Shortest lease that the site wants: gaps expected to be shorter are not "
+        "leased, and a lease is not given back before while its user has work for it.",
+    )
+    max_leases_per_user: int = key(
+        0,
+        ge=0,
+        description="Leases of one user at the same time at most, so that a limit of the main "
+        "scheduler on the user's jobs leaves room for other jobs; 0: no limit but its own.",
+    )
     start_within: Duration = key(
         "60 s",
         gt=0,
         description="A lease that has not started this long after it was asked for is withdrawn.",
     )
     submit_rate: float = key(
-        10.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most."
+        1.0,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        description="Leases asked for and cancelled per second in the long run; a cancel never "
+        "waits, but makes those that are asked for wait.",
+    )
+    submit_burst: int = key(
+        10, ge=1, le=10_000, description="Leases asked for at one moment at most."
+    )
+    request_rate: float = key(
+        2.0,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        description="Requests to the main scheduler's controller per second in the long run (30 at "
+        "one moment), polls included: what Slurm's rl_enable allows a user. Polls that events ask "
+        "for are put off, and fewer leases asked for; a poll each poll_interval is always made.",
     )
     max_leases: int = key(
         0,
@@ -205,6 +233,12 @@ class SlurmLease(Section):
         "step where Slurm's configuration lacks "
         "preempt_send_user_signal, because a batch script then hears of its preemption too late.",
     )
+    leave_at_limits: bool = key(
+        False,
+        description="Leases leave for a job of the same user or account that waits because a limit "
+        "is reached against which they count (reasons Assoc… and QOS… of squeue), and none is "
+        "asked for meanwhile: Slurm preempts for nodes, and never for a limit.",
+    )
 
     @field_validator("options")
     @classmethod
@@ -225,9 +259,6 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
     the running Slurm.
     """
 
-    submit_rate: float = key(
-        20.0, gt=0, le=1000, allow_inf_nan=False, description="Leases asked for per second at most."
-    )
     api: Literal["auto", "commands", "pyslurm"] = key(
         "auto",
         description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it "
@@ -307,6 +338,12 @@ class SchedulerSection(Section):
     local: LocalScheduler = section(LocalScheduler)
     slurm: SlurmScheduler = section(SlurmScheduler)
     pbs: PbsScheduler = section(PbsScheduler)
+
+    @property
+    def table(self) -> SchedulerTable:
+        """The table of the kind that is used."""
+        found: SchedulerTable = getattr(self, self.kind)
+        return found
 
     @field_validator("kind")
     @classmethod

@@ -52,7 +52,7 @@ from malletrain.core.events import (
     Tick,
     WorkersFailed,
 )
-from malletrain.core.gaps import Gaps
+from malletrain.core.gaps import Gaps, least_horizon_s
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
@@ -74,11 +74,11 @@ class Controller:
         self, settings: ControllerSettings | None = None, planner: Planner = make_plan
     ) -> None:
         self.settings = s = settings or ControllerSettings()
-        self.state = ControllerState(s.release_after_s)
+        self.state = ControllerState(s.release_after_s, s.due_s)
         self.profiles = ProfileRunner(self.state, s)
         self.last_plan: Plan | None = None
         self._planner = planner
-        self._gaps = Gaps(s.min_horizon_s, s.lease_wait_s, s.rejected_s)
+        self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
         self._bidders = Bidders(
             self.state, self._gaps, self._queue, self.profiles, s.min_interval_s
@@ -130,6 +130,10 @@ class Controller:
         """Whether no leases are taken as ``owner`` for a while, because they came to nothing."""
         return self._gaps.backing_off(owner, now)
 
+    def backing_off_s(self, now: float) -> float:
+        """Seconds for which no leases are taken as some owner, because they came to nothing."""
+        return self._gaps.backing_off_s(now)
+
     def next_wakeup(self) -> float | None:
         """When a Tick is due although nothing happens, or ``None``."""
         state = self.state
@@ -179,6 +183,7 @@ class Controller:
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._node_gone(event.node, now)
         self._gaps.joined(event.node, event.owner)
+        self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
         others = any(owner == event.owner for _, owner in self._gaps.coming(self.nodes).values())
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
@@ -208,7 +213,7 @@ class Controller:
             self._plan_soon(now)
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
-        self._gaps.seen(event.gaps, now)
+        self._gaps.seen(event.gaps, now, event.room)
         self.state.leases_due = True
         return ()
 

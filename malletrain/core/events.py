@@ -50,6 +50,8 @@ class NodeJoined:
     group: str | None = None
     job: str | None = None
     owner: str = ""
+    leased_s: float = 0.0
+    """How long its lease runs already."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ class NodeRejected:
 @dataclass(frozen=True)
 class GapsSeen:
     """All gaps of the latest poll: node → (horizon in seconds or None, node class). Replaces the
-    poll before.
+    poll before. ``room``: leases that may be asked for until the next one, None: any number.
     """
 
     gaps: Mapping[str, tuple[float | None, str]]
+    room: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Decides which gaps may be asked for (long enough, not asked for already, not rejected lately),
 which of them come first, whose they become where several users want them, and that nothing is
 asked for, for a while, as a user whose leases come to nothing. How many are of use is the lease
-planner's decision.
+planner's decision, how many may be asked for at once that of the poll.
 
 What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up
 nowhere, costs the others nothing.
@@ -11,12 +11,31 @@ nowhere, costs the others nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allocator import NodeInfo
-from malletrain.core.pools import class_of, owner_of
+from malletrain.core.pools import class_of, owner_of, pool
+from malletrain.core.settings import ControllerSettings
+
+
+def least_horizon_s(settings: ControllerSettings) -> float:
+    """Gaps expected to last less are not asked for: they are not worth a lease, or its charge, or
+    the site wants no lease as short.
+    """
+    return max(settings.min_horizon_s, settings.due_s)
+
+
+class Asked(NamedTuple):
+    """What was chosen of the gaps."""
+
+    now: dict[str, tuple[str, ...]]
+    """Owner → nodes that are asked for."""
+    later: Counter[str]
+    """Pool → how many there is no room for before the next poll."""
 
 
 @dataclass
@@ -35,9 +54,18 @@ class Gaps:
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
     _by_class: Counter[str] | None = None
+    _room: float = math.inf
 
-    def seen(self, gaps: Mapping[str, tuple[float | None, str]], now: float) -> None:
-        """A new poll replaces the one before; leases asked for too long ago are forgotten."""
+    def seen(
+        self,
+        gaps: Mapping[str, tuple[float | None, str]],
+        now: float,
+        room: int | None = None,
+    ) -> None:
+        """A new poll replaces the one before; leases asked for too long ago are forgotten.
+        ``room``: how many may be asked for until the next one.
+        """
+        self._room = math.inf if room is None else room
         self._seen = {
             name: NodeInfo(node_class, horizon)
             for name, (horizon, node_class) in gaps.items()
@@ -94,6 +122,10 @@ class Gaps:
         rounds, until = self._failing.get(owner, (0, now))
         return rounds > 1 and now < until
 
+    def backing_off_s(self, now: float) -> float:
+        """Seconds until every owner's leases are asked for again."""
+        return max((u - now for n, u in self._failing.values() if n > 1 and u > now), default=0.0)
+
     def rejected(self, node: str, owner: str, now: float) -> None:
         """Leave ``node`` alone for a while."""
         self.over(node)
@@ -115,6 +147,11 @@ class Gaps:
                 if any(self.fits(name, owner, now) for owner in owners)
             }
         return found
+
+    @property
+    def choosy(self) -> bool:
+        """Whether some node is left alone for some owner."""
+        return bool(self._rejected_until)
 
     def fits(self, node: str, owner: str, now: float) -> bool:
         """Whether ``node`` may be asked for as ``owner``."""
@@ -154,19 +191,16 @@ class Gaps:
             self._by_class = Counter(info.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(
-        self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float
-    ) -> dict[str, tuple[str, ...]]:
+    def ask(self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> Asked:
         """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and
-        remember that they were asked for.
-
-        Returns owner → nodes. Where several owners want nodes of one class, they take one each in
-        turn.
+        remember those that are asked for. Where several owners want nodes of one class, they take
+        one each in turn.
         """
         left: dict[str, dict[str, int]] = {}
         for name, count in sorted(wanted.items()):
             left.setdefault(class_of(name), {})[owner_of(name)] = count
         chosen: dict[str, list[str]] = {}
+        later: Counter[str] = Counter()
         for name, info in sorted(
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
@@ -183,6 +217,10 @@ class Gaps:
             if owner is None:
                 continue
             wishes[owner] = wishes.pop(owner) - 1  # the others first
+            if self._room < 1:
+                later[pool(info.node_class, owner)] += 1
+                continue
+            self._room -= 1
             chosen.setdefault(owner, []).append(name)
             self._asked[name] = (now, info, owner)
-        return {owner: tuple(names) for owner, names in chosen.items()}
+        return Asked({owner: tuple(names) for owner, names in chosen.items()}, later)

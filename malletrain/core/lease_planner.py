@@ -16,8 +16,9 @@ from malletrain.core.events import Command, ReclaimNodes, ReleaseLeases, TakeLea
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
+from malletrain.core.recall import LeaseWay, worth_taking
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.state import ControllerState
+from malletrain.core.state import ControllerState, NodeRecord
 
 
 class LeasePlanner:
@@ -37,6 +38,11 @@ class LeasePlanner:
         self._planner = planner
         self._settings = settings
         self._reclaim_at = -math.inf
+        self._way = LeaseWay(settings.reclaim_way_s)
+
+    def joined(self, node: str, owner: str, now: float) -> None:
+        """A lease of ``owner`` on ``node`` is up."""
+        self._way.joined(node, owner, now)
 
     def review(self, now: float) -> list[Command]:
         """Release what is of no use any more, ask for as many gaps as a plan that had them all
@@ -71,10 +77,42 @@ class LeasePlanner:
         commands: list[Command] = []
         if back := self._release(due, spare, now):
             commands.append(ReleaseLeases(back))
-        for owner, names in gaps.ask(wanted, offers, now).items():
+        wanted = self._allowed(wanted, Counter(owner for _, owner in coming.values()))
+        asked = gaps.ask(wanted, offers, now)
+        wanted -= asked.later
+        for owner, names in asked.now.items():
             commands.append(TakeLeases(names, owner))
             wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
-        return commands + (self._reclaim(wanted, spare, imagined, now) if may_reclaim else [])
+        if may_reclaim and +wanted:
+            wanted = self._worth_taking(wanted, everything, now)
+            commands += self._reclaim(wanted, spare, imagined, now)
+        return commands
+
+    def _allowed(self, wanted: Counter[str], coming: Counter[str]) -> Counter[str]:
+        """As many of ``wanted`` (pool → how many) as each owner may have beside the leases that are
+        held and ``coming`` (owner → how many).
+        """
+        most = self._settings.max_leases_per_owner
+        if not most:
+            return wanted
+        room = {owner: most - count for owner, count in coming.items()}
+        for node in self._state.nodes.values():
+            room[node.owner] = room.get(node.owner, most) - 1
+        allowed: Counter[str] = Counter()
+        for name, count in sorted(wanted.items()):
+            owner = owner_of(name)
+            allowed[name] = min(count, max(0, room.get(owner, most)))
+            room[owner] = room.get(owner, most) - allowed[name]
+        return +allowed
+
+    def _keeps(self, node: NodeRecord, now: float) -> bool:
+        """Whether its lease is kept because it is due to last still, and its owner has work."""
+        if now >= node.due_until:
+            return False
+        return node.job is not None or any(
+            job.submitted.owner == node.owner and len(job.nodes) < job.submitted.max_nodes
+            for job in self._state.unfinished.values()
+        )
 
     def _imagine(
         self,
@@ -87,17 +125,45 @@ class LeasePlanner:
         candidates = self._bidders.imagined(everything, now)
         return self._planner(candidates, everything, self._settings.planning, favoured)
 
+    def _worth_taking(
+        self, lacking: Counter[str], everything: Mapping[str, NodeInfo], now: float
+    ) -> Counter[str]:
+        """As many of the nodes ``lacking`` (pool → how many) as are worth taking from others."""
+        state, coming = self._state, self._gaps.coming(self._state.nodes)
+        had = state.usable_by_pool + Counter(
+            pool(info.node_class, owner) for info, owner in coming.values()
+        )
+        candidates = self._bidders.imagined(everything, now)
+        return worth_taking(
+            lacking,
+            candidates,
+            {c.job: state.jobs[c.job].submitted.owner for c in candidates},
+            self._to_be_measured,
+            self._way.seconds,
+            lambda changed: self._planner(changed, everything, self._settings.planning),
+            everything,
+            had,
+        )
+
+    def _to_be_measured(self, job: str) -> bool:
+        record = self._state.jobs[job]
+        wanted = self._settings.profiling is not None and record.submitted.profile
+        return wanted and not record.scaling.profiled
+
     def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
         """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""
         back = []
         for name in due:
-            pool_name = self._state.nodes[name].pool
-            if spare[pool_name] > 0:
-                spare[pool_name] -= 1
+            node = self._state.nodes[name]
+            again = now + max(1.0, self._settings.release_after_s)
+            if spare[node.pool] <= 0:
+                self._state.keep_idle(name, again)
+            elif self._keeps(node, now):
+                self._state.keep_idle(name, min(again, node.due_until))
+            else:
+                spare[node.pool] -= 1
                 back.append(name)
                 self._state.node_gone(name)
-            else:
-                self._state.keep_idle(name, now + max(1.0, self._settings.release_after_s))
         return tuple(back)
 
     def _reclaim(
@@ -117,7 +183,7 @@ class LeasePlanner:
             needy = next(
                 (p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None
             )
-            if needy is None or spare[node.pool] <= 0:
+            if needy is None or spare[node.pool] <= 0 or self._keeps(node, now):
                 continue
             if job and (
                 job.guaranteed_until > now
@@ -130,6 +196,7 @@ class LeasePlanner:
             reclaimed.append(name)
             until = now + settings.reclaim_s + settings.lease_wait_s
             self._gaps.promise(name, node.info, owner_of(needy), until)
+            self._way.begins(name, owner_of(needy), now)
         if not reclaimed:
             return []
         for name in reclaimed:

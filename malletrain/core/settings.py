@@ -129,8 +129,21 @@ class ControllerSettings:
     """A job may take so long to move off a node that another owner's job has more use for."""
     reclaim_every_s: float = defaults.RECLAIM_EVERY_S
     """Nodes are taken from one owner for another no more often than this."""
+    reclaim_way_s: float = defaults.RECLAIM_WAY_S
+    """How long such a node is taken to be on its way from lease to lease, until it was seen."""
+    min_charge_s: float = defaults.MIN_CHARGE_S
+    """What the site charges for a lease at least, however short it was."""
+    min_lease_s: float = defaults.MIN_LEASE_S
+    """The site wants no shorter leases."""
+    max_leases_per_owner: int = defaults.MAX_LEASES_PER_OWNER
+    """Leases of one owner at once at most; 0: any number."""
     profiling: ProfilingSettings | None = None
     """How jobs are profiled; None: they are not."""
+
+    @property
+    def due_s(self) -> float:
+        """How long a lease should last: what is charged for it anyway, or what the site wants."""
+        return max(self.min_charge_s, self.min_lease_s)
 
     def notice_wait(self, in_s: float) -> float:
         """Seconds to wait for further notices when a node leaves in ``in_s`` seconds."""

@@ -101,6 +101,8 @@ class NodeRecord:
     """When the main scheduler takes it; None: it is not leaving."""
     review_at: float = 0.0
     """When to ask whether it is still of use, while no job has it."""
+    due_until: float = -math.inf
+    """Until then its lease costs no less if it is given back."""
 
     @property
     def pool(self) -> str:
@@ -111,8 +113,9 @@ class NodeRecord:
 class ControllerState:
     """Jobs and nodes of one controller. Read the attributes, change them by the verbs."""
 
-    def __init__(self, release_after_s: float = 30.0) -> None:
+    def __init__(self, release_after_s: float = 30.0, due_s: float = 0.0) -> None:
         self._release_after_s = release_after_s
+        self._due_s = due_s
         self.jobs: dict[str, JobRecord] = {}
         self.unfinished: dict[str, JobRecord] = {}
         """Those that have not ended, in order of submission."""
@@ -150,7 +153,11 @@ class ControllerState:
 
     def node_joined(self, event: NodeJoined, now: float) -> None:
         """A lease is up. The node is idle, unless it runs a job of its owner already."""
-        node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), event.owner)
+        node = NodeRecord(
+            NodeInfo(event.node_class, event.horizon_s, event.group),
+            event.owner,
+            due_until=now - event.leased_s + self._due_s,
+        )
         self.nodes[event.node] = node
         info = (
             node.info if node.pool == event.node_class else replace(node.info, node_class=node.pool)

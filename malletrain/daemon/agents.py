@@ -30,7 +30,7 @@ class LeasedAgent:
     owner: str = ""
     """Whose lease it is, where it is not the daemon's own user's."""
     reclaimed: bool = False
-    """The node goes because another owner's jobs need it more."""
+    """MalleTrain itself takes the node back: another owner's jobs need it more, or it is sick."""
     gone_at: float | None = None
     """When the node will be gone; None: nobody wants it."""
     holds: str | None = None

@@ -28,6 +28,10 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.redaction import event_for_others, fitting, slim
+from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.usage import Drawn
+from malletrain.daemon.usage_rows import usage_views
+from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
@@ -39,6 +43,7 @@ from malletrain.protocol.views import (
     MemberView,
     NodeView,
     StatusView,
+    UsageView,
 )
 from malletrain.store.schema import STARTED, JobRow
 
@@ -79,6 +84,7 @@ class Api:
             "logs": self._logs,
             "members": self._members,
             "status": self._status,
+            "usage": self._usage,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -126,6 +132,7 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        spec = with_site_software(spec, core.config.containers)
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -273,6 +280,23 @@ class Api:
             over and not arriving,
         )
         return msgspec.structs.replace(piece, arriving=arriving)
+
+    async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
+        """Of the users whose jobs ``user`` may manage."""
+        core = self.core
+        now = core.clock.now()
+        since, until = (
+            number(params, n, d, 0.0, LAST) for n, d in (("since", 0.0), ("until", now))
+        )
+        watts = core.config.accounting.watts_by_class
+        return usage_views(
+            core.store,
+            since,
+            min(until, now),
+            user_name(),
+            {name: Drawn(*each) for name, each in watts.items()},
+            lambda owner: core.accounts.may_manage(user, owner),
+        )
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
         core = self.core

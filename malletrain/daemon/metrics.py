@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 _RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
 _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
 _LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+BACKOFF_CAUSES = ("busy", "refused", "nothing")
 NODE_USES = ("training", "free", "leaving")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
@@ -64,6 +65,7 @@ class Metrics:
             "Nodes the main scheduler took back, with or without notice.",
             "notice",
         )
+        self._sick = gauge("sick_nodes", "Nodes left alone now because they failed a health check.")
         self._leases_requested = counter("leases_requested_total", "Leases asked for.")
         self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
         self._plans = histogram("plan_seconds", "Time to find a plan.", _PLAN_BUCKETS)
@@ -83,7 +85,23 @@ class Metrics:
             "last_poll_timestamp_seconds",
             "Time of the last poll that succeeded, seconds since the epoch.",
         )
+        self._calls = counter(
+            "scheduler_calls_total",
+            "Calls of the main scheduler, by command and outcome (ok, failed, busy, silent).",
+            "command",
+            "outcome",
+        )
+        self._calls_told: dict[tuple[str, str], int] = {}
+        self._backoff = gauge(
+            "scheduler_backoff_seconds",
+            "How long leases are not asked for still: the main scheduler is busy, it refused "
+            "submissions, or leases came to nothing.",
+            "cause",
+        )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
+        self._energy = counter(
+            "energy_joules_total", "Energy of leased nodes, as accounting.watts says.", "node_class"
+        )
         self._lag = histogram(
             "event_loop_lag_seconds",
             "How much later than planned the daemon's loop woke up.",
@@ -94,6 +112,8 @@ class Metrics:
         self.nodes(0, 0, 0)
         for notice in ("yes", "no"):
             self._preemptions.labels(notice)
+        for cause in BACKOFF_CAUSES:
+            self._backoff.labels(cause)
 
     # --- what the daemon calls ---
 
@@ -133,6 +153,11 @@ class Metrics:
         if seconds > 0:
             self._node_seconds.labels(use).inc(seconds)
 
+    def energy(self, node_class: str, joules: float) -> None:
+        """Leased nodes of this class drew so much more."""
+        if joules > 0:
+            self._energy.labels(node_class).inc(joules)
+
     def rescale(self, kind: str, cost_s: float | None) -> None:
         """A rescale is over; ``cost_s`` is None when no sample came after it."""
         self._rescales.labels(kind).inc()
@@ -142,6 +167,10 @@ class Metrics:
     def preemption(self, notice: bool) -> None:
         """The main scheduler took a node back."""
         self._preemptions.labels("yes" if notice else "no").inc()
+
+    def sick(self, count: int) -> None:
+        """So many nodes are left alone because they failed a health check."""
+        self._sick.set(count)
 
     def lease_requested(self, count: int = 1) -> None:
         """Leases were asked for."""
@@ -168,6 +197,18 @@ class Metrics:
     def poll_failed(self) -> None:
         """The main scheduler could not be asked."""
         self._poll_failures.inc()
+
+    def scheduler_calls(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """(command, outcome) → how often it was called since the daemon began."""
+        for (command, outcome), count in counts.items():
+            more = count - self._calls_told.get((command, outcome), 0)
+            if more > 0:
+                self._calls.labels(command, outcome).inc(more)
+        self._calls_told = dict(counts)
+
+    def scheduler_backoff(self, cause: str, seconds: float) -> None:
+        """For so long leases are not asked for still; ``cause`` is one of BACKOFF_CAUSES."""
+        self._backoff.labels(cause).set(seconds)
 
     def loop_lag(self, seconds: float) -> None:
         """The daemon's loop woke up this much later than planned."""

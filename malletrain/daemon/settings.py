@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from allocator import RescaleCost
 from malletrain.config.model import Config
+from malletrain.config.schedulers import BatchScheduler
 from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
@@ -23,6 +24,7 @@ workers.
 def controller_settings(config: Config) -> ControllerSettings:
     """What the site's configuration says to the controller."""
     a, j, p = config.allocation, config.jobs, config.profiling
+    table = config.scheduler.table
     profiling = ProfilingSettings(
         advisor_config(
             precision=p.precision,
@@ -59,6 +61,9 @@ def controller_settings(config: Config) -> ControllerSettings:
         lease_wait_s=a.lease_wait,
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.recall_every,
+        min_charge_s=config.accounting.min_charge,
+        min_lease_s=table.min_lease if isinstance(table, BatchScheduler) else 0.0,
+        max_leases_per_owner=table.max_leases_per_user if isinstance(table, BatchScheduler) else 0,
         profiling=profiling if p.enabled else None,
     )
 

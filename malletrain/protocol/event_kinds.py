@@ -41,6 +41,15 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    SCHEDULER_BUSY = (
+        "scheduler-busy",
+        "The main scheduler said that it has too much to do, or gave no answer in time. It is "
+        "asked more and more rarely, and for no leases, until scheduler-answers.",
+    )
+    SCHEDULER_ANSWERS = (
+        "scheduler-answers",
+        "The main scheduler, which had too much to do, answers as it should.",
+    )
     LEASE_REQUESTED = (
         "lease-requested",
         "The main scheduler is asked for an idle node: a one-node job is submitted.",
@@ -77,6 +86,11 @@ class EventKind(Word):
         "node-rejected",
         "A job could not begin on the node, while it could elsewhere. The node gets no job for "
         "some minutes.",
+    )
+    NODE_SICK = (
+        "node-sick",
+        "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
+        "moves off, the node is given back and left alone for a while, longer each time.",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")

@@ -32,6 +32,7 @@ from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import Peer as Peer
+from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
 
 class Message(
@@ -61,6 +62,8 @@ class Hello(Message, frozen=True):
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""
+    sick: Sentence = ""
+    """Why the node is not fit for jobs; empty: it is, as far as is known."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -106,6 +109,22 @@ class Leaving(Message, frozen=True):
 
     in_s: Duration
     reason: Sentence = ""
+
+
+class Sick(Message, frozen=True):
+    """The node is not fit for jobs. ``broken``: the workers on it have failed already."""
+
+    sentence: Sentence
+    broken: bool = False
+
+
+class Doubt(Message, frozen=True):
+    """The workers of ``job`` failed here, and it is being looked whether the node is to blame;
+    ``over``: it is not, as far as is known.
+    """
+
+    job: Id
+    over: bool = False
 
 
 class Progress(Message, frozen=True):
@@ -314,6 +333,8 @@ AgentMessage = (
     | Drained
     | Released
     | Leaving
+    | Sick
+    | Doubt
     | Progress
     | Mark
     | Metric

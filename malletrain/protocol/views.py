@@ -135,8 +135,9 @@ class JobDetail(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving (idle: a
-    gap without a lease). ``owner``: whose lease it is, where it is not the daemon's own user's.
+    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
+    (idle: a gap without a lease; sick: it failed a health check, see ``rules``). ``owner``: whose
+    lease it is, where it is not the daemon's own user's.
     """
 
     node: str
@@ -183,6 +184,25 @@ class StatusView(View, frozen=True):
     preemptions: int
     last_poll: float | None
     poll_error: str
+
+
+class UsageView(View, frozen=True):
+    """What one user used of one class of nodes in one month, in node-hours: leased; of these with
+    samples processed (``trained``), lost to starts, to rescales and to preemptions, and without a
+    job (``unused``). ``kwh`` is None where it is not known what the nodes draw.
+    """
+
+    month: str
+    user: str
+    node_class: str
+    leased_nh: float
+    trained_nh: float
+    starting_nh: float
+    rescaling_nh: float
+    preempted_nh: float
+    unused_nh: float
+    samples: float = 0.0
+    kwh: float | None = None
 
 
 class LogView(View, frozen=True):

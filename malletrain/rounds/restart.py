@@ -184,9 +184,7 @@ class JobRounds:
         return actions + (self._manner.form(now) if draining else self._await_joiners(now))
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost. What follows is the controller's plan; only what was under way anyway
-        goes on without it.
-        """
+        """The node is lost; only what was under way anyway goes on before the next plan."""
         self.held.forget(node)
         self.held.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
@@ -232,6 +230,11 @@ class JobRounds:
     def reachable(self, node: str) -> None:
         """It is back."""
         self.held.unreachable.discard(node)
+
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+        self.held.doubt(node, over)
+        return []
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""
@@ -387,7 +390,7 @@ class JobRounds:
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
             return []
-        to_come = bool(self.held.unreachable.intersection(self.members))
+        to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
         broke = self.failure.look(broken, to_come, now, self.settings.failure_grace_s)
         return [] if broke is None else self._break(broke)
 

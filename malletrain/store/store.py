@@ -170,6 +170,12 @@ class Store:
             query = query.where(schema.jobs.c.state.in_(list(states)))
         return self._db.all(query, JobRow)[:: 1 if newest is None else -1]
 
+    def jobs_between(self, since: float, until: float) -> list[JobRow]:
+        """The jobs that were there at some time between these two, in order of submission."""
+        table = schema.jobs
+        there = (table.c.submitted < until) & or_(table.c.ended.is_(None), table.c.ended > since)
+        return self._db.all(select(table).where(there).order_by(table.c.number), JobRow)
+
     def find_jobs(self, text: str) -> list[JobRow]:
         """The jobs that ``text`` may mean: the one with that id; else those of that name; else
         those whose id or name begin so.
@@ -227,6 +233,12 @@ class Store:
         """All leases, oldest first."""
         return self._db.all(select(schema.leases).order_by(schema.leases.c.number), LeaseRow)
 
+    def leases_between(self, since: float, until: float) -> list[LeaseRow]:
+        """The leases that ran at some time between these two, oldest first."""
+        table = schema.leases
+        ran = (table.c.started < until) & or_(table.c.ended.is_(None), table.c.ended > since)
+        return self._db.all(select(table).where(ran).order_by(table.c.number), LeaseRow)
+
     # --- the audit log ---
 
     def add_event(self, row: EventRow) -> EventRow:
@@ -249,6 +261,17 @@ class Store:
         """The newest ``limit`` events, oldest of them first, of this job if given."""
         query = _events(job).order_by(schema.events.c.seq.desc()).limit(limit)
         return self._db.all(query, EventRow)[::-1]
+
+    def events_of(self, kind: str, since: float) -> list[EventRow]:
+        """The events of this kind since that time, oldest first."""
+        table = schema.events.c
+        query = _events(None).where(table.kind == str(kind), table.time >= since)
+        return self._db.all(query.order_by(table.seq), EventRow)
+
+    def job_events(self, job: str, kinds: Iterable[str]) -> list[EventRow]:
+        """The job's events of these kinds, oldest first."""
+        query = _events(job).where(schema.events.c.kind.in_([str(kind) for kind in kinds]))
+        return self._db.all(query.order_by(schema.events.c.seq), EventRow)
 
     # --- what was measured ---
 

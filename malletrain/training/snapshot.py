@@ -39,6 +39,7 @@ from malletrain.training.ranks import rank_and_world
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.steadfast import bear_one_sigterm
 
 __all__ = ["Snapshot", "SnapshotError"]
 
@@ -371,6 +372,8 @@ class Snapshot:
 
     def _announce(self) -> None:
         self._announced = True
+        if self._flags is not None:
+            bear_one_sigterm()
         if rank_and_world()[0] != 0:
             return
         if self._flags is not None:

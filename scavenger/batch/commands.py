@@ -3,7 +3,8 @@ no shell in between.
 
 Decides how long a command may take, how much it may print and how often it is tried again; what a
 command means and whether it may be tried again at all (asking is harmless, submitting is not) is
-its caller's decision. Used by every scheduler that is talked to through commands.
+its caller's decision. Used by every scheduler that is talked to through commands. What it counts is
+kept in :mod:`scavenger.batch.calls`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scavenger.batch.calls import (
+    BUSY,
+    FAILED,
+    OK,
+    SILENT,
+    CallLog,
+    command_of,
+    requests_of,
+    sign_in,
+)
 from scavenger.interface import SchedulerError
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 SHOWN_CHARACTERS = 300
+SAID_BYTES = 4096
 KILL_WAIT_S = 2.0
 
 
@@ -63,16 +75,22 @@ class CommandError(SchedulerError):
         self.result = result
 
 
+class NoAnswerError(CommandError):
+    """A command that took too long. What it had said by then stands in the sentence."""
+
+
 @dataclass
 class Commands:
     """Runs commands. Safe to use from several threads.
 
     ``environment``: that of every command for which no other is given; ``None``: this process's.
+    ``calls``: where they are counted.
     """
 
     policy: CommandPolicy = field(default_factory=CommandPolicy)
     environment: Mapping[str, str] | None = None
     sleep: Callable[[float], None] = time.sleep
+    calls: CallLog = field(default_factory=CallLog)
 
     def run(
         self,
@@ -87,7 +105,20 @@ class Commands:
         """
         limit_s = self.policy.timeout_s if timeout_s is None else timeout_s
         env = self.environment if environment is None else environment
-        return _run(tuple(argv), stdin, env, limit_s)
+        name, requests = command_of(argv), requests_of(argv)
+        try:
+            result = _run(tuple(argv), stdin, env, limit_s)
+        except NoAnswerError as error:
+            outcome = BUSY if sign_in(str(error)) else SILENT
+            self.calls.count(name, outcome, str(error), requests)
+            raise
+        except CommandError:
+            self.calls.count(name, FAILED, requests=0)
+            raise
+        sign = sign_in(result.stderr)
+        outcome = BUSY if sign else FAILED if result.status else OK
+        self.calls.count(name, outcome, shorten(sign), requests)
+        return result
 
     def ask(self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
         """Run a command that changes nothing, again if it fails, and return what it printed. Raises
@@ -136,6 +167,7 @@ def _run(
     argv: tuple[str, ...], stdin: bytes, env: Mapping[str, str] | None, limit_s: float
 ) -> CommandResult:
     began = time.monotonic()
+    said = bytearray()
     try:
         process = subprocess.Popen(
             argv,
@@ -156,12 +188,12 @@ def _run(
     except ValueError as error:  # a NUL in an argument
         raise CommandError(f"{show(argv)} cannot be run: {error}.") from error
     try:
-        out, err = _communicate(process, stdin, began + limit_s)
+        out, err = _communicate(process, stdin, began + limit_s, said)
         status = process.wait(max(0.0, began + limit_s - time.monotonic()))
     except (TimeoutError, subprocess.TimeoutExpired):
-        raise CommandError(
-            f"{show(argv)} gave no answer within {limit_s:g} s and was stopped."
-        ) from None
+        heard = shorten(bytes(said).decode("utf-8", "replace"))
+        sentence = f"{show(argv)} gave no answer within {limit_s:g} s and was stopped"
+        raise NoAnswerError(f"{sentence}: {heard}" if heard else f"{sentence}.") from None
     except _TooMuch:
         raise CommandError(
             f"{show(argv)} printed more than {MAX_OUTPUT_BYTES:,} bytes and was stopped."
@@ -183,10 +215,10 @@ class _TooMuch(Exception):
 
 
 def _communicate(
-    process: subprocess.Popen[bytes], stdin: bytes, deadline: float
+    process: subprocess.Popen[bytes], stdin: bytes, deadline: float, said: bytearray
 ) -> tuple[bytes, bytes]:
     """Feed stdin and read both outputs until they are closed. Unlike Popen.communicate it bounds
-    what it holds in memory.
+    what it holds in memory. ``said`` holds the beginning of stderr, should there be no end.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -220,6 +252,8 @@ def _communicate(
                 if not data:
                     selector.unregister(key.fd)
                 parts[key.fd].append(data)
+                if key.fd == process.stderr.fileno() and len(said) < SAID_BYTES:
+                    said += data[:SAID_BYTES]
                 total += len(data)
                 if total > MAX_OUTPUT_BYTES:
                     raise _TooMuch

@@ -12,10 +12,18 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
-from scavenger.interface import Lease, LeaseState
+from scavenger.batch.backoff import Backoff
+from scavenger.batch.submission import LimitReachedError, RefusedError, UnsureError
+from scavenger.interface import Lease, LeaseState, SchedulerError
 
-NO_MORE_FOR_S = 300.0
-"""After the main scheduler said that a limit on our jobs is reached."""
+LIMIT_S = (60.0, 900.0)
+"""Shortest and longest time for which a user who is at a limit of the main scheduler's is asked
+for no more.
+"""
+REFUSED_S = (10.0, 600.0)
+"""The same after two submissions in a row were refused for another reason: one may be the node's
+fault.
+"""
 REMEMBERED_S = 3600.0
 
 
@@ -98,10 +106,12 @@ class LeaseLedger:
         """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
         self._users: dict[str, tuple[str, float]] = {}
         """Lease id → whose it is, and when that was last of use."""
-        self._no_more: dict[str, tuple[float, int, str]] = {}
-        """User → until when no more is asked for, how many leases there may be, and the scheduler's
-        words.
-        """
+        self._limits: dict[str, Backoff] = {}
+        """User → who is at a limit."""
+        self._allowed: dict[str, int] = {}
+        """User → how many leases there were at the limit."""
+        self._refusals: dict[str, Backoff] = {}
+        """User → whose submissions are refused for another reason."""
 
     def know(self, lease_id: str, user: str, now: float) -> None:
         """The lease is, or will be, a job of this user. What was known first counts."""
@@ -164,16 +174,46 @@ class LeaseLedger:
     def limit_reached(self, user: str, words: str, now: float) -> None:
         """The main scheduler refused this user a lease because there are too many of their jobs."""
         alive = sum(job.alive and job.user == user for job in list(self.jobs.values()))
-        self._no_more[user] = (now + NO_MORE_FOR_S, alive, words)
+        self._limits.setdefault(user, Backoff(*LIMIT_S)).refused(now, words)
+        self._allowed[user] = alive
+
+    def refused(self, user: str, words: str, now: float) -> None:
+        """The main scheduler refused this user a lease for another reason."""
+        self._refusals.setdefault(user, Backoff(*REFUSED_S, free=1)).refused(now, words)
+
+    def not_taken(self, lease_id: str, error: SchedulerError, now: float) -> None:
+        """The submission of this lease ended with ``error``."""
+        user = self.user_of(lease_id)
+        if isinstance(error, UnsureError):
+            self.give_up(lease_id, str(error), now)
+        elif isinstance(error, LimitReachedError):
+            self.limit_reached(user, str(error), now)
+        elif isinstance(error, RefusedError):
+            self.refused(user, str(error), now)
+
+    def accepted(self, user: str, now: float) -> None:
+        """The main scheduler took a lease of this user."""
+        for backoff in (self._limits.get(user), self._refusals.get(user)):
+            if backoff is not None:
+                backoff.answered(now)
 
     def refusal(self, user: str, now: float) -> str:
         """Why it is of no use to ask for any lease of this user; empty when it is."""
-        until, _, words = self._no_more.get(user, (now, 0, ""))
-        return (
-            f"{self.scheduler} refuses more jobs of {self._called(user)} for now: {words}"
-            if now < until
-            else ""
-        )
+        for backoff, what in (
+            (self._limits.get(user), "more jobs"),
+            (self._refusals.get(user), "the jobs"),
+        ):
+            if backoff is not None and backoff.left_s(now) > 0:
+                return (
+                    f"{self.scheduler} refuses {what} of {self._called(user)} for now: "
+                    f"{backoff.reason}"
+                )
+        return ""
+
+    def backing_off_s(self, now: float) -> float:
+        """Seconds until nobody's submissions are held back any more."""
+        backoffs = [*list(self._limits.values()), *list(self._refusals.values())]
+        return max((backoff.left_s(now) for backoff in backoffs), default=0.0)
 
     def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
         """How many more leases there may be beside the ``active`` ones and why, if that is limited
@@ -185,15 +225,18 @@ class LeaseLedger:
             limits.append(
                 (self.max_leases - active, f"the configuration allows {self.max_leases} leases")
             )
-        until, count, words = self._no_more.get(only, (now, 0, ""))
-        if now < until:
+        limit = self._limits.get(only)
+        if limit is not None and limit.left_s(now) > 0:
+            count = self._allowed[only]
             limits.append(
                 (
                     count - active,
                     f"{self.scheduler} refuses more jobs of {self._called(only)} than {count} "
-                    f"for now: {words}",
+                    f"for now: {limit.reason}",
                 )
             )
+        elif only and (reason := self.refusal(only, now)):
+            limits.append((0, reason))
         return min(limits, default=None)
 
     def _called(self, user: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Generic
 
 from scavenger.batch.commands import Commands
+from scavenger.batch.contact import contact, too_busy, too_old
 from scavenger.batch.ending import LeaseEnder
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import hold_for
@@ -24,13 +25,24 @@ from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.rules import Explanations, GapRules, NodeFacts, choose, why_not
+from scavenger.batch.pace import RequestBudget, TokenBucket
+from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
-from scavenger.interface import Gap, Lease, LeaseRequest, LeaseState, PollResult, SchedulerError
+from scavenger.batch.submission import Dialect, Submitter, Wanted
+from scavenger.interface import (
+    Contact,
+    Gap,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    PollResult,
+    SchedulerError,
+)
 
 SUBMITTERS = 4
 HOLD_POLL_S = 2.0
+FRESH_S = 0.5
+"""A look as old as this is still one: leases are taken right after a poll, which looked."""
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
@@ -45,7 +57,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     oldest: tuple[int, int]
     """The oldest release that will do."""
     when_silent: str
-    """What to do when it cannot be asked, a sentence."""
+    """What to do when it cannot be asked."""
     site_every_s: float
     """How often it is asked what is configured, seconds."""
     limit_step_s: float
@@ -69,13 +81,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
+        pace = TokenBucket(settings.submit_rate, settings.submit_burst, sleep=commands.sleep)
         self.submitter = Submitter(
-            dialect, settings.submit_as, settings.user, settings.submit_rate, commands, submitting
+            dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
+        self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
         self.ender = LeaseEnder(self.ledger, self.submitter)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
         """Leases that were found to be gone since the last poll."""
+        self._fresh: LookResult[SiteT] | None = None
+        """The last look, until leases were taken on it."""
 
     # --- what differs ---
 
@@ -133,12 +149,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         except SchedulerError as error:
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
-            oldest = ".".join(str(part) for part in self.oldest)
-            sentence = (
-                f"{self.title} {site.called} is older than {oldest}, the oldest that MalleTrain "
-                f"supports; update {self.title}."
-            )
-            return [(False, sentence)]
+            return [(False, too_old(self.title, site, self.oldest))]
         asked = f"{self.title} {site.called} answers; it is asked through {self.asked_through}."
         return [(True, asked), *self._findings(site)]
 
@@ -172,21 +183,24 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
+            room=min(self.submitter.pace.whole, self.budget.room),
         )
 
     def look(self) -> LookResult[SiteT]:
         """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
         it was understood.
         """
-        now = self.clock()
+        now, self._fresh = self.clock(), None
         site = self._known_site(now)
-        rules = self._rules(site)
+        rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         answer = self._read(
             site,
             hold_for(rules.idle_for_s) if self.settings.hold_s is None else self.settings.hold_s,
             now,
         )
-        rules = replace(rules, hold=answer.hold, kept=answer.kept)
+        rules = replace(
+            rules, hold=answer.hold or too_busy(self.title, self.commands.calls), kept=answer.kept
+        )
         facts = answer.facts
         self._gone.update(answer.gone)
         self._idle_since = {
@@ -215,7 +229,12 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         notice_s = self.grace_s(site) + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
-        return LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        return self._fresh
+
+    def contact(self) -> Contact:
+        """How it gets on with the scheduler."""
+        return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
@@ -231,26 +250,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     raise
         return self.site
 
-    def _rules(self, site: SiteT) -> GapRules:
-        s = self.settings
-        return replace(
-            s.rules,
-            idle_for_s=self._left_idle_s(site) if s.idle_for_s is None else s.idle_for_s,
-            partitions=s.rules.partitions or frozenset(filter(None, self._partitions(site))),
-            use_planned=s.rules.use_planned or s.backfill,
-            min_free_s=max(s.least_s + s.spare_s, s.rules.min_free_s),
-        )
-
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking. Every second or two while nodes are taken
-        back, then at most a third.
-        """
-        usual = self._usual_s(view.site)
-        return (
-            max(min(usual, HOLD_POLL_S), 3 * took_s)
-            if view.answer.urgent
-            else max(usual, 10 * took_s)
-        )
+        """At most a tenth of the time goes into asking, a third while nodes are taken back."""
+        usual, urgent = self._usual_s(view.site), view.answer.urgent
+        again_s = max(min(usual, HOLD_POLL_S), 3 * took_s) if urgent else max(usual, 10 * took_s)
+        return max(again_s, self.commands.calls.left_alone_s(), self.budget.poll_after_s)
 
     def _class_of(self, node: NodeFacts) -> str:
         return next((c for c in self.settings.node_classes if c in node.features), "default")
@@ -274,15 +278,15 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             )
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look once more, and submit one job for each request whose node is still a gap, one for
-        each node: a few at once, not faster than the site allows.
-        """
+        """Look, unless that was just done, and submit a job for each node that is a gap still."""
         if not requests:
             return []
         self.know(
             {request.id: request.owner or "" for request in requests}
         )  # so that a look knows their jobs, should there be any
-        view = self.look()
+        view, self._fresh = self._fresh, None
+        if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
+            view, self._fresh = self.look(), None
         first: dict[str, LeaseRequest] = {}
         for request in requests:
             first.setdefault(request.node, request)
@@ -316,16 +320,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         argv, script = self._submission(wanted, view.site)
         try:
             number = self.submitter.submit(argv, script, request.owner)
-        except LimitReachedError as error:
-            self.ledger.limit_reached(self.ledger.user_of(request.id), str(error), view.time)
+        except SchedulerError as error:
+            self.ledger.not_taken(request.id, error, view.time)
             raise
-        except UnsureError as error:
-            self.ledger.give_up(request.id, str(error), view.time)
-            raise
+        user = self.ledger.user_of(request.id)
+        self.ledger.accepted(user, view.time)
         lease = Lease(request.id, number, LeaseState.PENDING, request.node)
-        self.ledger.jobs[request.id] = LeaseJob(
-            lease, self.ledger.user_of(request.id), request.node, view.time
-        )
+        self.ledger.jobs[request.id] = LeaseJob(lease, user, request.node, view.time)
         return lease
 
     def _wanted(self, request: LeaseRequest, view: LookResult[SiteT]) -> Wanted:
@@ -342,7 +343,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         )
         if limit_s is None:
             raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-        if reason := self.ledger.refusal(self.ledger.user_of(request.id), now):
+        refusal = self.ledger.refusal(self.ledger.user_of(request.id), now)
+        if reason := refusal or too_busy(self.title, self.commands.calls):
             raise SchedulerError(reason)
         grace_s = self.grace_s(view.site)
         env = {

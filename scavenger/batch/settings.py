@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -35,14 +36,18 @@ class BatchSettings(Generic[OptionsT]):
     ``idle_for_s``: how long a node must be idle; None: one scheduling cycle. ``backfill``: no
     preemption is counted on, so every lease ends before the next known use of its node, and leaves
     ``spare_s`` of the time until then unused. ``time_limit_s``: the longest lease; ``time_min_s``:
-    the shortest that is of use, None where the main scheduler need not fit leases in. ``lease_s``:
-    how long one usually is, None: as long as the longest.
+    the shortest that is of use, None where the main scheduler need not fit leases in;
+    ``min_lease_s``: the shortest that the site wants. ``lease_s``: how long one usually is, None:
+    as long as the longest.
 
     ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second. ``max_leases``: at once; 0 for no limit. ``hold_s``: how long no lease is asked for
-    after one was preempted, None: see :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a
-    preemption's signal to SIGKILL, None: what the main scheduler's configuration says.
-    ``wanted_grace_s``: what a job needs to leave in order.
+    per second in the long run, ``submit_burst``: at one moment. ``request_rate``: requests to the
+    scheduler's controller per second in the long run. ``max_leases``: at once, and
+    ``max_leases_per_user``; 0 for no limit. ``hold_s``: how long no lease is asked for after one
+    was preempted, None: see
+    :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a preemption's signal to SIGKILL, None:
+    what the main scheduler's configuration says. ``wanted_grace_s``: what a job needs to leave in
+    order.
     """
 
     tag: str
@@ -59,9 +64,13 @@ class BatchSettings(Generic[OptionsT]):
     time_limit_s: float = 12 * 3600.0
     lease_s: float | None = None
     time_min_s: float | None = None
+    min_lease_s: float = 0.0
     start_within_s: float = 60.0
-    submit_rate: float = 10.0
+    submit_rate: float = 1.0
+    submit_burst: float = 10.0
+    request_rate: float = 2.0
     max_leases: int = 0
+    max_leases_per_user: int = 0
     hold_s: float | None = None
     grace_s: float | None = None
     wanted_grace_s: float = 0.0
@@ -80,7 +89,20 @@ class BatchSettings(Generic[OptionsT]):
     @property
     def least_s(self) -> float:
         """The shortest lease that is asked for."""
-        return max(LEAST_LIMIT_S, self.time_min_s or 0.0)
+        return max(LEAST_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)
+
+    def rules_at(self, left_idle_s: float, partitions: Collection[str]) -> GapRules:
+        """The rules for gaps, with what the scheduler's own configuration says where the site's
+        says nothing: how long idle nodes are left to it, and where leases run.
+        """
+        rules = self.rules
+        return replace(
+            rules,
+            idle_for_s=left_idle_s if self.idle_for_s is None else self.idle_for_s,
+            partitions=rules.partitions or frozenset(filter(None, partitions)),
+            use_planned=rules.use_planned or self.backfill,
+            min_free_s=max(self.least_s + self.spare_s, rules.min_free_s),
+        )
 
     def limit_s(self, lease: str, step_s: float, *within_s: float | None) -> float | None:
         """Time limit of a lease in seconds. None: too short to be of use.
@@ -96,6 +118,7 @@ class BatchSettings(Generic[OptionsT]):
         usual_s = min(self.lease_s or self.time_limit_s, self.time_limit_s)
         if self.lease_s is not None:
             usual_s *= 1.0 - SPREAD * zlib.crc32(lease.encode()) / 2**32
+            usual_s = max(usual_s, min(self.min_lease_s, self.time_limit_s))
         longest = min([usual_s, *(s for s in within_s if s is not None)])
         limit = math.floor(longest / step_s + 1e-9) * step_s
         return limit if limit > 0 and limit >= min(self.least_s, self.time_limit_s) else None

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from scavenger.batch.calls import sign_in
 from scavenger.batch.commands import CommandError, Commands, failure
 from scavenger.batch.lease_script import owner_prefix
+from scavenger.batch.pace import TokenBucket
 from scavenger.interface import SchedulerError
 
 
@@ -26,8 +26,16 @@ class UnsureError(SchedulerError):
     """The submission failed, and its job may be there or not."""
 
 
-class LimitReachedError(SchedulerError):
+class RefusedError(SchedulerError):
+    """The main scheduler does not take this job."""
+
+
+class LimitReachedError(RefusedError):
     """The main scheduler takes no more jobs of this user for now."""
+
+
+class BusyError(SchedulerError):
+    """The main scheduler takes no job at all for now; it has too much to do."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +52,6 @@ class Wanted:
     grace_s: float
     output: Path | None
     keep_at_home: bool = False
-
-
-class Pace:
-    """Keeps to ``rate`` submissions per second over all threads."""
-
-    def __init__(self, rate: float, commands: Commands) -> None:
-        self.rate = rate
-        self.commands = commands
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        """Wait for one's turn."""
-        with self._lock:
-            at = max(self._next, time.monotonic())
-            self._next = at + 1.0 / self.rate
-        self.commands.sleep(max(0.0, at - time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class Submitter:
         dialect: Dialect,
         submit_as: Sequence[str],
         user: str,
-        rate: float,
+        pace: TokenBucket,
         commands: Commands,
         environment: Mapping[str, str],
     ) -> None:
@@ -118,11 +109,11 @@ class Submitter:
         self.user = user
         self.commands = commands
         self.environment = environment
-        self.pace = Pace(rate, commands)
+        self.pace = pace
 
     def submit(self, argv: Sequence[str], script: bytes, owner: str | None) -> str:
-        """The id of the new job. Raises SchedulerError, UnsureError or LimitReachedError with the
-        scheduler's words.
+        """The id of the new job. Raises RefusedError, LimitReachedError, BusyError or UnsureError
+        with the scheduler's words.
         """
         self.pace.wait()
         try:
@@ -134,11 +125,13 @@ class Submitter:
         except SchedulerError as error:
             raise UnsureError(str(error)) from None
         sentence = str(failure(result))
+        if sign_in(result.stderr):
+            raise BusyError(sentence)
         if self.dialect.limit_reached.search(result.complaint):
             raise LimitReachedError(sentence)
         if self.dialect.unsure.search(result.complaint):
             raise UnsureError(sentence)
-        raise SchedulerError(sentence)
+        raise RefusedError(sentence)
 
     def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> Cancelled:
         """End jobs, many at once for each owner.
@@ -163,6 +156,7 @@ class Submitter:
         for owner, ids in by_owner.items():
             for begin in range(0, len(ids), self.dialect.at_once):
                 some = ids[begin : begin + self.dialect.at_once]
+                self.pace.spend(len(some))
                 try:
                     result = self.commands.run(self._as(owner, [*command, *some]))
                 except CommandError as error:

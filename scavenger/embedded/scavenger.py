@@ -22,6 +22,7 @@ from scavenger.embedded.layout import (
 )
 from scavenger.horizon import GapWatch, SurvivalEstimator
 from scavenger.interface import (
+    Contact,
     Explanation,
     Gap,
     Lease,
@@ -133,6 +134,10 @@ class LocalScavenger:
         """
         if leases:
             self._ask({"kind": "release", "leases": [lease.id for lease in leases]})
+
+    def contact(self) -> Contact:
+        """The cluster is MalleTrain's own: nothing is counted and nothing held back."""
+        return Contact()
 
     def check(self) -> list[tuple[bool, str]]:
         """Whether a cluster runs in the directory and answers."""

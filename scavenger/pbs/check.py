@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.lease_script import lease_script
+from scavenger.batch.limits import job_limit
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub
-from scavenger.pbs.site import PbsSite
+from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import by_host
 
@@ -45,7 +46,7 @@ def findings(checked: PbsChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    found = [finding for part in [*parts, _shell, _nodes] for finding in part(checked)]
+    found = [finding for part in [*parts, _limits, _shell, _nodes] for finding in part(checked)]
     yield from found
     if all(works for works, _ in found):
         yield from _permission(checked)
@@ -240,6 +241,18 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
                 "set strict_ordering: True in sched_config."
             ),
         )
+
+
+def _limits(checked: PbsChecked) -> Iterator[Finding]:
+    """Whether limits on a user's jobs leave room beside leases."""
+    s = checked.settings
+    queue = checked.site.queues.get(s.lease.queue)
+    places = {"the server": checked.site.limits, f"queue {s.lease.queue}": queue and queue.limits}
+    for place, limits in places.items():
+        for name, text in (limits or {}).items():
+            if (most := limit_of(text, s.user)) is not None:
+                named = f"{name} of {place}"
+                yield from job_limit("PBS", named, most, s.max_leases_per_user, "scheduler.pbs")
 
 
 def _shell(checked: PbsChecked) -> Iterator[Finding]:

@@ -29,6 +29,9 @@ PREEMPT_ORDER = "SCR"
 Attributes").
 """
 SCHEDULER_ITERATION_S = 600.0
+LIMITS = ("max_run", "max_queued")
+"""Attributes that limit the jobs of a user."""
+_LIMIT = re.compile(r"u:([^=\]]+?)\s*=\s*(\d+)")
 _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 
@@ -36,7 +39,8 @@ _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 class PbsQueue:
     """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
     nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
-    ``kill_delay_s``: from SIGTERM to SIGKILL.
+    ``kill_delay_s``: from SIGTERM to SIGKILL. ``limits``: max_run and max_queued, as they stand
+    there.
     """
 
     name: str
@@ -51,13 +55,15 @@ class PbsQueue:
     from_route_only: bool = False
     acl: Sequence[str] = ()
     destinations: Sequence[str] = ()
+    limits: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PbsSite:
     """``version`` as (23, 6). ``scheduling``: whether the server starts jobs at all.
     ``preempt_order``: the letters that may happen to a preempted job, the first first (D delete, R
-    requeue, C checkpoint, S suspend). ``sees_others``: whether users see the jobs of others.
+    requeue, C checkpoint, S suspend). ``limits``: as those of a queue.
+    ``sees_others``: whether users see the jobs of others.
     """
 
     version: tuple[int, int]
@@ -70,6 +76,7 @@ class PbsSite:
     preempt_known: bool = False
     estimates: bool = True
     sees_others: bool = True
+    limits: Mapping[str, str] = field(default_factory=dict)
     queues: Mapping[str, PbsQueue] = field(default_factory=dict)
 
     @property
@@ -181,6 +188,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         preempt_known=bool(settings),
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
+        limits={name: text_of(attributes[name]) for name in LIMITS if name in attributes},
         queues={queue: _queue(queue, values) for queue, values in table.items()},
     )
 
@@ -221,7 +229,16 @@ def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
         if truth_of(values.get("acl_user_enable"), False)
         else (),
         destinations=words_of(values.get("route_destinations")),
+        limits={name: text_of(values[name]) for name in LIMITS if name in values},
     )
+
+
+def limit_of(text: str, user: str) -> int | None:
+    """Jobs of ``user`` that a limit such as ``[u:PBS_GENERIC=5],[u:ann=9]`` allows (Reference
+    Guide, "Format of Limit Attributes"); None: it says nothing of single users.
+    """
+    found = {name: int(most) for name, most in _LIMIT.findall(text)}
+    return found.get(user, found.get("PBS_GENERIC"))
 
 
 def _order(text: str) -> str:

@@ -29,6 +29,8 @@ FLAG_WORDS = {
     "POWERING_DOWN": "powering_down",
     "POWER_DOWN": "power_down",
     "POWERING_UP": "powering_up",
+    "POWER_UP": "power_up",
+    "POWER_DRAIN": "powering_down",
     "REBOOT_ISSUED": "reboot_issued",
     "REBOOT_REQUESTED": "reboot_requested",
     "COMPLETING": "completing",
@@ -169,6 +171,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.scheduled_nodes or "",
             str(job.state_reason),
             name,
+            str(job.account or ""),
         )
         (table.ours if mine else table.pending).append(made)
     return table

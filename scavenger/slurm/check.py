@@ -14,6 +14,7 @@ from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
+from scavenger.slurm.check_limits import limits
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
@@ -36,6 +37,7 @@ def findings(checked: SlurmChecked) -> Iterator[Finding]:
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace]
     for part in (_partitions, *by_mode, _permission, _gpus, _sight):
         yield from part(checked)
+    yield from limits(checked.site, checked.settings, checked.commands)
 
 
 def _partitions(checked: SlurmChecked) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ class SlurmLeaseOptions:
     ``exclusive``: the whole node, with all its memory; else what ``gres`` and ``options`` say.
     ``options``: further options of sbatch, one argument each. ``launch``: how the agent is started:
     as the batch script itself, as a job step, or whichever Slurm's preemption signal reaches.
+    ``leave_at_limits``: see :mod:`scavenger.slurm.limits`.
     """
 
     partition: str = ""
@@ -39,6 +40,7 @@ class SlurmLeaseOptions:
     options: tuple[str, ...] = ()
     nice: int = 0
     launch: Launch = "auto"
+    leave_at_limits: bool = False
 
     @property
     def partitions(self) -> list[str]:
@@ -122,7 +124,7 @@ def _pattern(path: str) -> str:
 SLURM = Dialect(
     job_id=job_id,
     limit_reached=re.compile(
-        r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs|Slurm temporarily unable",
+        r"MaxSubmit|MaxJobs|job submit limit|submit.*limit|too many jobs",
         re.IGNORECASE,
     ),
     unsure=re.compile(

@@ -23,9 +23,9 @@ SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
 group of nodes that are alike.
 """
-SQUEUE_FIELDS = "%T|%A|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%j"
+SQUEUE_FIELDS = "%T|%A|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%a|%j"
 """State, job id, user, partitions, number of nodes, submission, (expected) start, (expected) end,
-nodes, nodes asked for, nodes it is planned on, reason, name.
+nodes, nodes asked for, nodes it is planned on, reason, account, name.
 """
 
 
@@ -68,6 +68,7 @@ class SlurmJob(NamedTuple):
     planned_on: str
     reason: str
     name: str
+    account: str = ""
 
 
 class SlurmJobTable(NamedTuple):
@@ -155,8 +156,8 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         mine = own in line
         if not mine and not line.startswith(waiting):
             continue
-        fields = line.split("|", 13)
-        if len(fields) != 14:
+        fields = line.split("|", 14)
+        if len(fields) != 15:
             raise _unreadable("squeue", line)
         count = fields[5].partition("-")[0]
         node_list, wanted, planned_on = (
@@ -175,7 +176,8 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             wanted,
             planned_on,
             fields[12],
-            fields[13],
+            fields[14],
+            "" if fields[13] == "(null)" else fields[13],
         )
         if mine and job.name.startswith(prefix):
             ours.append(job)

@@ -25,6 +25,7 @@ from scavenger.slurm.check import SlurmChecked, findings
 from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
 from scavenger.slurm.job import SLURM, SlurmLeaseOptions, batch_script, sbatch
+from scavenger.slurm.limits import AtLimit, at_limit
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite, ask_site
 from scavenger.slurm.source import (
@@ -107,15 +108,22 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if lease.leaving_by is not None or i in self.ender.asked or i in given_up
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
+        limited = (
+            at_limit(jobs.pending, own, s.lease, s.owner)
+            if s.lease.leave_at_limits
+            else AtLimit("", {})
+        )
         self._lacked = {
             job: (self._lacked.get(job, (now,))[0], leases)
-            for job, leases in claimed.lacked.items()
+            for job, leases in {**limited.lacked, **claimed.lacked}.items()
         }
         hold = self._hold.look(
             own, given_up, facts, bool(claimed.kept or claimed.lacked), hold_s, now
         )
         leave = {
-            lease: f"Slurm lacks its node to start job {job}"
+            lease: f"job {job} waits at a limit against which it counts"
+            if job in limited.lacked
+            else f"Slurm lacks its node to start job {job}"
             for job, (since, leases) in self._lacked.items()
             if now - since >= PATIENCE_S
             for lease in leases
@@ -123,7 +131,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return SchedulerAnswer(
             facts,
             found,
-            hold=hold,
+            hold=hold or limited.hold,
             kept=claimed.kept,
             leave=leave,
             urgent=bool(hold or self._lacked),

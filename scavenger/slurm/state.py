@@ -64,6 +64,8 @@ TROUBLE_MARKS = {
     "$": "it is in a maintenance reservation",
 }
 """Marks behind the state of a node, from the same place."""
+DRAINED_MARKS = frozenset("@!")
+"""As DRAINED_STATES: to be rebooted, or powered down, once nobody runs there."""
 PLANNED_MARK = "-"
 
 PENDING_STATES = frozenset(
@@ -184,7 +186,8 @@ def _trouble(base: str, marks: str, reason: str) -> str:
 
 def _drained(base: str, marks: str, reason: str) -> str:
     """Why who runs on a node in this state has to leave; empty when they need not."""
-    return _trouble(base, marks, reason) if base in DRAINED_STATES or "@" in marks else ""
+    wanted = base in DRAINED_STATES or not DRAINED_MARKS.isdisjoint(marks)
+    return _trouble(base, marks, reason) if wanted else ""
 
 
 def _reserved(

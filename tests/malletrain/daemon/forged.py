@@ -21,7 +21,7 @@ from malletrain.identity.keys import new_pair
 from malletrain.identity.state_directory import lock_state_dir
 from malletrain.protocol import env, messages, wire
 from malletrain.store.store import Store
-from scavenger.interface import Gap, Lease, LeaseState, PollResult
+from scavenger.interface import Contact, Gap, Lease, LeaseState, PollResult
 from tests.waiting import PATIENCE_S, until
 
 USERS = {name: new_pair() for name in ("ann", "bob", "olga")}
@@ -81,6 +81,9 @@ class Imagined:
     def give_back(self, leases: Any) -> None:
         for lease in leases:
             self.leases.pop(lease.id, None)
+
+    def contact(self) -> Contact:
+        return Contact()
 
     def know(self, leases: Any) -> None:
         """What was leased before the daemon's last start."""

@@ -1,5 +1,7 @@
+import re
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +112,30 @@ def test_a_port_in_use_is_told():
             Metrics().serve(f"127.0.0.1:{port}")
     finally:
         first.stop()
+
+
+def test_what_the_scheduler_was_asked_is_counted_on_and_never_twice():
+    metrics = Metrics()
+    metrics.scheduler_calls({("squeue", "ok"): 3})
+    metrics.scheduler_calls({("squeue", "ok"): 5, ("sbatch", "busy"): 1})
+    metrics.scheduler_calls({("squeue", "ok"): 5, ("sbatch", "busy"): 1})
+    metrics.scheduler_backoff("busy", 20.0)
+    metrics.energy("a100", 800.0)
+    assert value(metrics, "scheduler_calls_total", command="squeue", outcome="ok") == 5
+    assert value(metrics, "scheduler_calls_total", command="sbatch", outcome="busy") == 1
+    assert value(metrics, "scheduler_backoff_seconds", cause="busy") == 20
+    assert value(metrics, "scheduler_backoff_seconds", cause="refused") == 0
+    assert value(metrics, "energy_joules_total", node_class="a100") == 800
+
+
+def test_the_documentation_names_every_metric():
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    named = set(re.findall(r"^\| `(\w+)` \| (\w+) ", text, re.MULTILINE))
+    served = {
+        (
+            family.name.removeprefix("malletrain_") + "_total" * (family.type == "counter"),
+            family.type,
+        )
+        for family in Metrics().registry.collect()
+    }
+    assert named == served

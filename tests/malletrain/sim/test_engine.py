@@ -50,6 +50,22 @@ class TestScenes:
         assert r.harvested_fraction == pytest.approx(0.979)
         assert r.start_fraction == pytest.approx(0.02)
 
+    @pytest.mark.parametrize(
+        ("rules", "horizons", "nodes"),
+        [
+            ({}, False, 4),
+            ({"max_leases_per_owner": 3}, False, 3),
+            ({"min_charge_s": 100.0}, True, 4),
+            ({"min_charge_s": 36_000.0}, True, 0),
+        ],
+    )
+    def test_the_sites_rules_about_leases_hold_here_too(self, rules, horizons, nodes):
+        """Gaps are expected to last about 20 minutes, as long as none was seen to end."""
+        settings = {"site": ControllerSettings(**rules), "sample_s": 100.0, "horizons": horizons}
+        one = Simulation(trace_of(FOUR, 1000.0), [job()], SimSettings(**settings))
+        one.run()
+        assert {busy for _, _, busy in one.series[1:]} == {nodes}
+
     def test_starting_is_free_in_freetrains_world(self):
         assert play(FOUR, [job()], semantics="freetrain").samples == pytest.approx(40000, abs=1)
 

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.batch.lease_ledger import (
-    NO_MORE_FOR_S,
+    LIMIT_S,
     REMEMBERED_S,
     LeaseJob,
     LeaseLedger,
     own_jobs,
 )
+from scavenger.batch.submission import BusyError, RefusedError, UnsureError
 from scavenger.interface import Lease, LeaseState
 
 NOW = 10_000.0
@@ -110,7 +111,7 @@ def test_how_many_more_there_may_be():
     assert count == 0, "one job is there, and one is as many as the scheduler takes"
     assert "refuses more jobs of ours than 1 for now" in words
     assert made.room(0, NOW, "me")[0] == 1
-    after = NOW + NO_MORE_FOR_S
+    after = NOW + LIMIT_S[0]
     assert (made.refusal("me", after), made.room(1, after, "me")) == (
         "",
         (2, "the configuration allows 3 leases"),
@@ -122,7 +123,7 @@ def test_a_limit_of_one_user_stops_no_other():
     made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)
     made.limit_reached("ann", "AssocMaxSubmitJobLimit", NOW)
     assert (
-        made.refusal("ann", NOW + 299)
+        made.refusal("ann", NOW + 59)
         == "Slurm refuses more jobs of ann for now: AssocMaxSubmitJobLimit"
     )
     assert [made.refusal(user, NOW) for user in ("bob", "me", "")] == ["", "", ""]
@@ -197,3 +198,37 @@ def test_no_lease_comes_back_and_every_one_that_ended_for_us_is_cancelled(looks)
         wrong = {i for i in ended if jobs[i].alive}
         assert {one.lease.id for one in unwanted} == {i for i in wrong if not jobs[i].ending}
         over |= wrong
+
+
+def test_a_user_who_stays_at_a_limit_is_asked_for_more_and_more_rarely():
+    made, now = books(), NOW
+    waits = []
+    for _ in range(6):
+        made.limit_reached("me", "full", now)
+        made.limit_reached(
+            "me", "full", now + 1
+        )  # a second one of the same time counts for nothing
+        waits.append(made.backing_off_s(now))
+        now += waits[-1]
+        assert made.refusal("me", now) == ""
+    assert waits == [60, 120, 240, 480, 900, 900]
+    made.accepted("me", now)
+    made.limit_reached("me", "full", now)
+    assert made.backing_off_s(now) == 60
+
+
+def test_refused_submissions_have_a_back_off_of_their_own_and_one_refusal_may_be_the_nodes_fault():
+    made = books()
+    made.not_taken("l1", RefusedError("no such node"), NOW)
+    assert made.refusal("me", NOW) == ""
+    made.not_taken("l2", RefusedError("invalid account"), NOW + 1)
+    assert made.refusal("me", NOW + 2) == "Slurm refuses the jobs of ours for now: invalid account"
+    assert made.room(0, NOW + 2, "me") == (0, made.refusal("me", NOW + 2))
+    assert made.refusal("ann", NOW + 2) == ""
+    assert (made.refusal("me", NOW + 11), made.backing_off_s(NOW + 11)) == ("", 0)
+    made.not_taken("l3", RefusedError("invalid account"), NOW + 11)
+    assert made.backing_off_s(NOW + 11) == 20
+    made.not_taken("l4", BusyError("come back later"), NOW + 40)
+    made.not_taken("l5", UnsureError("timed out"), NOW + 40)
+    assert made.backing_off_s(NOW + 40) == 0, "neither is a refusal"
+    assert list(made.given_up) == ["l5"]

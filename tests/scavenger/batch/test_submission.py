@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from scavenger.batch.commands import CommandResult
+from scavenger.batch.pace import TokenBucket
 from scavenger.batch.submission import Submitter
 from scavenger.pbs.job import PBS
 from scavenger.slurm.job import SLURM
@@ -36,9 +37,9 @@ class Said:
 )  # fmt: skip
 def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, other):
     def cancel(*lines):
-        return Submitter(dialect, (), "me", 1000.0, Said("\n".join(lines) + "\n"), {}).cancel(
-            [Job("5"), Job("6")]
-        )
+        return Submitter(
+            dialect, (), "me", TokenBucket(1000.0, 10), Said("\n".join(lines) + "\n"), {}
+        ).cancel([Job("5"), Job("6")])
 
     assert cancel(ended) == ({"6"}, None)
     assert cancel(ended, ended) == ({"6"}, None)

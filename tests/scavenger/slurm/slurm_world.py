@@ -4,8 +4,10 @@ without a Slurm.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_script import PLACE
@@ -83,12 +85,13 @@ def job(
     wanted: str = "(null)",
     planned: str = "(null)",
     reason: str = "None",
+    account: str = "(null)",
 ) -> str:
     """One line of squeue."""
     times = "|".join(
         f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end)
     )
-    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{name}\n"  # noqa: E501
+    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{account}|{name}\n"  # noqa: E501
 
 
 class World:
@@ -97,7 +100,7 @@ class World:
     def __init__(self, root):
         self.now = 100_000.0
         self.tools = FakeTools(
-            root / "bin", ("squeue", "sinfo", "scontrol", "sdiag", "sbatch", "scancel")
+            root / "bin", ("squeue", "sinfo", "scontrol", "sdiag", "sbatch", "scancel", "sacctmgr")
         )
         self.tools.runs(
             "scontrol",
@@ -122,10 +125,16 @@ class World:
     def nodes(self, **states):
         self.tools.answers("sinfo", nodes(states))
 
-    def scavenger(self, timeout_s=PATIENCE_S, tries=1, **settings):
+    def scavenger(self, timeout_s=PATIENCE_S, tries=1, sleep=time.sleep, **settings):
         settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
-        made = BatchSettings(tag="t", template=TEMPLATE, user="me", submit_rate=1000.0, **settings)
-        commands = Commands(CommandPolicy(timeout_s, tries, 0.0), self.tools.environment)
+        settings = {"submit_rate": 1000.0, "submit_burst": 1000.0, **settings}
+        made = BatchSettings(tag="t", template=TEMPLATE, user="me", **settings)
+        commands = Commands(
+            CommandPolicy(timeout_s, tries, 0.0),
+            self.tools.environment,
+            sleep,
+            CallLog(lambda: self.now),
+        )
         return SlurmScavenger(
             made,
             commands,

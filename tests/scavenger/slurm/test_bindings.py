@@ -46,6 +46,7 @@ def job(number, state, name, **fields):
         name=name,
         user_name="me",
         state_reason="None",
+        account="phys",
         **{**empty, **fields},
     )
 

@@ -75,13 +75,13 @@ def test_no_node_is_asked_for_twice_at_once(slurm):
 
 
 def test_the_submission_rate_is_kept(slurm):
-    scavenger = slurm.ready()
     slept = []
-    scavenger.commands.sleep = slept.append
-    scavenger.submitter.pace.rate = 0.5
+    scavenger = slurm.ready(submit_rate=0.001, submit_burst=2, sleep=slept.append)
+    assert scavenger.poll().room == 2
     scavenger.take([request(i) for i in range(1, 5)])
-    # Nobody really waited, so each is told to wait two seconds longer than the one before.
-    assert sorted(round(s) for s in slept) == [0, 2, 4, 6]
+    # Nobody really waited, so each is told to wait longer than the one before.
+    assert sorted(round(s, -2) for s in slept) == [0, 0, 1000, 2000]
+    assert scavenger.poll().room == 0
 
 
 def test_a_limit_of_the_site_ends_the_asking_for_a_while(slurm):

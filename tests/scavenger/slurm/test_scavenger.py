@@ -94,6 +94,7 @@ def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(
     slurm.queue(running, waiting)
     assert len(scavenger.poll().gaps) == 6
     slurm.queue(world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 10), waiting)
+    slurm.now += 1
     leases = scavenger.take([request(3)])
     assert "took leases back" in leases[0].reason
     polled = scavenger.poll()

@@ -48,6 +48,16 @@ def ours(queue):
         ("draining", False, "it is draining"),
         ("down*", False, "it is down"),
         ("powered_down", False, "it is powered_down"),
+        ("powering_down", False, "it is powering_down"),
+        ("powering_up", False, "it is powering_up"),
+        ("idle%", True, "powering down"),
+        ("idle!", True, "about to be powered down"),
+        ("planned~", True, "powered down"),
+        ("idle~-", True, "powered down"),
+        ("idle*#", True, "does not respond"),
+        ("mixed#", False, "powering up"),
+        ("allocated#", False, "powering up"),
+        ("allocated!", False, "about to be powered down"),
         ("unknown", False, "it is unknown"),
     ],
 )
@@ -56,7 +66,7 @@ def test_states_of_nodes(state, idle, words):
     assert node.idle is idle
     assert words in node.trouble
     assert bool(node.trouble) == bool(words)
-    assert bool(node.drained) == (state in ("idle@", "drained", "draining"))
+    assert bool(node.drained) == (state in ("idle@", "idle!", "allocated!", "drained", "draining"))
 
 
 def test_planned_nodes_by_state_by_mark_and_by_the_queue():

@@ -1,0 +1,257 @@
+"""What MalleTrain asks of a real slurmctld: remote procedure calls (RPCs) a second, by kind, as
+``sdiag`` counts them.
+
+    python -m benchmarks.rpcs [--nodes 64] [--minutes 4] [--load 0.85] [--set KEY=VALUE] [--json]
+
+A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh),
+with a daemon whose configuration is the default one as far as Slurm is concerned, but for what
+``--set`` says of [scheduler.slurm]. Three phases: *idle* (no job of MalleTrain), *filling* (three
+jobs that take whatever there is, until all nodes are leased), *churning* (the main workload of
+benchmarks.noharm preempts leases and gives nodes back). Malleable jobs are stubs, as there.
+
+Counted are the RPCs of the commands of MalleTrain. Not counted are those of the nodes' own daemons
+(slurmd), of the main jobs' ``sbatch``, and of the measurement. Each phase is a difference of two
+outputs of sdiag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import end_in_order
+from benchmarks.noharm import GRACE_S, KILL_WAIT_S, replay, workload
+from malletrain.client import Client
+from malletrain.protocol import messages
+from tests.slurm.cluster import SlurmCluster, missing
+
+TARGET = 2.0
+"""RPCs a second and user, at most: what rl_enable of Slurm 23.02 and later refills."""
+IDLE_S = 60.0
+OF_NODES = frozenset(
+    {
+        "MESSAGE_EPILOG_COMPLETE",
+        "MESSAGE_NODE_REGISTRATION_STATUS",
+        "REQUEST_COMPLETE_BATCH_SCRIPT",
+        "REQUEST_COMPLETE_PROLOG",
+        "REQUEST_STEP_COMPLETE",
+    }
+)
+"""Sent by slurmd, whoever's job it is about."""
+MEASURING = "REQUEST_STATS_INFO"
+SUBMISSION = "REQUEST_SUBMIT_BATCH_JOB"
+_RPC = re.compile(r"^\s+(\w+)\s*\(\s*\d+\) count:(\d+)", re.MULTILINE)
+CONFIG = """
+[daemon]
+state_dir = "{state}"
+metrics_listen = ""
+heartbeat = "2 s"
+agent_timeout = "30 s"
+[scheduler]
+kind = "slurm"
+[scheduler.slurm]
+partition = "preemptable"
+time_min = "1 min"
+spare = "5 s"
+{more}
+[gaps]
+use_planned = true
+[jobs]
+stop_grace = "1 s"
+drain_timeout = "1 s"
+[allocation]
+rescale_up = "1 s"
+rescale_down = "1 s"
+start = "1 s"
+[profiling]
+enabled = false
+"""
+
+
+def read_sdiag(text: str) -> dict[str, int]:
+    """RPC → how often it came, from the output of sdiag."""
+    _, _, rest = text.partition("statistics by message type")
+    by_type, _, _ = rest.partition("statistics by user")
+    return {name: int(count) for name, count in _RPC.findall(by_type)}
+
+
+def between(
+    before: Mapping[str, int], after: Mapping[str, int], main_jobs: int = 0
+) -> dict[str, int]:
+    """What MalleTrain asked between two outputs; ``main_jobs``: submitted by others meanwhile."""
+    found = {
+        name: count - before.get(name, 0)
+        for name, count in after.items()
+        if name not in OF_NODES and name != MEASURING
+    }
+    found[SUBMISSION] = found.get(SUBMISSION, 0) - main_jobs
+    return {name: count for name, count in sorted(found.items()) if count}
+
+
+class Phase:
+    """One phase of the measurement."""
+
+    def __init__(self, slurm: SlurmCluster, name: str) -> None:
+        self.slurm = slurm
+        self.name = name
+        self.before = read_sdiag(slurm.run("sdiag"))
+        self.began = time.monotonic()
+
+    def end(self, main_jobs: int = 0) -> dict[str, Any]:
+        """What came of it."""
+        seconds = time.monotonic() - self.began
+        found = between(self.before, read_sdiag(self.slurm.run("sdiag")), main_jobs)
+        return {
+            "phase": self.name,
+            "seconds": seconds,
+            "rpcs": sum(found.values()),
+            "rpcs_per_s": sum(found.values()) / seconds,
+            "by_kind": found,
+        }
+
+
+def measure(nodes: int, minutes: float, load: float, seed: int, more: str) -> list[dict[str, Any]]:
+    """The phases, one after the other."""
+    root = Path(tempfile.mkdtemp(prefix="mt-rpcs-", dir="/tmp"))
+    root.chmod(0o755)
+    scheduler = (
+        "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
+        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
+    )
+    cluster = SlurmCluster(
+        root / "slurm",
+        nodes,
+        scheduler=scheduler,
+        grace=int(GRACE_S),
+        kill_wait=int(KILL_WAIT_S),
+        min_job_age=60,
+        message_timeout=30,
+    )
+    try:
+        with cluster as slurm:
+            return _phases(root, slurm, minutes, workload(nodes, minutes, load, seed), more)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _phases(
+    root: Path, slurm: SlurmCluster, minutes: float, jobs: list[Any], more: str
+) -> list[dict[str, Any]]:
+    state, spans = root / "state", root / "spans"
+    spans.mkdir()
+    config = root / "site.toml"
+    config.write_text(CONFIG.format(state=state, more=more))
+    stub = root / "stub-python"
+    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
+    stub.chmod(0o755)
+    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
+    environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
+    rows = []
+    with open(root / "daemon.log", "wb") as log:
+        argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
+        daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+    try:
+        slurm.until(lambda: _held(state) is not None, "the daemon answers")
+        phase = Phase(slurm, "idle")
+        time.sleep(IDLE_S)
+        rows.append(phase.end())
+        _submit(root, state, stub, spans, len(slurm.nodes))
+        phase = Phase(slurm, "filling")
+        slurm.until(lambda: _held(state) == len(slurm.nodes), "MalleTrain holds the machine")
+        rows.append(phase.end())
+        phase = Phase(slurm, "churning")
+        leases = _leases(state)
+        replay(slurm, jobs, root / "out", minutes)
+        rows.append({**phase.end(len(jobs)), "leases": _leases(state) - leases})
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        if left := slurm.leases():
+            slurm.run("scancel", *left)
+            slurm.until(lambda: not slurm.leases(), "the leases end")
+    return rows
+
+
+def _submit(root: Path, state: Path, stub: Path, spans: Path, nodes: int) -> None:
+    sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < nodes] + [nodes]
+    curve = {str(n): 16.0 * n**0.95 for n in sizes}
+    with Client.of(state) as client:
+        for name in ("one", "two", "three"):
+            spec = messages.JobSpec(
+                name,
+                "",
+                str(root / "job.py"),
+                str(root),
+                str(stub),
+                env={"BENCH_SPANS": str(spans)},
+                max_nodes=nodes,
+                curve=curve,
+            )
+            client.submit(spec)
+
+
+def _held(state: Path) -> int | None:
+    """Nodes held, None when no daemon answers."""
+    try:
+        with Client.of(state) as client:
+            return int(client.status().nodes_leased)
+    except RuntimeError:
+        return None
+
+
+def _leases(state: Path) -> int:
+    """Leases asked for so far."""
+    with Client.of(state) as client:
+        found, since = 0, 0
+        while events := client.events(since=since, limit=1000):
+            found += sum(event.kind == "lease-requested" for event in events)
+            since = events[-1].seq
+        return found
+
+
+def main() -> int:
+    """Print a table, or JSON with --json."""
+    end_in_order()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=4.0, help="length of the last phase")
+    parser.add_argument("--load", type=float, default=0.85, help="as of benchmarks.noharm")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of [scheduler.slurm]"
+    )
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if reason := missing():
+        print(reason, file=sys.stderr)
+        return 1
+    more = "\n".join(given.set)
+    rows = measure(given.nodes, given.minutes, given.load, given.seed, more)
+    if given.json:
+        found = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "nodes": given.nodes}
+        print(json.dumps({**found, "target_per_s": TARGET, "phases": rows}, indent=1))
+        return 0
+    print(f"{given.nodes} nodes; target {TARGET:g} RPCs/s")
+    print(f"{'phase':10} {'s':>6} {'RPCs':>6} {'RPCs/s':>7}  by kind")
+    for row in rows:
+        kinds = ", ".join(f"{name} {count}" for name, count in row["by_kind"].items())
+        told = f"{row['seconds']:6.0f} {row['rpcs']:6d} {row['rpcs_per_s']:7.2f}"
+        print(f"{row['phase']:10} {told}  {kinds}")
+    print(f"{rows[-1]['leases']} leases were asked for while churning.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""``malletrain usage``: what was leased, what for, and what it cost in energy."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json, print_text, state_dir_option
+
+DAY = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m")
+WORDS = ("user", "class", "month")
+
+
+@click.command()
+@click.option(
+    "--by",
+    type=click.Choice(WORDS),
+    multiple=True,
+    help="Keep these apart; may be given several times.  [default: user]",
+)
+@click.option(
+    "--since",
+    type=click.DateTime(DAY),
+    help="Count from this day on, 2026-11-01, 2026-11-01T08:00 or 2026-11, UTC.  "
+    "[default: the beginning]",
+)
+@click.option(
+    "--until",
+    type=click.DateTime(DAY),
+    help="Count up to the beginning of this day.  [default: now]",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@state_dir_option
+@json_option
+def usage(
+    by: tuple[str, ...],
+    since: datetime.datetime | None,
+    until: datetime.datetime | None,
+    as_csv: bool,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Add up the node-hours that were leased, and what they went to.
+
+    Of the node-hours LEASED, samples were processed in TRAINED. STARTS, RESCALES and PREEMPTED were
+    lost to starts of jobs, to changes of scale, and to changes of scale because the main scheduler
+    took a node. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
+    You see what you used; operators see everybody's.
+
+    \b
+    Examples:
+      malletrain usage
+      malletrain usage --by month --by user --since 2026-01 --csv > usage.csv
+    """
+    from malletrain.render import usage as render
+
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other.")
+    between = {
+        name: at.replace(tzinfo=datetime.timezone.utc).timestamp()
+        for name, at in (("since", since), ("until", until))
+        if at is not None
+    }
+    if len(between) == 2 and between["since"] >= between["until"]:
+        raise click.UsageError("--since is not before --until.")
+    apart = [word for word in WORDS if word in (by or WORDS[:1])]
+    with asking(state_dir) as client:
+        rows = render.added_up(client.usage(**between), apart)
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        click.echo(render.as_csv(rows), nl=False)
+    else:
+        print_text(render.table(rows, apart))

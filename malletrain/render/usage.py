@@ -1,0 +1,85 @@
+"""``malletrain usage`` as a table and as CSV. Decides columns, wording and what rows are added up;
+asks nobody.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from malletrain.protocol.views import UsageView
+from malletrain.render.columns import Column, FittedTable
+from malletrain.render.text import count, plain
+
+BY = {"user": "user", "class": "node_class", "month": "month"}
+"""What rows can be kept apart by, and the field of it."""
+ALL = "all"
+"""Stands in the fields that rows were added up over."""
+HOURS = (
+    ("LEASED", "leased_nh", 1),
+    ("TRAINED", "trained_nh", 2),
+    ("STARTS", "starting_nh", 5),
+    ("RESCALES", "rescaling_nh", 6),
+    ("PREEMPTED", "preempted_nh", 7),
+    ("NO JOB", "unused_nh", 4),
+)
+"""Heading, field and when the column is dropped on a narrow terminal."""
+SUMS = (*(field for _, field, _ in HOURS), "samples")
+
+
+def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
+    """The rows, those added up that agree in what they are kept apart ``by`` (keys of BY). The
+    energy of a sum is known where that of all its parts is.
+    """
+    kept = {BY[each] for each in by}
+    found: dict[tuple[str, ...], UsageView] = {}
+    for row in rows:
+        key = tuple(getattr(row, f) if f in kept else ALL for f in BY.values())
+        row = msgspec.structs.replace(row, **dict(zip(BY.values(), key, strict=True)))
+        if (before := found.get(key)) is not None:
+            sums = {field: getattr(before, field) + getattr(row, field) for field in SUMS}
+            known = before.kwh is not None and row.kwh is not None
+            kwh = (before.kwh or 0.0) + (row.kwh or 0.0) if known else None
+            row = msgspec.structs.replace(row, **sums, kwh=kwh)
+        found[key] = row
+    return [found[key] for key in sorted(found)]
+
+
+def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
+    """Node-hours, and a last line with the sums."""
+    if not rows:
+        return Text("No node was leased in that time.")
+    made = FittedTable(
+        *(Column(each.upper()) for each in by),
+        *(Column(head, drop=drop, right=True) for head, _, drop in HOURS),
+        Column("SAMPLES", drop=3, right=True),
+        Column("KWH", drop=2, right=True),
+    )
+    total = added_up(rows, ())
+    for row in (*rows, *(total if len(rows) > 1 else ())):
+        made.add_row(
+            *(plain(getattr(row, BY[each])) for each in by),
+            *(f"{getattr(row, field):,.1f}" for _, field, _ in HOURS),
+            count(row.samples),
+            "?" if row.kwh is None else f"{row.kwh:,.1f}",
+        )
+    return made
+
+
+def as_csv(rows: Sequence[UsageView]) -> str:
+    """A line of headings, then one for each row; an energy that is not known is empty."""
+    out = io.StringIO()
+    fields = UsageView.__struct_fields__
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(fields)
+    for row in rows:
+        values = [getattr(row, field) for field in fields]
+        writer.writerow(
+            f"{v:.6g}" if isinstance(v, float) else "" if v is None else v for v in values
+        )
+    return out.getvalue()

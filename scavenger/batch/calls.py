@@ -1,0 +1,141 @@
+"""What is asked of a main scheduler's controller: calls counted by command and outcome, and the
+signs that it has too much to do.
+
+Decides what such a sign is, and for how long the controller is left alone after one. Used by
+:mod:`scavenger.batch.commands` for commands, and by the bindings for their calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from scavenger.batch.backoff import Backoff
+
+OK, FAILED, BUSY, SILENT = "ok", "failed", "busy", "silent"
+"""Outcomes of a call: it did what it should; it ended with an error; the controller said that it
+has too much to do; it gave no answer in time.
+"""
+OUTCOMES = (OK, FAILED, BUSY, SILENT)
+COMMANDS = frozenset(
+    {
+        "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue",
+        "pbs_rstat", "pbsnodes", "qdel", "qmgr", "qrls", "qsig", "qstat", "qsub",
+    }
+)  # fmt: skip
+"""Those that ask a controller; what stands before them (sudo) is none of them."""
+SIGNS = re.compile(
+    "|".join(
+        [
+            # Slurm: SlurmctldParameters=rl_enable (slurm.conf(5), from 23.02)
+            r"RPC rate.?limit",
+            r"communications? backoff",
+            # Slurm: sbatch(1) tries these again by itself, up to 15 times
+            r"Slurm temporarily unable to accept job",
+            r"Slurm job queue full",
+            r"Job creation temporarily disabled",
+            r"Requested operation is presently disabled",
+            r"temporarily unable to load",
+            r"Currently unable to load job state",
+            # PBS: error codes 15007, 15033 of pbs_error.h
+            r"Server too busy",
+            r"too many (?:connections|requests)",
+            r"Max(?:imum)? number of connections",
+        ]
+    ),
+    re.IGNORECASE,
+)
+"""Words of a controller that has too much to do, or is not to be asked for the moment."""
+REQUESTS = {"squeue": 2, "sinfo": 2}
+"""Requests (RPCs) that a command sends to its controller, where it is not one (measured with sdiag
+of Slurm 22.05). scancel and qdel send one for each job.
+"""
+FOR_EACH_JOB = frozenset({"scancel", "qdel", "qsig"})
+FIRST_S, MOST_S = 5.0, 300.0
+"""Shortest and longest time for which it is then left alone."""
+
+
+class CallLog:
+    """The calls of one process to one controller. Safe to use from threads.
+
+    Args:
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._requests = 0
+        self._busy = Backoff(FIRST_S, MOST_S)
+        self._silent = Backoff(FIRST_S, MOST_S)
+
+    def count(self, command: str, outcome: str, said: str = "", requests: int = 1) -> None:
+        """A call came back.
+
+        Args:
+            command: its name.
+            outcome: one of OUTCOMES.
+            said: the controller's words.
+            requests: that it sent to the controller.
+        """
+        now = self._clock()
+        with self._lock:
+            self._counts[command, outcome] += 1
+            self._requests += requests
+            if outcome == SILENT:
+                self._silent.refused(now, said)
+                return
+            self._silent = Backoff(FIRST_S, MOST_S)  # any answer shows that it is there
+            if outcome == BUSY:
+                self._busy.refused(now, said)
+            else:
+                self._busy.answered(now)
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """(command, outcome) → how many calls so far."""
+        with self._lock:
+            return dict(self._counts)
+
+    @property
+    def requests(self) -> int:
+        """Requests that all calls have sent to the controller so far."""
+        with self._lock:
+            return self._requests
+
+    def left_alone_s(self) -> float:
+        """Seconds for which the controller should be left alone still."""
+        with self._lock:
+            now = self._clock()
+            return max(self._busy.left_s(now), self._silent.left_s(now))
+
+    @property
+    def busy(self) -> str:
+        """The sign of the present back-off, which lasts until the controller answers again; empty:
+        there is none.
+        """
+        with self._lock:
+            return self._busy.reason or self._silent.reason
+
+
+def command_of(argv: Sequence[str]) -> str:
+    """The command that asks the controller, whatever stands before it."""
+    words = (os.path.basename(word) for word in argv)
+    return next((word for word in words if word in COMMANDS), os.path.basename(argv[0]))
+
+
+def requests_of(argv: Sequence[str]) -> int:
+    """How many requests this command sends to its controller."""
+    command = command_of(argv)
+    if command not in FOR_EACH_JOB:
+        return REQUESTS.get(command, 1)
+    return max(1, sum(word[:1].isdigit() for word in argv))
+
+
+def sign_in(text: str) -> str:
+    """The sign of too much to do in what a command printed, as its line; empty: none."""
+    return next((line.strip() for line in text.splitlines() if SIGNS.search(line)), "")

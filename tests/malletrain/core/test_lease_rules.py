@@ -1,0 +1,127 @@
+"""What a site's rules about leases do: a least charge, a least length, a limit for each user, and
+the pace at which leases may be asked for.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.core.events import (
+    GapsSeen,
+    JobCancelled,
+    NodeJoined,
+    NodeLost,
+    ReclaimNodes,
+    ReleaseLeases,
+    RescaleFinished,
+    TakeLeases,
+    Tick,
+)
+from tests.malletrain.core.controller_script import controller, gaps, job, play, running
+
+HOUR = 3600.0
+
+
+def released(commands):
+    return [c.nodes for c in commands if isinstance(c, ReleaseLeases)]
+
+
+def taken(commands):
+    return {c.owner: c.nodes for c in commands if isinstance(c, TakeLeases)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "horizon", "asked"),
+    [
+        ({"min_charge_s": HOUR}, HOUR / 2, {}),
+        ({"min_charge_s": HOUR}, HOUR, {"": ("a",)}),
+        ({"min_charge_s": HOUR}, None, {"": ("a",)}),
+        ({"min_lease_s": HOUR}, HOUR / 2, {}),
+        ({"min_lease_s": HOUR / 4, "min_charge_s": HOUR}, HOUR / 2, {}),
+        ({"min_lease_s": HOUR / 4}, HOUR / 2, {"": ("a",)}),
+        ({"min_horizon_s": HOUR, "min_charge_s": 60.0}, HOUR / 2, {}),
+        ({}, 1.0, {"": ("a",)}),
+    ],
+)
+def test_a_gap_that_is_over_before_its_charge_is_used_up_is_not_leased(settings, horizon, asked):
+    c = controller(**settings)
+    assert taken(play(c, [(0.0, job()), (2.0, gaps("a", horizon=horizon))])) == asked
+
+
+def test_a_lease_that_is_paid_for_is_kept_while_its_owner_could_use_it():
+    """The job could use four nodes, or one; there are three."""
+    c = controller(min_charge_s=600.0, release_after_s=30.0)
+    play(c, [(0.0, job("j", 1, 4, sizes=(1, 4))), (0.0, NodeJoined("a", leased_s=100.0))])
+    play(c, [(0.0, NodeJoined("b", leased_s=100.0)), (0.0, NodeJoined("c", leased_s=550.0))])
+    assert released(play(c, [(49.0, Tick())])) == []
+    assert c.jobs["j"].nodes == ("a",)
+    assert released(play(c, [(70.0, Tick())])) == [("c",)], "its charge was used up at 50 s"
+    assert released(play(c, [(499.0, Tick())])) == []
+    assert released(play(c, [(501.0, Tick())])) == [("b",)]
+    assert set(c.nodes) == {"a"}
+
+
+def test_nobody_keeps_a_paid_lease_of_which_no_job_can_make_use():
+    c = controller(min_charge_s=HOUR)
+    running(c, high=2, on=("a", "b"))
+    play(c, [(10.0, NodeJoined("c"))])
+    said = play(c, [(60.0, Tick())])
+    assert ReleaseLeases(("c",)) in said, "the job is as large as it can be"
+    said = play(c, [(61.0, JobCancelled("j")), (100.0, Tick())])
+    assert ReleaseLeases(("a", "b")) in said
+
+
+@pytest.mark.parametrize(("charge_s", "reclaims"), [(0.0, True), (HOUR, False)])
+def test_a_paid_lease_is_not_reclaimed_for_another_owner(charge_s, reclaims):
+    c = controller(min_charge_s=charge_s)
+    play(c, [(0.0, job("a", 1, 4, owner="ann"))])
+    play(c, [(0.0, NodeJoined(f"n{k}", owner="ann")) for k in range(4)])
+    play(c, [(10.0, Tick()), (11.0, RescaleFinished("a"))])
+    assert len(c.jobs["a"].nodes) == 4
+    said = play(c, [(200.0, job("b", 1, 4, owner="bob")), (400.0, gaps()), (600.0, gaps())])
+    assert any(isinstance(x, ReclaimNodes) for x in said) is reclaims
+
+
+def test_one_owner_has_no_more_leases_than_allowed():
+    c = controller(max_leases_per_owner=3)
+    play(c, [(0.0, job("j", 1, 9)), (0.0, NodeJoined("x"))])
+    said = play(c, [(2.0, gaps(*"abcdef"))])
+    assert taken(said) == {"": ("a", "b")}
+    assert taken(play(c, [(3.0, gaps(*"cdef"))])) == {}, "two are on their way"
+    play(c, [(4.0, NodeJoined("a")), (4.0, NodeJoined("b"))])
+    assert taken(play(c, [(6.0, gaps(*"cdef"))])) == {}
+    play(c, [(7.0, NodeLost("a"))])
+    assert taken(play(c, [(8.0, gaps(*"cdef"))])) == {"": ("c",)}
+
+
+def test_the_limit_is_each_owners_own():
+    c = controller(max_leases_per_owner=2)
+    play(c, [(0.0, job("j", 1, 9, owner="ann")), (0.0, job("k", 1, 9, owner="bob"))])
+    found = taken(play(c, [(2.0, gaps(*"abcdef"))]))
+    assert {owner: len(names) for owner, names in found.items()} == {"ann": 2, "bob": 2}
+
+
+def test_no_more_is_asked_for_than_the_pace_allows_although_a_plan_counts_on_all():
+    """The job needs six nodes to run at all."""
+    c = controller()
+    everything = dict.fromkeys("abcdef", (None, "default"))
+    play(c, [(0.0, job("j", 6, 6))])
+    asked = []
+    for at, room in ((2.0, 4), (7.0, 0), (12.0, 1), (17.0, 9)):
+        left = {n: gap for n, gap in everything.items() if n not in asked}
+        found = taken(play(c, [(at, GapsSeen(left, room))])).get("", ())
+        asked += found
+        assert len(found) <= room
+    assert asked == list("abcdef")
+
+
+def test_gaps_there_is_no_room_for_yet_are_no_reason_to_reclaim():
+    c = controller(release_after_s=1000.0)
+    play(c, [(0.0, job("a", 1, 9, owner="ann"))])
+    play(c, [(0.0, NodeJoined(f"n{k}", owner="ann")) for k in range(2)])
+    play(c, [(100.0, job("b", 1, 1, owner="bob"))])
+    open_gaps = dict.fromkeys("xyz", (None, "default"))
+    said = play(c, [(200.0, GapsSeen(open_gaps, 0)), (300.0, GapsSeen(open_gaps, 0))])
+    assert not [x for x in said if isinstance(x, ReclaimNodes | TakeLeases)]
+    said = play(c, [(305.0, GapsSeen(open_gaps, 5))])
+    assert sorted(taken(said)) == ["ann", "bob"]

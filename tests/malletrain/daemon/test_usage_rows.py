@@ -1,0 +1,74 @@
+"""What the store remembers, added up."""
+
+import pytest
+
+from malletrain.daemon.usage import Drawn
+from malletrain.daemon.usage_rows import usage_views
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.store.schema import EventRow, JobRow, LeaseRow, RescaleRow
+from malletrain.store.store import Store
+
+T = 1_795_000_000.0
+HOUR = 3600.0
+
+
+def lease(store, number, node, begin, end, **more):
+    state = LeaseStatus.RUNNING if end is None else LeaseStatus.ENDED
+    row = LeaseRow(f"l{number}", node, state, requested=T + begin, started=T + begin, ended=end)
+    store.put_lease(LeaseRow(**{**vars(row), **more, "ended": None if end is None else T + end}))
+
+
+def event(store, kind, at, **data):
+    store.add_event(EventRow(T + at, kind, job="j1", data=data))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Ann's job on two a100 nodes for an hour; her own lease of another class stays unused. A lease
+    of the daemon's own user has not ended.
+    """
+    with Store.open(f"sqlite:///{tmp_path}/s.db") as opened:
+        lease(opened, 1, "n1", 0, HOUR, owner="ann", node_class="a100")
+        lease(opened, 2, "n2", 0, HOUR, owner="ann", node_class="a100")
+        lease(opened, 3, "n3", 0, HOUR / 2, owner="ann")
+        lease(opened, 4, "n4", HOUR, None)
+        opened.put_lease(LeaseRow("l5", "n5", LeaseStatus.ENDED, requested=T, ended=T + 60))
+        opened.add_job(
+            JobRow("j1", "j", "ann", "{}", "completed", submitted=T, ended=T + HOUR, samples=500.0)
+        )
+        event(opened, EventKind.JOB_STARTED, 0, nodes=["n1", "n2"])
+        event(opened, EventKind.JOB_NOTICE, 5, sentence="x")
+        event(opened, EventKind.JOB_SUSPENDED, HOUR / 2)
+        event(opened, EventKind.JOB_STARTED, HOUR / 2 + 60, nodes=["n1"])
+        for generation, nodes, first, cost in ((1, 2, 36.0, 36.0), (2, 1, HOUR / 2 + 96, 36.0)):
+            opened.put_rescale(RescaleRow("j1", generation, "start", 0, nodes, T, T + first, cost))
+        yield opened
+
+
+def rows(store, since=0.0, until=T + 2 * HOUR, visible=lambda user: True):
+    watts = {"a100": Drawn(500, 1000)}
+    return usage_views(store, since, until, "daemon", watts, visible)
+
+
+def test_known_node_hours(store):
+    found = {(row.user, row.node_class): row for row in rows(store)}
+    assert set(found) == {("ann", "a100"), ("ann", "default"), ("daemon", "default")}
+    a100 = found["ann", "a100"]
+    trained = 2 * (HOUR / 2 - 36) / HOUR + (HOUR / 2 - 96) / HOUR
+    assert a100.leased_nh == pytest.approx(2.0)
+    assert a100.trained_nh == pytest.approx(trained)
+    assert a100.starting_nh == pytest.approx((2 * 36 + 36) / HOUR)
+    assert (a100.rescaling_nh, a100.preempted_nh) == (0, 0)
+    assert a100.unused_nh == pytest.approx(2.0 - trained - 108 / HOUR)
+    assert a100.samples == pytest.approx(500.0)
+    busy = trained + 108 / HOUR
+    assert a100.kwh == pytest.approx(busy * 1.0 + (2.0 - busy) * 0.5)
+    assert found["ann", "default"].unused_nh == pytest.approx(0.5)
+    assert found["ann", "default"].kwh is None
+    assert found["daemon", "default"].leased_nh == pytest.approx(1.0), "to now"
+
+
+def test_others_are_not_shown_and_other_times_not_counted(store):
+    assert {row.user for row in rows(store, visible=lambda user: user == "daemon")} == {"daemon"}
+    assert [row.leased_nh for row in rows(store, until=T + 36.0)] == pytest.approx([0.02, 0.01])
+    assert rows(store, until=T - 1) == []

@@ -1,0 +1,114 @@
+"""What is counted of the commands, and what passes for a controller that has too much to do."""
+
+import pytest
+
+from scavenger.batch.calls import CallLog, command_of, sign_in
+from scavenger.batch.commands import CommandError, CommandPolicy, Commands
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["squeue", "-h"], "squeue"),
+        (["/usr/bin/sbatch", "--parsable"], "sbatch"),
+        (["sudo", "-n", "-u", "ann", "--", "/opt/pbs/bin/qdel", "1.server"], "qdel"),
+        (["somethingelse", "--x"], "somethingelse"),
+    ],
+)
+def test_a_command_is_counted_by_its_name_whatever_stands_before_it(argv, command):
+    assert command_of(argv) == command
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.",
+        "sbatch: error: Batch job submission failed: Requested operation is presently disabled",
+        "sbatch: error: Slurm job queue full, sleeping and retrying.",
+        "squeue: error: RPC rate limited 3 time(s). Sleeping for 2 seconds then trying again.",
+        "sinfo: error: RPC rate limit exceeded by uid 1000 with bucket 30 refill 2",
+        "qsub: Server too busy",
+    ],
+)
+def test_signs_of_too_much_to_do(line):
+    assert sign_in(f"something before\n{line}\n") == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit",
+        "scancel: error: Invalid job id 7",
+        "sbatch: error: Invalid account or account/partition combination specified",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "",
+    ],
+)
+def test_no_signs(line):
+    assert sign_in(line) == ""
+
+
+WORDS_S = 4.0
+"""Time for a shell to say a word, then it is stopped."""
+
+
+class Asked:
+    """Commands on a clock of their own."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = CallLog(lambda: self.now)
+        self.commands = Commands(CommandPolicy(5.0, 1, 0.0), calls=self.calls)
+
+    def say(self, text, status=0):
+        return self.commands.run(["sh", "-c", f"echo '{text}' >&2; exit {status}"])
+
+
+def test_calls_are_counted_with_their_outcome():
+    one = Asked()
+    one.say("fine")
+    one.say("wrong", 1)
+    one.say("Slurm temporarily unable to accept job, sleeping and retrying.")
+    with pytest.raises(CommandError):
+        one.commands.run(["no-such-command"])
+    with pytest.raises(CommandError, match="stopped: words"):
+        one.commands.run(["sh", "-c", "echo words >&2; exec sleep 60"], timeout_s=WORDS_S)
+    assert one.calls.counts() == {
+        ("sh", "ok"): 1,
+        ("sh", "failed"): 1,
+        ("sh", "busy"): 1,
+        ("sh", "silent"): 1,
+        ("no-such-command", "failed"): 1,
+    }
+
+
+def test_a_command_that_was_stopped_while_it_tried_again_says_so():
+    one = Asked()
+    script = "echo 'sbatch: error: Slurm temporarily unable to accept job, sleeping' >&2; sleep 60"
+    with pytest.raises(CommandError):
+        one.commands.run(["sh", "-c", script], timeout_s=WORDS_S)
+    assert one.calls.counts() == {("sh", "busy"): 1}
+
+
+def test_a_busy_controller_is_left_alone_longer_each_time_until_it_answers():
+    one = Asked()
+    waits = []
+    for _ in range(8):
+        one.say("RPC rate limit", 1)
+        waits.append(one.calls.left_alone_s())
+        one.now += waits[-1]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert one.calls.busy == "RPC rate limit"
+    one.say("fine")
+    assert (one.calls.busy, one.calls.left_alone_s()) == ("", 0)
+
+
+def test_a_silent_controller_is_asked_more_rarely_until_any_answer():
+    one = Asked()
+    for _ in range(3):
+        one.calls.count("squeue", "silent", "squeue gave no answer")
+        one.now += one.calls.left_alone_s()
+    one.calls.count("squeue", "silent", "squeue gave no answer")
+    assert (one.calls.left_alone_s(), one.calls.busy) == (40, "squeue gave no answer")
+    one.calls.count("squeue", "ok")
+    assert (one.calls.left_alone_s(), one.calls.busy) == (0, "")

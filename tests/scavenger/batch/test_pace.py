@@ -1,0 +1,97 @@
+"""At which pace requests may be made."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.batch.calls import CallLog, requests_of
+from scavenger.batch.pace import RequestBudget, TokenBucket
+
+
+class Time:
+    """A clock that goes on when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 50.0
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def bucket(rate=0.5, burst=3):
+    time = Time()
+    return TokenBucket(rate, burst, lambda: time.now, time.sleep), time
+
+
+def test_the_first_ones_go_at_once_the_others_at_the_rate():
+    one, time = bucket()
+    assert one.whole == 3
+    for _ in range(6):
+        one.wait()
+    assert time.slept == [0, 0, 0, 2, 2, 2]
+    assert one.whole == 0
+    time.now += 100
+    assert one.whole == 3, "and no more than that, however long nothing was asked for"
+
+
+def test_what_is_cancelled_never_waits_and_has_submissions_wait():
+    one, time = bucket()
+    assert one.spend(3) == 0
+    assert one.spend(2) == 4
+    assert time.slept == []
+    one.wait()
+    assert time.slept == [6]
+
+
+def test_a_mass_cancel_is_not_paid_for_longer_than_a_burst():
+    one, time = bucket()
+    one.spend(500)
+    time.now += 3 / 0.5
+    assert one.whole == 0
+    time.now += 1 / 0.5
+    assert one.whole == 1
+
+
+def test_requests_of_commands_as_sdiag_counts_them():
+    assert requests_of(["squeue", "-h"]) == requests_of(["sinfo"]) == 2
+    assert requests_of(["scontrol", "show", "reservation"]) == requests_of(["sbatch"]) == 1
+    assert requests_of(["scancel", "--signal=TERM", "7", "8", "9_[1-2]"]) == 3
+    assert requests_of(["sudo", "-u", "ann", "--", "/usr/bin/scancel", "7", "8"]) == 2
+    assert requests_of(["qdel", "1.pbs0"]) == 1
+
+
+def test_polls_and_leases_keep_to_the_budget_together():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 5.0, lambda: time.now)
+    assert (budget.room, budget.poll_after_s) == (25, 0)
+    for _ in range(5):
+        calls.count("x", "ok", requests=5)
+    assert (budget.room, budget.poll_after_s) == (0, 0)
+    calls.count("x", "ok", requests=5)
+    assert budget.poll_after_s == 2.5
+    time.now += 10
+    assert (budget.room, budget.poll_after_s) == (15, 0)
+
+
+def test_a_site_that_polls_often_on_purpose_may():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 1.0, lambda: time.now)
+    for _ in range(100):
+        calls.count("x", "ok", requests=5)
+        time.now += 1
+        assert budget.poll_after_s == 0
+
+
+@given(
+    st.floats(0.1, 50),
+    st.integers(1, 50),
+    st.lists(st.floats(0, 20), min_size=1, max_size=60),
+)
+def test_never_more_than_a_burst_and_the_rate(rate, burst, pauses):
+    one, time = bucket(rate, burst)
+    began = time.now
+    for count, pause in enumerate(pauses, 1):
+        time.now += pause
+        one.wait()
+        assert count <= burst + rate * (time.now - began) + 1e-6

@@ -1,0 +1,151 @@
+"""Jobs that wait at a limit against which leases count."""
+
+import pytest
+
+from scavenger.batch.limits import job_limit
+from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.limits import at_limit
+from scavenger.slurm.parse import read_jobs
+from tests.scavenger.slurm import slurm_world as world
+
+PREFIX = "malletrain-t-"
+OURS = "".join(
+    world.job("RUNNING", 10 + k, f"{PREFIX}l{k}", user=user, account=account, nodes=f"n{k}")
+    for k, (user, account) in enumerate((("me", "phys"), ("me", "phys"), ("ann", "chem")), 1)
+)
+
+
+def answer(reason, *, user="me", account="phys", count=1, owner="me", **options):
+    line = world.job("PENDING", 1, "big", user=user, account=account, count=count, reason=reason)
+    jobs = read_jobs(line + OURS, "MARK", PREFIX)
+    own = {job.name[len(PREFIX) :]: job for job in jobs.ours}
+    return at_limit(jobs.pending, own, SlurmLeaseOptions(**options), owner)
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "leave"),
+    [
+        ("AssocGrpNodeLimit", {}, ["l1"]),
+        ("AssocGrpNodeLimit", {"count": 5}, ["l1", "l2"]),
+        ("AssocGrpCPUMinutesLimit", {"user": "bob"}, ["l1"]),
+        ("AssocGrpJobsLimit", {"account": "chem", "user": "bob"}, ["l3"]),
+        ("AssocMaxJobsLimit", {}, ["l1"]),
+        ("AssocMaxJobsLimit", {"user": "bob"}, []),
+        ("AssocMaxJobsLimit", {"user": "ann", "account": "phys"}, []),
+        ("QOSMaxJobsPerUserLimit", {}, ["l1"]),
+        ("QOSMaxJobsPerUserLimit", {"qos": "low"}, []),
+        ("QOSGrpNodeLimit", {}, ["l1"]),
+        ("QOSGrpNodeLimit", {"qos": "low"}, []),
+        ("Resources", {}, []),
+        ("Priority", {}, []),
+        ("Dependency", {}, []),
+        ("JobHeldUser", {}, []),
+    ],
+)
+def test_leases_that_count_against_the_limit_leave_as_many_as_the_job_has_nodes(
+    reason, more, leave
+):
+    found = answer(reason, **more)
+    assert found.lacked == ({"1": leave} if leave else {})
+
+
+@pytest.mark.parametrize(
+    ("more", "held"),
+    [
+        ({}, True),
+        ({"user": "bob"}, False),  # of which account our leases will be is not known
+        ({"user": "bob", "options": "phys"}, True),
+        ({"owner": ""}, False),
+    ],
+)
+def test_no_lease_is_asked_for_while_a_job_waits_at_its_limit(more, held):
+    account = {"account": more.pop("options")} if "options" in more else {}
+    line = world.job(
+        "PENDING", 1, "big", account="phys", reason="AssocGrpNodeLimit", user=more.get("user", "me")
+    )
+    jobs = read_jobs(line, "MARK", PREFIX)
+    found = at_limit(jobs.pending, {}, SlurmLeaseOptions(**account), more.get("owner", "me"))
+    assert bool(found.hold) is held
+
+
+def test_leases_are_told_to_leave_once_the_job_has_waited_for_a_moment(tmp_path):
+    slurm = world.World(tmp_path)
+    options = SlurmLeaseOptions(partition="preemptable", leave_at_limits=True)
+    one = slurm.ready(lease=options)
+    lease = world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600, account="phys")
+    main = world.job("PENDING", 4, "main", reason="AssocGrpNodeLimit", account="phys")
+    slurm.nodes(idle="n[2-8]", allocated="n1")
+    slurm.queue(lease, main)
+    polled = one.poll()
+    assert polled.gaps == ()
+    assert "waits for AssocGrpNodeLimit" in next(
+        sentence
+        for e in polled.explanations
+        if e.node == "n3"
+        for rule, passed, sentence in e.rules
+        if rule == "hold"
+    )
+    assert slurm.tools.calls("scancel") == []
+    slurm.now += 3
+    polled = one.poll()
+    assert slurm.tools.calls("scancel") == ["scancel --signal=TERM --batch 9"]
+    assert [found.reason for found in polled.leases] == [
+        "job 4 waits at a limit against which it counts"
+    ]
+    slurm.queue(lease)
+    slurm.now += 20
+    assert len(one.poll().gaps) == 7
+    careless = slurm.ready(lease=SlurmLeaseOptions(partition="preemptable"))
+    slurm.queue(lease, main)
+    assert len(careless.poll().gaps) == 7, "where the site does not say so, nothing changes"
+
+
+@pytest.mark.parametrize(
+    ("ours", "works", "words"),
+    [
+        (0, True, "set max_leases_per_user in [scheduler.slurm] to leave room"),
+        (20, True, "leases take 20 of them at most"),
+        (50, False, "set max_leases_per_user in [scheduler.slurm] below 50"),
+        (80, False, "max_leases_per_user is 80"),
+    ],
+)
+def test_what_check_says_of_a_limit(ours, works, words):
+    [(found, sentence)] = job_limit("Slurm", "MaxJobs of x", 50, ours, "scheduler.slurm")
+    assert (found, words in sentence) == (works, True), sentence
+
+
+ASSOC = """\
+|||200||node=10
+me|40|100|||
+ann|7||||
+"""
+
+
+def test_check_reads_the_limits_of_the_association(tmp_path):
+    slurm = world.World(tmp_path)
+    slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
+    slurm.tools.runs(
+        "sacctmgr",
+        'case "$*" in *" user "*) echo phys;; *" assoc "*) cat "$here/assoc";; *) echo "low||3";; '
+        "esac; exit 0",
+    )
+    slurm.file("assoc", ASSOC)
+    one = slurm.scavenger(max_leases_per_user=40)
+    found = {
+        sentence: works
+        for works, sentence in one.check()
+        if "limit" in sentence or "allows" in sentence
+    }
+    assert [
+        works for sentence, works in found.items() if "MaxJobs of the association of me" in sentence
+    ] == [False]
+    assert [
+        works for sentence, works in found.items() if "MaxSubmitJobs of the association" in sentence
+    ] == [True]
+    [shared] = [s for s in found if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
+    assert found[shared] is False
+    assert "leave_at_limits = true" in shared
+    options = SlurmLeaseOptions(partition="preemptable", qos="low", leave_at_limits=True)
+    found = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
+    assert [w for s, w in found.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
+    assert [w for s, w in found.items() if "they leave for its jobs" in s] == [True]

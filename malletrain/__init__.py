@@ -2,8 +2,8 @@
 
 ``import malletrain`` is what a training script does, so this package imports nothing but the
 standard library until asked. The training-side library: :func:`report`, :func:`metric`,
-:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`. They run in the user's
-process.
+:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`,
+:class:`ElasticStream`. They run in the user's process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
     from malletrain.training.snapshot import Snapshot, SnapshotError
+    from malletrain.training.stream import ElasticStream
 
 __version__ = "0.1.0"
 __all__ = [
     "ElasticSampler",
+    "ElasticStream",
     "Snapshot",
     "SnapshotError",
     "__version__",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOME = {
     "ElasticSampler": "malletrain.training.sampler",
+    "ElasticStream": "malletrain.training.stream",
     "Snapshot": "malletrain.training.snapshot",
     "SnapshotError": "malletrain.training.snapshot",
     "describe": "malletrain.training.report",

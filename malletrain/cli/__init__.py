@@ -18,6 +18,7 @@ from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
+from malletrain.cli.export import export
 from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
@@ -67,6 +68,7 @@ for _command in (
     logs,
     wait,
     cancel,
+    export,
     members,
     nodes,
     events,

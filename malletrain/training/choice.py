@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from malletrain.training import report, snapshot_file
+from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.snapshot_file import SnapshotError
 
 SHARED_FOLDER_WAIT_S = 30.0
@@ -20,8 +20,16 @@ Check = Callable[[dict[str, Any], str], None]
 """(payload, path): raises SnapshotError for one that must not be used."""
 
 
-def newest(path: str, keep: int, check: Check) -> tuple[dict[str, Any] | None, str]:
+def newest(
+    path: str, keep: int, check: Check, bad: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any] | None, str]:
     """(payload, file) of the newest good snapshot at ``path``; (None, "") when there is none yet.
+
+    Args:
+        path: of the newest snapshot.
+        keep: how many earlier ones may lie beside it.
+        check: see :data:`Check`.
+        bad: those that are known to be damaged, and what was found.
 
     Raises:
         SnapshotError: when there are some and none is good, or the newest good one must not be
@@ -30,8 +38,12 @@ def newest(path: str, keep: int, check: Check) -> tuple[dict[str, Any] | None, s
     problems: list[str] = []
     names = snapshot_file.candidates(path, keep)
     for name in names:
+        if bad and name in bad:
+            problems.append(bad[name])
+            continue
         try:
             payload = snapshot_file.read(name)
+            shard_files.check(payload, name)
         except (SnapshotError, OSError) as error:
             problems.append(str(error))
             continue
@@ -50,14 +62,19 @@ def newest(path: str, keep: int, check: Check) -> tuple[dict[str, Any] | None, s
 
 
 def agreed(
-    path: str, keep: int, check: Check, store: Any, key: str, rank: int
+    path: str,
+    keep: int,
+    check: Check,
+    store: Any,
+    key: str,
+    rank: int,
+    bad: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any] | None, str]:
     """As :func:`newest`, on all ranks: rank 0 chooses and says which; the others load that one.
     Folders of network file systems show a new file late on some nodes.
 
     Args:
-        path: of the newest snapshot.
-        keep: how many earlier ones may lie beside it.
+        path, keep, bad: as there.
         check: see :data:`Check`; rank 0 asks it.
         store: the process group's key-value store.
         key: names this restore among all of the group.
@@ -70,7 +87,7 @@ def agreed(
     if rank == 0:
         answer = "!The worker of rank 0 failed while it restored the snapshot; its log says why."
         try:
-            payload, name = newest(path, keep, check)
+            payload, name = newest(path, keep, check, bad)
             answer = "" if payload is None else f"={payload['id']}"
         except SnapshotError as error:
             answer = f"!{error}"
@@ -88,10 +105,12 @@ def agreed(
         for name in snapshot_file.candidates(path, keep):
             try:
                 payload = snapshot_file.read(name, check=False)
+                if payload["id"] != answer[1:]:
+                    continue
+                shard_files.check(payload, name)
             except (SnapshotError, OSError):
                 continue
-            if payload["id"] == answer[1:]:
-                return payload, name
+            return payload, name
         if time.monotonic() > deadline:
             raise SnapshotError(
                 f"Rank {rank} cannot see the snapshot that rank 0 restored from {path} "

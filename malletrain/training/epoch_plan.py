@@ -98,10 +98,10 @@ def piece(total: int, parts: int, index: int) -> tuple[int, int]:
     return index * base + min(index, extra), base + (index < extra)
 
 
-def whole_number(name: str, value: object) -> None:
+def whole_number(name: str, value: object, owner: str = "ElasticSampler") -> None:
     """Raises ValueError when ``value`` is not a whole number from 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"ElasticSampler: {name} must be a whole number from 1, not {value!r}.")
+        raise ValueError(f"{owner}: {name} must be a whole number from 1, not {value!r}.")
 
 
 def order(num_samples: int, seed: int, epoch: int) -> Any:

@@ -12,32 +12,42 @@ from typing import Any
 from malletrain.training import report, rng
 from malletrain.training.snapshot_file import SnapshotError
 
-_SPREAD = "its state is spread over the ranks"
+_FSDP2 = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
 _NOT_SAVABLE = {
-    "FullyShardedDataParallel": f"{_SPREAD} (use torch.distributed.checkpoint)",
-    "FSDPModule": f"{_SPREAD} (use torch.distributed.checkpoint)",
-    "ZeroRedundancyOptimizer": _SPREAD,
+    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2}, which Snapshot takes as "
+    "it is",
+    "ZeroRedundancyOptimizer": "its state is spread over the ranks; use an ordinary optimizer and "
+    f"{_FSDP2} with the model",
+    "DeepSpeedEngine": "DeepSpeed saves by itself and for one number of ranks; instead of ZeRO-3 "
+    f"{_FSDP2}, instead of ZeRO-1 and 2 do so with reshard_after_forward=False",
+    "ZeROOptimizer": "DeepSpeed saves by itself and for one number of ranks; use an ordinary "
+    f"optimizer and {_FSDP2} with the model",
+}
+_NOT_LIVE = {
+    "FSDPModule": "it is sharded; train it in restart mode, with malletrain.Snapshot",
 }
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""
 
 
-def check_object(owner: str, name: str, value: Any) -> None:
+def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> None:
     """Look whether the state of ``value`` can be saved.
 
     Args:
         owner: who asks, for the message.
         name: what the script calls the object.
         value: the object.
+        sharded: whether who asks can save what is spread over ranks.
 
     Raises:
         TypeError: when it cannot.
     """
+    refused = _NOT_SAVABLE if sharded else {**_NOT_SAVABLE, **_NOT_LIVE}
     for cls in type(value).__mro__:
-        if cls.__name__ in _NOT_SAVABLE:
+        if cls.__name__ in refused:
             raise TypeError(
                 f"{owner}: {name} is a {cls.__name__}, which rank 0 cannot save alone: "
-                f"{_NOT_SAVABLE[cls.__name__]}."
+                f"{refused[cls.__name__]}."
             )
     if isinstance(value, dict):
         return
@@ -87,11 +97,9 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
         SnapshotError: when a state does not fit its object.
     """
     saved = payload["objects"]
+    tell_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
-            report.tell(
-                f"Snapshot {name} holds nothing called {key!r}; it starts as the script made it."
-            )
             continue
         target = unwrapped(value)
         try:
@@ -107,19 +115,34 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
             AttributeError,
             IndexError,
         ) as error:
-            reason = " ".join(str(error).split())  # torch writes several lines
-            raise SnapshotError(
-                f"The state of {key!r} in snapshot {name} does not fit the script's "
-                f"{type(target).__name__}: {reason} "
-                "If the script changed on purpose, give Snapshot another path."
-            ) from error
+            raise does_not_fit(key, target, name, error) from error
+    rng.load(payload.get("rng", {}))
+
+
+def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:
+    """What is said when the state of ``key`` in the snapshot at ``name`` cannot be loaded."""
+    reason = " ".join(str(error).split())  # torch writes several lines
+    return SnapshotError(
+        f"The state of {key!r} in snapshot {name} does not fit the script's "
+        f"{type(target).__name__}: {reason} "
+        "If the script changed on purpose, give Snapshot another path."
+    )
+
+
+def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
+    """Tell the user what only the script has, and what only the snapshot at ``name``."""
+    saved = payload["objects"]
+    for key in objects:
+        if key not in saved:
+            report.tell(
+                f"Snapshot {name} holds nothing called {key!r}; it starts as the script made it."
+            )
     for key in saved:
         if key not in objects:
             report.tell(
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
             )
-    rng.load(payload.get("rng", {}))
 
 
 def parameters(objects: Mapping[str, Any]) -> int:

@@ -80,18 +80,23 @@ def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
     return os.environ.get(env.RESUME_FROM, "")
 
 
-def path_of(wanted: str) -> str:
+def path_of(wanted: str, workdir: str = "") -> str:
     """The snapshot that ``wanted``, a job or a path, names.
+
+    Args:
+        wanted: see :func:`asked_for`.
+        workdir: the folder in which the job runs, when that is not this process's working folder.
 
     Raises:
         SnapshotError: when a job has none in the default folder of this working folder, or more
             than one.
     """
+    folder = os.path.join(workdir, FOLDER)
     if os.sep in wanted or os.path.exists(wanted):
         if not os.path.exists(wanted):
             raise SnapshotError(f"There is no snapshot {wanted} to go on from.")
         return os.path.abspath(wanted)
-    found = sorted(glob.glob(os.path.join(FOLDER, f"{glob.escape(wanted)}-*", FILE)))
+    found = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(wanted)}-*", FILE)))
     if len(found) == 1:
         return os.path.abspath(found[0])
     if found:
@@ -100,7 +105,7 @@ def path_of(wanted: str) -> str:
             "from by its path."
         )
     raise SnapshotError(
-        f"There is no snapshot of job {wanted} in {os.path.abspath(FOLDER)}. Name the one to go "
+        f"There is no snapshot of job {wanted} in {os.path.abspath(folder)}. Name the one to go "
         "on from by its path."
     )
 

@@ -5,13 +5,14 @@ training goes on. It does not decide how it reaches the disk
 (:mod:`malletrain.training.snapshot_file`). torch is imported when a snapshot is saved or restored,
 not before.
 
-Rank 0 alone writes. In data-parallel training its state at its own step boundary is the state of
-all: parameters and optimizer are identical on every rank, and the sampler's position is global.
+In data-parallel training rank 0 alone writes: parameters and optimizer are identical on every rank,
+and the sampler's position is global, so that its state at its own step boundary is the state of
+all. Where a model is sharded (FSDP2, HSDP, tensor parallelism) all ranks write, at a step that they
+agree upon: :mod:`malletrain.training.sharded_snapshot`.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import time
@@ -20,30 +21,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol.flags import FlagsReader
-from malletrain.protocol.worker_channel import Capable, DrainDone, SnapshotTaken
-from malletrain.training import choice, owner, report, rng, snapshot_file
+from malletrain.protocol.worker_channel import Capable, DrainDone
+from malletrain.training import (
+    choice,
+    owner,
+    report,
+    rng,
+    shard_files,
+    sharded_snapshot,
+    snapshot_file,
+)
 from malletrain.training import objects as parts
+from malletrain.training.agreement import Agreement
 from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
+from malletrain.training.sharded_state import is_sharded
+from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.steadfast import bear_one_sigterm
 
 __all__ = ["Snapshot", "SnapshotError"]
 
 _RETRY_S = 60.0
-
-# What the person at the keyboard can do, by the disk's reason.
-_ADVICE = {
-    errno.ENOSPC: "Free space there, or give Snapshot another path.",
-    errno.EDQUOT: "Your quota is used up: free space, or give Snapshot another path.",
-    errno.EFBIG: "A limit on file sizes is in force (ulimit -f): raise it, or give Snapshot "
-    "another path.",
-    errno.EROFS: "Give Snapshot a path on a file system that can be written.",
-    errno.EACCES: "Give Snapshot a path in a folder that you may write to.",
-    errno.EPERM: "Give Snapshot a path in a folder that you may write to.",
-    errno.ENOTDIR: "A part of the path is a file: give Snapshot a path inside a folder.",
-    errno.EEXIST: "A part of the path is a file: give Snapshot a path inside a folder.",
-}
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,14 @@ class Snapshot:
             (modules, optimizers, schedulers, GradScaler, ElasticSampler), or a plain dict of
             numbers, texts and tensors, which is updated in place on restore. Modules wrapped by
             DDP, DataParallel or torch.compile are saved as if they were not, so that the state
-            loads into any wrapping. The states of the random number generators of rank 0 (torch on
-            CPU and CUDA, python, numpy where it is imported) come along by themselves.
+            loads into any wrapping. Modules sharded by ``fully_shard`` or tensor parallelism, and
+            their optimizers, are saved by all ranks, and load at any other number of ranks. The
+            states of the random number generators (torch on CPU and CUDA, python, numpy where it is
+            imported) come along by themselves: those of rank 0, or of each rank of a sharded model.
 
     Raises:
-        TypeError: for an object that cannot be saved this way, such as a sharded module, whose
-            parts rank 0 alone does not have.
+        TypeError: for an object that cannot be saved this way (FSDP1, DeepSpeed); the sentence says
+            what to do.
         ValueError: for a negative ``every_s`` or ``keep``, or no object at all.
     """
 
@@ -97,7 +99,7 @@ class Snapshot:
                 "model=model, optimizer=optimizer)."
             )
         for name, value in objects.items():
-            parts.check_object("Snapshot", name, value)
+            parts.check_object("Snapshot", name, value, sharded=True)
         self._owner = owner.this_run()
         if path is None:
             path = owner.own_path(self._owner)
@@ -112,11 +114,14 @@ class Snapshot:
         self._due = time.monotonic() + every_s
         self._known: tuple[int, int, int] | None = None
         self._newest_is_bad = False
-        self._causes: set[str] = set()
-        self._saved_at: float | None = None
+        self._outcomes = Outcomes(self.path)
         self._restores = 0
         self._first_save = True
         self._announced = False
+        self._looked = False
+        self._team: Team | None = None
+        self._agreement: Agreement | None = None
+        self._asked = 0
 
     # --- restore ---
 
@@ -151,8 +156,11 @@ class Snapshot:
             mine = name == self.path
             self._newest_is_bad = not mine and name.startswith(self.path)
             self._known = snapshot_file.signature(self.path) if mine else None
-            parts.put_back(self._objects, payload, name)
-            self._saved_at = payload.get("time")
+            if payload.get(shard_files.KEY) or is_sharded(self._objects):
+                sharded_snapshot.put_back(self._objects, payload, name, self._all_ranks())
+            else:
+                parts.put_back(self._objects, payload, name)
+            self._outcomes.saved_at = payload.get("time")
         self._due = time.monotonic() + self.every_s
         report.mark("restored")
         return payload is not None
@@ -165,103 +173,106 @@ class Snapshot:
         def check(payload: dict[str, Any], name: str) -> None:
             owner.check(payload, name, self._owner, wanted)
 
+        bad: dict[str, str] = {}
+        while True:
+            payload, name = self._newest(path, check, bad)
+            if payload is None or not payload.get(shard_files.KEY):
+                return payload, name
+            bad[name] = sharded_snapshot.problem(payload, name, self._all_ranks())
+            if not bad[name]:
+                return payload, name
+
+    def _newest(
+        self, path: str, check: choice.Check, bad: dict[str, str]
+    ) -> tuple[dict[str, Any] | None, str]:
         rank, world = rank_and_world()
         store = choice.group_store() if world > 1 else None
         if store is None:
-            return choice.newest(path, self.keep, check)
+            return choice.newest(path, self.keep, check, bad)
         self._restores += 1
         label = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
         key = f"malletrain/snapshot/{report.generation()}/{label}/{self._restores}"
-        return choice.agreed(path, self.keep, check, store, key, rank)
+        return choice.agreed(path, self.keep, check, store, key, rank, bad)
+
+    def _all_ranks(self) -> Team:
+        """All ranks; every rank asks for them at the same place for the first time."""
+        if self._team is None:
+            self._team = Team(new_side_group())
+        return self._team
 
     # --- save ---
 
     def save(self) -> bool:
-        """Take a snapshot now. Rank 0 writes; on other ranks nothing happens. Never raises into
-        training.
+        """Take a snapshot now; call it on every rank. Rank 0 writes, and nothing happens on other
+        ranks, unless a model is sharded: then all write. Never raises into training.
 
         Returns:
             True when this process wrote it and it is on disk. When it cannot be written the last
             good one stays, the user is told once per cause, and :meth:`step` tries again.
         """
-        return rank_and_world()[0] == 0 and self._save() is None
+        return self._writes() and self._save() is None
+
+    def _writes(self) -> bool:
+        return rank_and_world()[0] == 0 or is_sharded(self._objects)
 
     def _save(self, taken: Taken | None = None) -> str | None:
         """Save ``taken``, or the state of this moment; returns None, or the sentence why it
         failed.
         """
         report.flush()
-        samples, steps = report.totals() if taken is None else taken.totals
-        started = time.monotonic()
-        size = 0
-        cause = problem = None
+        totals = report.totals() if taken is None else taken.totals
+        leads = rank_and_world()[0] == 0  # of several ranks that save, one says it
+        started, size = time.monotonic(), 0
+        failed: Exception | None = None
         try:
-            if self._first_save:
-                snapshot_file.remove_leftovers(self.path)
-                self._first_save = False
+            size = self._write(taken)
+        # a full disk, a state_dict that fails, memory, an object that cannot be pickled: none may
+        # stop the training
+        except Exception as error:
+            failed = error
+        finished = time.monotonic()
+        attempt = Attempt(finished - started, *totals)
+        if failed is None:
+            self._due = finished + self.every_s
+            if leads:
+                self._outcomes.good(size, attempt)
+            return None
+        wait = min(self.every_s, _RETRY_S)
+        self._due = finished + wait
+        return self._outcomes.bad(failed, wait, attempt) if leads else str(failed)
+
+    def _write(self, taken: Taken | None) -> int:
+        """Put the snapshot on disk; returns its bytes. Raises what was met."""
+        leads = rank_and_world()[0] == 0
+        if self._first_save and leads:
+            snapshot_file.remove_leftovers(self.path)
+        self._first_save = False
+        if taken is None and is_sharded(self._objects):
+            size = sharded_snapshot.save(
+                self.path,
+                self._objects,
+                self._header,
+                self.keep,
+                not self._newest_is_bad,
+                self._all_ranks(),
+            )
+        else:
             self._refuse_if_overtaken()
             # A damaged newest file is replaced and not kept: it would push the last good one out.
             payload = taken.payload if taken else self._payload()
             size = snapshot_file.write(
                 self.path, payload, self.keep, keep_newest=not self._newest_is_bad
             )
+            if os.path.isdir(self.path + shard_files.SUFFIX):
+                shard_files.sweep(self.path, self.keep)
+        if leads:
             self._known = snapshot_file.signature(self.path)
-            self._newest_is_bad = False
-        except OSError as error:
-            cause = f"errno {error.errno}"
-            problem = f"{error.strerror or error}. {_ADVICE.get(error.errno or 0, '')}".strip()
-        # a state_dict that fails, memory, an object that cannot be pickled: none may stop the
-        # training
-        except Exception as error:
-            cause = type(error).__name__ + str(error)[:80]
-            problem = (
-                str(error)
-                if isinstance(error, SnapshotError)
-                else f"{type(error).__name__}: {error}."
-            )
-        finished = time.monotonic()
-        seconds = finished - started
-        if cause is None or problem is None:
-            if self._causes:
-                report.tell(f"Snapshots to {self.path} work again.")
-                self._causes.clear()
-            self._due = finished + self.every_s
-            self._saved_at = time.time()
-            report.send(
-                SnapshotTaken,
-                saved=True,
-                path=self.path,
-                bytes=size,
-                seconds=seconds,
-                samples=samples,
-                steps=steps,
-            )
-            return None
-        wait = min(self.every_s, _RETRY_S)
-        self._due = finished + wait
-        last = (
-            f"The last good one, saved {choice.clock(self._saved_at)}, stays"
-            if self._saved_at
-            else "There is none yet"
-        )
-        sentence = (
-            f"Snapshot to {self.path} failed: {problem} {last}; training goes on and the "
-            f"next attempt is in {wait:.0f} s."
-        )
-        if cause not in self._causes:
-            self._causes.add(cause)
-            report.tell(sentence)
-            report.send(
-                SnapshotTaken,
-                saved=False,
-                path=self.path,
-                bytes=0,
-                seconds=seconds,
-                samples=samples,
-                steps=steps,
-                sentence=sentence,
-            )
-        return sentence
+        self._newest_is_bad = False
+        return size
+
+    def _header(self) -> dict[str, Any]:
+        self._refuse_if_overtaken()
+        return self._facts()
 
     def _refuse_if_overtaken(self) -> None:
         """Neither another run that names the same path, nor a worker left over from an earlier
@@ -290,6 +301,9 @@ class Snapshot:
         self._known = now
 
     def _payload(self) -> dict[str, Any]:
+        return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
+
+    def _facts(self) -> dict[str, Any]:
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
@@ -297,8 +311,6 @@ class Snapshot:
             "generation": report.generation(),
             "time": time.time(),
             "world_size": rank_and_world()[1],
-            "objects": parts.states(self._objects),
-            "rng": rng.state(),
         }
 
     # --- the training loop ---
@@ -310,8 +322,14 @@ class Snapshot:
         Rank 0 saves when ``every_s`` has passed, and when the agent asks for it because the job is
         about to be rescaled or its node is wanted. After such a snapshot it waits (60 s at
         most), because the launcher is about to stop it and what it would do now would be lost; the
-        other ranks wait for it in their next collective.
+        other ranks wait for it in their next collective. With a sharded model all ranks save, one
+        step later.
         """
+        if not self._looked:
+            self._look()
+        if self._agreement is not None:
+            self._step_together(self._agreement)
+            return
         flags = self._flags
         if flags is not None:
             number = flags.drain_request()
@@ -321,29 +339,58 @@ class Snapshot:
         if time.monotonic() >= self._due or not self._announced:
             self._announce_or_save()
 
-    def _announce_or_save(self) -> None:
-        writes = rank_and_world()[0] == 0
+    def _look(self) -> None:
+        self._looked = True
+        if is_sharded(self._objects):
+            self._agreement = Agreement(self._all_ranks().group)
+
+    def _step_together(self, agreement: Agreement) -> None:
+        """All ranks save at the same step: the one after that in which rank 0 saw a reason."""
+        wish = 0
+        if rank_and_world()[0] == 0:
+            number = self._flags.drain_request() if self._flags is not None else 0
+            if number and number not in (self._served, self._asked):
+                self._asked, wish = number, 1 + number
+            elif time.monotonic() >= self._due:
+                self._due, wish = time.monotonic() + self.every_s, 1
+        decided = agreement.exchange(wish)
         if not self._announced:
-            self._announced = True
-            if self._flags is not None:
-                bear_one_sigterm()
-                if writes:
-                    report.send(Capable)
-            count = parts.parameters(self._objects) if writes else 0
-            if count:
-                report.describe(parameters=count)
+            self._announce()
+        if decided > 1:
+            self._serve(decided - 1)
+        elif decided:
+            self._save()
+
+    def _announce_or_save(self) -> None:
+        if not self._announced:
+            self._announce()
         if time.monotonic() >= self._due:
-            if writes:
+            if rank_and_world()[0] == 0:
                 self._save()
             else:
                 self._due = time.monotonic() + self.every_s
 
+    def _announce(self) -> None:
+        self._announced = True
+        if self._flags is not None:
+            bear_one_sigterm()
+        if rank_and_world()[0] != 0:
+            return
+        if self._flags is not None:
+            report.send(Capable)
+        count = parts.parameters(self._objects)
+        if count:
+            report.describe(parameters=count)
+
     def _serve(self, number: int) -> None:
         self._served = number
         report.flush()
-        if rank_and_world()[0] != 0:
+        leads = rank_and_world()[0] == 0
+        if not leads and self._agreement is None:
             return
         sentence = self._save()
+        if not leads:
+            return
         if sentence is not None:
             report.send(DrainDone, number=number, saved=False, sentence=sentence)
             return

@@ -20,6 +20,9 @@ import zlib
 from typing import IO, Any
 
 FORMAT = 1
+"""Of a snapshot that is whole in its file."""
+SHARDED_FORMAT = 2
+"""Of one whose file names shards beside it (:mod:`malletrain.training.shard_files`)."""
 
 
 class SnapshotError(RuntimeError):
@@ -104,7 +107,7 @@ def write(path: str, payload: dict[str, Any], keep: int, keep_newest: bool = Tru
         except OSError:
             pass
         raise
-    _sync_folder(path)
+    sync_folder(os.path.dirname(path))
     return writer.bytes
 
 
@@ -130,9 +133,10 @@ def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:
             put(before)
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Have the entries of ``folder`` (empty: the working folder) on disk."""
     try:
-        fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # a folder that may be written but not read
         return
     try:
@@ -205,10 +209,10 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
         or "malletrain_snapshot" not in payload
     ):
         raise SnapshotError(f"{path} is not a snapshot written by malletrain.Snapshot.")
-    if payload["malletrain_snapshot"] != FORMAT:
+    if payload["malletrain_snapshot"] not in (FORMAT, SHARDED_FORMAT):
         raise SnapshotError(
             f"Snapshot {path} has format {payload['malletrain_snapshot']}, but this malletrain "
-            f"reads format {FORMAT}. "
+            f"reads formats {FORMAT} and {SHARDED_FORMAT}. "
             "Go on with the release that wrote it."
         )
     return payload

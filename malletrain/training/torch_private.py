@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from malletrain.protocol.messages import Failure
 
 _C10D = "torch.distributed.distributed_c10d"
+_LOADER = "torch.utils.data._utils.worker"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "ElasticStream": ((_LOADER, "_worker_info"),),
     "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
     "restart mode": tuple(
         (_AGENT, f"LocalElasticAgent.{name}")
@@ -64,6 +66,21 @@ def require(purpose: str) -> None:
             f"torch {torch.__version__} has no {', '.join(lacks)}, which {purpose} needs. "
             "Install a version of torch that MalleTrain was tested with (see its setup.cfg)."
         )
+
+
+# --- processes of a DataLoader (malletrain.training.stream_loader) ---
+
+
+def forget_worker() -> None:
+    """Have this process of a DataLoader look like any other. Many iterable datasets leave out what
+    they think is another worker's, and the shards of a stream are dealt out already.
+
+    Raises:
+        RuntimeError: The installed torch lacks what is needed.
+    """
+    require("ElasticStream")
+    loader: Any = import_module(_LOADER)
+    loader._worker_info = None  # noqa: SLF001 (there is no public way)
 
 
 # --- process groups (malletrain.elastic.group) ---

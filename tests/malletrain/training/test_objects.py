@@ -7,6 +7,7 @@ from torch import nn
 import malletrain
 from malletrain import Snapshot, SnapshotError
 from malletrain.training import snapshot_file
+from malletrain.training.objects import check_object
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -68,3 +69,14 @@ def test_objects_that_came_or_went_are_told(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "holds nothing called 'new'" in said
     assert "also holds 'old'" in said
+
+
+class FSDPModule(nn.Linear):
+    """As torch's."""
+
+
+def test_a_sharded_module_is_for_restart_mode():
+    module = FSDPModule(1, 1)
+    check_object("Snapshot", "model", module, sharded=True)
+    with pytest.raises(TypeError, match=r"elastic\.Run: model is a FSDPModule.* restart mode"):
+        check_object("elastic.Run", "model", module)

@@ -134,11 +134,23 @@ def test_no_good_snapshot_is_not_a_new_run(tmp_path):
     assert "move it away" in str(caught.value)
 
 
-class ZeroRedundancyOptimizer:
+class Stateful:
     def state_dict(self):
         return {}
 
     load_state_dict = state_dict
+
+
+class ZeroRedundancyOptimizer(Stateful):
+    """As torch's."""
+
+
+class FullyShardedDataParallel(Stateful):
+    """As torch's."""
+
+
+class DeepSpeedEngine(Stateful):
+    """As DeepSpeed's."""
 
 
 @pytest.mark.parametrize(
@@ -153,6 +165,16 @@ class ZeroRedundancyOptimizer:
             TypeError,
             "optimizer is a ZeroRedundancyOptimizer, which rank 0 cannot save alone",
             {"optimizer": ZeroRedundancyOptimizer()},
+        ),
+        (
+            TypeError,
+            r"model is a FullyShardedDataParallel.*FSDP1 .* shard it with .*fully_shard \(FSDP2\)",
+            {"model": FullyShardedDataParallel()},
+        ),
+        (
+            TypeError,
+            "model is a DeepSpeedEngine.*instead of ZeRO-3 shard it with .*fully_shard.*ZeRO-1",
+            {"model": DeepSpeedEngine()},
         ),
     ],
 )

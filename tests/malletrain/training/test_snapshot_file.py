@@ -186,8 +186,8 @@ def test_other_files_are_not_snapshots(tmp_path, other):
 
 
 def test_a_later_format_is_refused(tmp_path):
-    torch.save(payload(1) | {"malletrain_snapshot": 2}, tmp_path / "x.pt")
-    with pytest.raises(SnapshotError, match="format 2"):
+    torch.save(payload(1) | {"malletrain_snapshot": 3}, tmp_path / "x.pt")
+    with pytest.raises(SnapshotError, match="format 3"):
         read(str(tmp_path / "x.pt"))
 
 

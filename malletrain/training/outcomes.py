@@ -1,0 +1,99 @@
+"""What is said about the snapshots of a run, to the user and to the agent.
+
+Decides the sentences, and that each cause of a failure is told once until saving works again.
+Whether to try again, and when, is :mod:`malletrain.training.snapshot`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import dataclass
+
+from malletrain.protocol.worker_channel import SnapshotTaken
+from malletrain.training import choice, report
+from malletrain.training.snapshot_file import SnapshotError
+
+# What the person at the keyboard can do, by the disk's reason.
+_ADVICE = {
+    errno.ENOSPC: "Free space there, or give Snapshot another path.",
+    errno.EDQUOT: "Your quota is used up: free space, or give Snapshot another path.",
+    errno.EFBIG: "A limit on file sizes is in force (ulimit -f): raise it, or give Snapshot "
+    "another path.",
+    errno.EROFS: "Give Snapshot a path on a file system that can be written.",
+    errno.EACCES: "Give Snapshot a path in a folder that you may write to.",
+    errno.EPERM: "Give Snapshot a path in a folder that you may write to.",
+    errno.ENOTDIR: "A part of the path is a file: give Snapshot a path inside a folder.",
+    errno.EEXIST: "A part of the path is a file: give Snapshot a path inside a folder.",
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try to save."""
+
+    seconds: float
+    """How long it took."""
+    samples: float
+    """Reported when it began."""
+    steps: int
+    """Reported when it began."""
+
+
+class Outcomes:
+    """The snapshots of a run at ``path``, one after the other."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.saved_at: float | None = None
+        """When the newest good one was saved, if there is one (seconds since the epoch)."""
+        self._causes: set[str] = set()
+
+    def good(self, size: int, attempt: Attempt) -> None:
+        """One of ``size`` bytes is on disk."""
+        if self._causes:
+            report.tell(f"Snapshots to {self.path} work again.")
+            self._causes.clear()
+        self.saved_at = time.time()
+        self._send(attempt, True, size, "")
+
+    def bad(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
+        """One could not be saved because of ``error``, and is tried again in ``wait_s`` seconds.
+        Returns the sentence.
+        """
+        cause, problem = _explained(error)
+        last = (
+            f"The last good one, saved {choice.clock(self.saved_at)}, stays"
+            if self.saved_at
+            else "There is none yet"
+        )
+        sentence = (
+            f"Snapshot to {self.path} failed: {problem} {last}; training goes on and the "
+            f"next attempt is in {wait_s:.0f} s."
+        )
+        if cause not in self._causes:
+            self._causes.add(cause)
+            report.tell(sentence)
+            self._send(attempt, False, 0, sentence)
+        return sentence
+
+    def _send(self, attempt: Attempt, saved: bool, size: int, sentence: str) -> None:
+        report.send(
+            SnapshotTaken,
+            saved=saved,
+            path=self.path,
+            bytes=size,
+            seconds=attempt.seconds,
+            samples=attempt.samples,
+            steps=attempt.steps,
+            sentence=sentence,
+        )
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """(what counts as the same cause, a sentence)"""
+    if isinstance(error, OSError):
+        advice = _ADVICE.get(error.errno or 0, "")
+        return f"errno {error.errno}", f"{error.strerror or error}. {advice}".strip()
+    said = str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}."
+    return type(error).__name__ + str(error)[:80], said

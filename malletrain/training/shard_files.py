@@ -1,0 +1,236 @@
+"""The shards of a snapshot on disk: a folder in the format of ``torch.distributed.checkpoint``.
+
+Decides how shards become durable, whether they are whole, and when they are removed. The folder
+lies in ``PATH.shards`` and counts for nothing until the snapshot file at ``PATH``, which names it
+and the sizes and check sums of its files, is renamed into place
+(:mod:`malletrain.training.snapshot_file`); before that everything in it has reached the disk.
+What is in the shards is :mod:`malletrain.training.sharded_state`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from malletrain.training import snapshot_file
+from malletrain.training.side_group import Team
+from malletrain.training.snapshot_file import SnapshotError
+
+SUFFIX = ".shards"
+KEY = "shards"
+"""In a snapshot: where its shards are, and their files."""
+_PIECE = 4 << 20
+Files = dict[str, tuple[int, int]]
+"""(size, CRC-32) of each file of a folder."""
+
+
+def new_folder(path: str, number: str) -> str:
+    """Make the folder for the shards of a snapshot at ``path``."""
+    folder = os.path.join(path + SUFFIX, number)
+    os.makedirs(folder, mode=0o755)
+    return folder
+
+
+def relative(path: str, folder: str) -> str:
+    """How a snapshot names its folder, so that both can be moved together."""
+    return os.path.relpath(folder, os.path.dirname(path) or ".")
+
+
+def folder_of(payload: Mapping[str, Any], name: str) -> str:
+    """The folder of the shards of the snapshot at ``name``; empty for one without shards."""
+    shards = payload.get(KEY)
+    return os.path.join(os.path.dirname(name), shards["folder"]) if shards else ""
+
+
+# --- write ---
+
+
+def write(folder: str, tensors: Mapping[str, Any], team: Team) -> None:
+    """Write each rank's shards of ``tensors`` to ``folder``. Collective.
+
+    Raises:
+        OSError: the disk's reason, on all ranks.
+        RuntimeError: another reason, on all ranks.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that one process is one process
+        try:
+            dcp.save(
+                dict(tensors),
+                storage_writer=dcp.FileSystemWriter(folder),
+                process_group=team.group,
+                no_dist=team.group is None,
+            )
+        except dcp.CheckpointException as error:
+            needed = sum(t.numel() * t.element_size() for t in tensors.values()) // team.world
+            raise _reason(error, folder, needed) from error
+
+
+def _reason(error: Any, folder: str, needed: int) -> Exception:
+    """The failure of a rank as an ordinary exception; torch hides a full disk behind an internal
+    error of its own.
+    """
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    for _, (other, _) in sorted(error.failures.items()):
+        if isinstance(other, OSError) and other.errno is not None:
+            return OSError(other.errno, os.strerror(other.errno), folder)
+    if shutil.disk_usage(folder).free < needed:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+    first = " ".join(str(cause).split("\n", 1)[0].split())
+    return RuntimeError(f"rank {rank}: {type(cause).__name__}: {first[:300]}")
+
+
+def seal(folder: str, rank: int) -> Files:
+    """Have the entries of ``folder`` on disk, and sum up the files that ``rank`` wrote.
+
+    Others may read but never write them: restoring trusts files that only their owner can have
+    written.
+    """
+    own = f"__{rank}_"
+    return _summed(folder, [n for n in os.listdir(folder) if n.startswith(own)])
+
+
+def seal_rest(path: str, folder: str, sealed: list[Files]) -> Files:
+    """What :func:`seal` is on every rank, for the files that no rank claimed, on rank 0; then the
+    way to the folder. Returns all files.
+    """
+    files = {name: value for part in sealed for name, value in part.items()}
+    files.update(_summed(folder, sorted(set(os.listdir(folder)) - set(files))))
+    snapshot_file.sync_folder(path + SUFFIX)
+    snapshot_file.sync_folder(os.path.dirname(path))
+    return files
+
+
+def _summed(folder: str, names: list[str]) -> Files:
+    files: Files = {}
+    for name in names:
+        full = os.path.join(folder, name)
+        os.chmod(full, os.stat(full).st_mode & 0o755)
+        files[name] = _sum_of(full)
+    snapshot_file.sync_folder(folder)
+    return files
+
+
+def _sum_of(path: str) -> tuple[int, int]:
+    size = total = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            total = zlib.crc32(piece, total)
+    return size, total
+
+
+def remove(folder: str) -> None:
+    """Remove the shards of a snapshot that came to nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(path: str, keep: int) -> None:
+    """Remove the shards at ``path`` that none of its snapshots names: those of older ones, and what
+    a save that was killed left.
+    """
+    root = path + SUFFIX
+    try:
+        there = set(os.listdir(root))
+    except OSError:
+        return
+    for name in snapshot_file.candidates(path, keep):
+        try:
+            payload = snapshot_file.read(name, check=False)
+        except (SnapshotError, OSError):
+            continue  # without it its shards are nothing
+        there.discard(os.path.basename(folder_of(payload, name)))
+    for unused in there:
+        remove(os.path.join(root, unused))
+
+
+# --- read ---
+
+
+def check(payload: Mapping[str, Any], name: str) -> None:
+    """Look whether the shards of a snapshot are there, as long as they were, and nobody else's.
+
+    Raises:
+        SnapshotError: when they are not.
+    """
+    folder = folder_of(payload, name)
+    if not folder:
+        return
+    for file, (size, _) in payload[KEY]["files"].items():
+        path = os.path.join(folder, file)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise SnapshotError(
+                f"Snapshot {name} has lost its shards: {path}: {error.strerror}. Keep the file and "
+                f"the folder {os.path.basename(os.path.dirname(folder))} beside it together."
+            ) from error
+        if status.st_size != size:
+            raise SnapshotError(
+                f"Snapshot {name} is damaged: {path} has {status.st_size} bytes and not {size}."
+            )
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise SnapshotError(
+                f"The shards of snapshot {name} could have been written by somebody else (you are "
+                f"not the owner of {path}, or others may write to it), and reading them may run "
+                "code. If you trust them: copy file and folder, and chmod -R go-w the copy."
+            )
+
+
+def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int = 1) -> None:
+    """Look whether the ``part``-th of ``parts`` of the files of the shards are what was written.
+
+    Raises:
+        SnapshotError: when one is not.
+    """
+    folder = folder_of(payload, name)
+    for file, (size, total) in sorted(payload[KEY]["files"].items())[part::parts]:
+        path = os.path.join(folder, file)
+        try:
+            found = _sum_of(path)
+        except OSError as error:
+            raise SnapshotError(f"Snapshot {name} is damaged: {path}: {error.strerror}.") from error
+        if found != (size, total):
+            raise SnapshotError(f"Snapshot {name} is damaged: the check sum of {path} is wrong.")
+
+
+def shapes(folder: str) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """(shape, dtype) of each tensor in the shards."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    return {
+        key: (tuple(entry.size), entry.properties.dtype)
+        for key, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read(folder: str, tensors: dict[str, Any], team: Team | None = None) -> None:
+    """Fill ``tensors`` from the shards, whatever layout either has. Collective, unless there is no
+    ``team``: then this process alone reads.
+
+    Raises:
+        RuntimeError: what a rank met, on all ranks.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            dcp.load(
+                tensors,
+                storage_reader=dcp.FileSystemReader(folder),
+                process_group=team.group if team else None,
+                no_dist=team is None or team.group is None,
+            )
+        except dcp.CheckpointException as error:
+            raise _reason(error, folder, 0) from error

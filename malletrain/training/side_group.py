@@ -1,0 +1,101 @@
+"""A process group of MalleTrain's own beside the script's, and what all ranks do together in it.
+
+Decides that such words go over gloo and the CPU, whatever the script's backend is: they never stand
+in the queue of a GPU and never change the order of the script's collectives. It does not decide
+what is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_side_group() -> Any:
+    """A gloo group of all ranks; None for one rank. Collective: every rank calls it at the same
+    place of the script.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.new_group(backend="gloo") if distributed.get_world_size() > 1 else None
+
+
+class Team:
+    """All ranks of a process group, doing something together. What one of them cannot do, none has
+    done: every rank raises what the first one met.
+
+    Args:
+        group: of :func:`new_side_group`; None for one rank.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self.rank, self.world = 0, 1
+        if group is not None:
+            import torch.distributed as dist
+
+            self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+
+    def everywhere(self, work: Callable[[], T]) -> list[T]:
+        """Do ``work`` on every rank.
+
+        Returns:
+            The results by rank, on rank 0; elsewhere an empty list.
+
+        Raises:
+            Exception: what the first rank that failed met, on every rank.
+        """
+        result, error = _attempt(work)
+        if self.group is None:
+            if error is not None:
+                raise error
+            return [result]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.world
+        dist.gather_object(
+            (result, _sendable(error)), found if self.rank == 0 else None, group=self.group
+        )
+        verdict = [next((e for _, e in found if e is not None), None) if self.rank == 0 else None]
+        dist.broadcast_object_list(verdict, group=self.group)
+        if verdict[0] is not None:
+            raise verdict[0]
+        return [value for value, _ in found] if self.rank == 0 else []
+
+    def from_rank_0(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on rank 0, and have its result, or its failure, on every rank."""
+        box: list[Any] = [None]
+        if self.rank == 0:
+            result, error = _attempt(work)
+            box = [(result, _sendable(error))]
+        if self.group is not None:
+            import torch.distributed as dist
+
+            dist.broadcast_object_list(box, group=self.group)
+        value, error = box[0]
+        if error is not None:
+            raise error
+        answer: T = value
+        return answer
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # the others are told, and raise it as well
+        return None, error
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    """``error`` as something that can be pickled and be said in a sentence elsewhere."""
+    from malletrain.training.snapshot_file import SnapshotError
+
+    if error is None or isinstance(error, SnapshotError):
+        return error
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror, error.filename)
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,341 @@
+"""Iterable datasets made of shards, in a job whose number of ranks changes: every record of an
+epoch once.
+
+Decides what this rank trains on next and how far all ranks have come. Which rank reads which shard
+is :mod:`malletrain.training.stream_deal`'s, how shards are read
+:mod:`malletrain.training.stream_loader`'s, and when the position is saved
+:mod:`malletrain.training.snapshot`'s.
+
+Shards have lengths that nobody knows before they are read. They are dealt out to the readers of all
+ranks. A step has the same global batch as any other, so that it can be made only if every rank has
+its share of it, and the ranks tell each other at each step whether they have a share more. When one
+has not, what is left is dealt out anew; and when too few shards are left for that, all ranks read
+them and take their share of every global batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from malletrain.training.epoch_plan import order, piece, whole_number
+from malletrain.training.ranks import max_world, rank_and_world
+from malletrain.training.report import tell
+from malletrain.training.side_group import new_side_group
+from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
+from malletrain.training.stream_words import StepWord, say
+
+if TYPE_CHECKING:
+    from malletrain.training.stream_loader import Cut, Portion
+
+_STATE_VERSION = 1
+
+
+class _HandedOut:
+    """A step whose batch was handed out and is not done yet."""
+
+    def __init__(
+        self,
+        dealt: Deal,
+        before: _HandedOut | None,
+        portion: Portion,
+        total: int,
+        word: StepWord | None = None,
+    ) -> None:
+        self.deal, self.share, self.total = dealt, portion.share, total
+        self._before = before
+        self._own = {0: (portion.place, portion.records)}
+        self._word = word
+        self._after: dict[int, Cursor] | None = None
+
+    def cursors(self) -> dict[int, Cursor]:
+        """The cursors of all readers after this step."""
+        if self._after is None:
+            before = self._before.cursors() if self._before else {}
+            now = self._word.cursors() if self._word else self._own
+            self._after, self._before = {**before, **now}, None
+        return self._after
+
+
+class ElasticStream:
+    """The batches of this rank from a dataset made of shards; iterate it as a ``DataLoader``.
+
+    Args:
+        shards: of the dataset, the same on every rank: paths, URLs, numbers.
+        read: from a shard to its records, always in the same order. With a parameter ``start`` it
+            is asked to begin at that record; else the records before it are read and left out.
+        global_batch_size: records per step over all ranks. Exactly one of this and ``batch_size``.
+        batch_size: records per step and rank; the global batch changes with the scale.
+        decode: from a record to what batches are made of, for this rank's records only. Costly work
+            belongs here and not into ``read``.
+        collate_fn: from a list of decoded records to a batch; torch's default when not given.
+        seed: of the order of the shards in each epoch.
+        shuffle: False takes the shards in order. Records keep their order within a shard.
+        num_workers: processes of this rank that read, the same number on every rank.
+        rank, world_size: from torch.distributed when it is initialised, else from RANK and
+            WORLD_SIZE, else 0 and 1.
+        max_world_size: the largest number of ranks the job will ever have; from
+            MALLETRAIN_MAX_WORLD_SIZE, else the world size.
+        group: the process group in which the ranks talk, on the CPU; one of the stream's own when
+            not given.
+        loader: other options of ``DataLoader``, such as ``pin_memory`` and ``prefetch_factor``.
+
+    Raises:
+        ValueError: when the sizes do not fit each other; the message says which.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: Callable[..., Iterable[Any]],
+        *,
+        global_batch_size: int | None = None,
+        batch_size: int | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        max_world_size: int | None = None,
+        group: Any = None,
+        **loader: Any,
+    ) -> None:
+        here_rank, here_world = rank_and_world()
+        self.rank = here_rank if rank is None else rank
+        self.world_size = here_world if world_size is None else world_size
+        self.max_world_size = max_world_size or max_world(self.world_size)
+        if (global_batch_size is None) == (batch_size is None):
+            raise ValueError(
+                "ElasticStream needs exactly one of global_batch_size (over all ranks) and "
+                "batch_size (per rank)."
+            )
+        size = global_batch_size if batch_size is None else batch_size * self.world_size
+        whole_number("the batch size", size, "ElasticStream")
+        assert size is not None
+        self.global_batch_size = size
+        if not len(shards):
+            raise ValueError("ElasticStream: there are no shards to read.")
+        if size < (self.max_world_size if batch_size is None else self.world_size):
+            raise ValueError(
+                f"ElasticStream: a global batch of {size} records cannot be shared by the "
+                f"{self.max_world_size} ranks the job may have. Raise global_batch_size or submit "
+                "the job with fewer nodes at most."
+            )
+        self.shards = shards
+        self.seed, self.shuffle = seed, shuffle
+        self.num_workers = num_workers
+        self._read, self._decode, self._collate = read, decode, collate_fn
+        self._options = loader
+        self._group = group
+        self._waiting: deque[_HandedOut] = deque()
+        self._steps = 0
+        self._ended = False
+        self._begin(0)
+
+    def _begin(self, epoch: int, position: StreamPosition | None = None, samples: int = 0) -> None:
+        self.epoch = epoch
+        self.samples = samples
+        """Records of this epoch that are done, over all ranks."""
+        self._position = position or StreamPosition(len(self.shards))
+        self._waiting.clear()
+
+    # --- the batches ---
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches from the position to the end of the epoch."""
+        self._waiting.clear()
+        epoch, position = self.epoch, self._position
+        shared = False
+        while position.left():
+            dealt = deal(position, self.world_size, max(1, self.num_workers), shared)
+            last: _HandedOut | None = None
+            for step, batch in self._shared(dealt) if dealt.shared else self._dealt(dealt):
+                last = step
+                self._waiting.append(step)
+                yield batch
+            if dealt.shared:
+                break
+            shared = last is None  # dealt out, and no step could be made of it
+            if last is not None:
+                position = dealt.position(last.cursors())
+        if not self._waiting and self.epoch == epoch:
+            self._leave_rest()
+
+    def _dealt(self, dealt: Deal) -> Iterator[tuple[_HandedOut, Any]]:
+        from malletrain.training.stream_loader import Cut
+
+        share = piece(self.global_batch_size, self.world_size, self.rank)[1]
+        source = self._portions(dealt, dealt.lists[self.rank :: self.world_size], Cut(share))
+        group = self._side_group()
+        # A step is made only if every rank has a share beyond it: what is left in the end is a
+        # global batch at least, which the ranks can share.
+        portion, following = next(source, None), next(source, None)
+        word = say(group, following is not None)
+        step: _HandedOut | None = None
+        while word.all_have_more():
+            assert portion is not None
+            coming = next(source, None)
+            word = say(group, coming is not None, portion.reader, portion.place, portion.records)
+            step = _HandedOut(dealt, step, portion, self.global_batch_size, word)
+            yield step, portion.batch
+            portion, following = following, coming
+
+    def _shared(self, dealt: Deal) -> Iterator[tuple[_HandedOut, Any]]:
+        from malletrain.training.stream_loader import Cut
+
+        cut = Cut(self.global_batch_size, self.rank, self.world_size, self.max_world_size)
+        for portion in self._portions(dealt, dealt.lists, cut):
+            yield _HandedOut(dealt, None, portion, portion.total), portion.batch
+
+    def _portions(
+        self, dealt: Deal, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut
+    ) -> Iterator[Portion]:
+        from malletrain.training.stream_loader import Readers, ShardSource, loader
+
+        shards = self._order()
+        named = [[(self.shards[shards[place]], done) for place, done in part] for part in lists]
+        source = ShardSource(self._read, self._decode)
+        if self._collate is not None:
+            source = replace(source, collate=self._collate)
+        workers = min(self.num_workers, len(named))
+        return loader(Readers(source, named, cut), workers, self._options if workers else {})
+
+    def _order(self) -> Sequence[int]:
+        count = len(self.shards)
+        if not self.shuffle:
+            return range(count)
+        found: list[int] = order(count, self.seed, self.epoch).tolist()
+        return found
+
+    def _side_group(self) -> Any:
+        if self._group is None and self.world_size > 1:
+            self._group = new_side_group()
+            if self._group is None:
+                raise RuntimeError(
+                    f"ElasticStream: {self.world_size} ranks cannot share a stream without a "
+                    "process group. Call torch.distributed.init_process_group() first."
+                )
+        return self._group
+
+    # --- what the training loop needs ---
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``for epoch in stream.epochs(10)``: the epochs not finished yet of 10, starting with the
+        one the restored position is in.
+
+        Raises:
+            RuntimeError: when an epoch ends without its steps having been counted by
+                :meth:`advance`.
+        """
+        while self.epoch < count and not self._ended:
+            epoch, steps = self.epoch, self._steps
+            yield epoch
+            if self._ended:
+                return
+            if self.epoch != epoch:
+                continue
+            if self._steps == steps:
+                raise RuntimeError(
+                    f"Epoch {epoch} ended without a single call of stream.advance(), so that "
+                    "no snapshot knows how far it came. "
+                    "Call stream.advance() at the end of each training step, on every rank."
+                )
+            tell(f"Epoch {epoch} was left after {self.samples} records.", once="epoch left")
+            self._begin(epoch + 1)
+
+    def end(self) -> None:
+        """End :meth:`epochs` when the loop asks for the next one; the position stays where it
+        is.
+        """
+        self._ended = True
+
+    def advance(self, batches: int = 1) -> None:
+        """A step is done: move the position past its global batch. Call it on every rank at the end
+        of each step, before the snapshot.
+
+        Args:
+            batches: how many batches the step took (more than 1 with gradient accumulation).
+
+        Raises:
+            RuntimeError: when more batches are reported done than were taken.
+        """
+        for _ in range(batches):
+            if not self._waiting:
+                raise RuntimeError(
+                    "stream.advance() was called more often than batches were taken from the "
+                    "stream. Call it once per batch."
+                )
+            step = self._waiting.popleft()
+            self._position = step.deal.position(step.cursors())
+            self.samples += step.total
+            self._steps += 1
+            if not self._position.left():
+                self._begin(self.epoch + 1)
+
+    def _leave_rest(self) -> None:
+        """No batch can be made of what is left."""
+        if not self.samples:
+            raise ValueError(
+                f"ElasticStream: {len(self.shards)} shards have too few records for "
+                f"{self.world_size} ranks."
+            )
+        tell(f"The last records of epoch {self.epoch} are fewer than the ranks, and left out.")
+        self._steps += 1
+        self._begin(self.epoch + 1)
+
+    @property
+    def loss_weight(self) -> float:
+        """(this rank's records) · (ranks) / (records of the global batch) for the step in progress
+        (before :meth:`advance`): see :attr:`malletrain.ElasticSampler.loss_weight`.
+        """
+        if not self._waiting:
+            return 1.0
+        step = self._waiting[0]
+        return step.share * self.world_size / step.total
+
+    # --- what a snapshot needs ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the same on every rank: plain numbers."""
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "shards": len(self.shards),
+            **self._position.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, whatever the world size, the batch size and the number of workers
+        were when it was written. The state's seed wins.
+
+        Raises:
+            ValueError: when the state belongs to another number of shards or another version.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(
+                f"A stream state of version {state.get('version')!r}; this malletrain reads "
+                f"version {_STATE_VERSION}."
+            )
+        if state.get("shards") != len(self.shards):
+            raise ValueError(
+                f"The stream's state was written for {state.get('shards')} shards, but there are "
+                f"{len(self.shards)} now. Train with the same data, or start anew with another "
+                "snapshot path."
+            )
+        seed, shuffle = int(state["seed"]), bool(state["shuffle"])
+        if (seed, shuffle) != (self.seed, self.shuffle):
+            tell(
+                f"The order of the shards goes on as the snapshot began it (seed {seed}, shuffle "
+                f"{shuffle}); the script's (seed {self.seed}, shuffle {self.shuffle}) would repeat "
+                "records."
+            )
+        self.seed, self.shuffle = seed, shuffle
+        position = StreamPosition.from_state(len(self.shards), state)
+        self._begin(int(state["epoch"]), position, int(state["samples"]))

@@ -330,7 +330,7 @@ def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
 def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
     """A job of the whole machine ends, as after a drain."""
     slurm = cluster(100)
-    one = scavenger(slurm, submit_rate=25.0, rules=GapRules(max_at_once=60))
+    one = scavenger(slurm, submit_rate=25.0, submit_burst=1, rules=GapRules(max_at_once=60))
     main = slurm.submit("sleep 3", "--nodes=100", "--exclusive", "--time=1")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job has the machine")
     assert gaps(one) == []

@@ -17,7 +17,13 @@ import shutil
 import time
 from collections.abc import Callable
 
-from malletrain.agent.launch import JobPlace, job_environment, kept_command, launch_command
+from malletrain.agent.launch import (
+    JobPlace,
+    job_environment,
+    kept_command,
+    launch_command,
+    network_kept,
+)
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
@@ -147,7 +153,7 @@ class NodeJob:
         known = newest.generation if newest else self.generation
         if self.releasing or message.generation <= known:
             return
-        self._rounds[message.generation] = message
+        message = self._rounds[message.generation] = network_kept(message, self._assign.spec.env)
         self._waited_s = 0.0
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun left when its workers were done; they are needed again
@@ -306,8 +312,10 @@ class NodeJob:
                 node=place.node,
                 lease=place.lease,
                 worker_socket=place.worker_socket,
+                interface=place.interface,
                 flags=self._flags.path,
                 key=self._assign.key,
+                chosen=bool(self._assign.host),
             )
             command = launch_command(spec, order, order_file, place.directory / "torchrun")
             self._process = JobProcess(

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain.launch import supervisor
+from msgspec.structs import replace
+
+from malletrain.launch import fabric, supervisor
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, Round
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
 # torch's take its place.
@@ -66,12 +68,15 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
+    """Where a job runs: ``directory`` is its own, the sockets are the agent's; ``host`` and
+    ``interface``: its network.
+    """
 
     directory: Path
     launcher_endpoint: str
     worker_socket: str
     host: str
+    interface: str
     node: str
     lease: str
     environment: Mapping[str, str]
@@ -86,9 +91,12 @@ def job_environment(
     worker_socket: str,
     flags: str,
     key: str = "",
+    interface: str = "",
+    chosen: bool = False,
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, and where to find the agent.
+    own, and where to find the agent. ``interface``: its network, where neither the node's
+    environment nor the job's says one; ``chosen``: by the site.
     """
     spec = order.spec
     environment = {
@@ -98,6 +106,9 @@ def job_environment(
     }
     environment["PYTHONUNBUFFERED"] = "1"
     environment.update(spec.env)
+    if not fabric.says_itself(spec.env):
+        given = fabric.for_all(interface) if chosen else fabric.for_gloo(interface)
+        environment.update(given if chosen else {**given, **environment})
     environment.update(
         {
             env.JOB: order.job,
@@ -114,6 +125,13 @@ def job_environment(
     if key:
         environment[env.JOB_KEY] = key
     return environment
+
+
+def network_kept(message: Round, own: Mapping[str, str]) -> Round:
+    """A round as the launcher is told of it: a network that the job's own environment names stays
+    its network.
+    """
+    return replace(message, interface="") if fabric.says_itself(own) else message
 
 
 def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:

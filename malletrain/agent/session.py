@@ -25,6 +25,7 @@ from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
+from malletrain.agent.networks import interface_of, networks
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
@@ -135,6 +136,7 @@ class NodeAgent:
             else max(0.0, self._leave_by - time.monotonic()),
             assignment=self._told,
             shipping=self._logs.jobs(),
+            networks=networks(),
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -207,11 +209,13 @@ class NodeAgent:
     def _start(self, message: Assign) -> None:
         self._count += 1
         self._launcher_id = None
+        host = message.host or self._config.host
         place = JobPlace(
             directory=self._directory / f"job-{self._count}",
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
-            host=self._config.host,
+            host=host,
+            interface=interface_of(host, networks()),
             node=self._config.node,
             lease=self._config.lease,
             environment=os.environ,

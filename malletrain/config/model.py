@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
 from malletrain.config.gaps import GapsSection
+from malletrain.config.nodes import NodesSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
     AllocationSection,
@@ -54,6 +55,7 @@ class Config(Section):
     daemon: DaemonSection = _section(DaemonSection)
     scheduler: SchedulerSection
     gaps: GapsSection = _section(GapsSection)
+    nodes: NodesSection = _section(NodesSection)
     jobs: JobsSection = _section(JobsSection)
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)

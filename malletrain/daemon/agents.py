@@ -43,6 +43,8 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
+    networks: tuple[messages.NodeNetwork, ...] = ()
+    """Those of the node."""
 
 
 class Agents:

@@ -205,6 +205,7 @@ class Inbox:
                         started=row.started or now,
                     )
             self._seen(agent, peer)
+            agent.host, agent.networks = hello.host, hello.networks
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)

@@ -93,6 +93,11 @@ class EventKind(Word):
         "round-formed",
         "The members of the job's next process group are fixed, with their ranks.",
     )
+    NETWORK_CHOSEN = (
+        "network-chosen",
+        "By which network the rounds of the job go from now on, and why; only where the site names "
+        "one (`interface` in `[nodes]`).",
+    )
     RESCALE_FINISHED = (
         "rescale-finished",
         "The first sample after a change of scale was processed; the pause is known.",

@@ -31,6 +31,7 @@ from malletrain.protocol.bounds import (
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
+from malletrain.protocol.payloads import NodeNetwork as NodeNetwork
 from malletrain.protocol.payloads import Peer as Peer
 
 
@@ -61,6 +62,8 @@ class Hello(Message, frozen=True):
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""
+    networks: tuple[NodeNetwork, ...] = ()
+    """By which other nodes may reach this one."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -207,13 +210,15 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent). ``key``: a secret of a service's members."""
+    """Start the launcher of this job (idempotent). ``key``: the secret that its nodes share."""
 
     job: str
     spec: JobSpec
     stop_grace_s: float = 5.0
     join_timeout_s: float = 60.0
     key: str = ""
+    host: str = ""
+    """This node's address in the network that the site has chosen; empty: as its Hello says."""
 
 
 class Round(Message, frozen=True):
@@ -230,6 +235,10 @@ class Round(Message, frozen=True):
     group_size: int
     store_host: str = ""
     store_port: int = 0
+    interface: str = ""
+    """The network of this round, by this node's name for it; empty: as on the node ever."""
+    address: str = ""
+    """This node's in that network."""
     members: tuple[Peer, ...] = ()
 
 

@@ -66,6 +66,18 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Where the process of a service can be reached."""
 
 
+class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One interface of a node."""
+
+    interface: Name
+    address: Name
+    """Of the node in it."""
+    bits: Rank
+    """Of the address that are the network's."""
+    mbit: Count = 0
+    """Its speed in Mbit/s; 0: not known."""
+
+
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One member of a service, as the others hear of it."""
 

@@ -23,8 +23,6 @@ class Holdings:
     """What each said last."""
     unreachable: set[str] = field(default_factory=set)
     """Their agents cannot be reached at present."""
-    with_key: bool = False
-    """Whether their processes get the job's secret."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of whatever round."""
@@ -51,7 +49,7 @@ class Holdings:
             return []
         self.assigned.add(node)
         self.phases.pop(node, None)
-        return [SendAssign(node, self.with_key)]
+        return [SendAssign(node)]
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Have ``nodes`` let go, unless they are about to."""

@@ -8,6 +8,7 @@ with a seed that it prints. What the search finds becomes an explicit example of
 from __future__ import annotations
 
 import random
+import signal
 import tarfile
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from hypothesis import settings
 
 from malletrain import __version__
 from tests.bare import build, files_of, install, source_tree
+
+# Whoever starts the tests in the background may have SIGINT ignored, which every process inherits;
+# Ctrl-C is a part of what is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)

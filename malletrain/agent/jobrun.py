@@ -338,13 +338,10 @@ class NodeJob:
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.close(self.job, before=entered.generation)
         count = self._assign.spec.nproc_per_node
-        for rank in range(entered.group_rank * count, (entered.group_rank + 1) * count):
-            self._logs.add(
-                self.job,
-                entered.generation,
-                f"rank{rank}",
-                self._log_dir / rank_log_name(entered.generation, rank),
-            )
+        first = entered.group_rank * count
+        for rank in range(first, first + count):
+            path = self._log_dir / rank_log_name(entered.generation, rank)
+            self._logs.add(self.job, entered.generation, f"rank{rank}", path)
 
     def _no_drain(self) -> None:
         self._drain, self.drain_wait = None, False

@@ -13,6 +13,7 @@ from dataclasses import replace
 from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate, guarantees
+from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.state import ControllerState, JobRecord
@@ -60,10 +61,10 @@ class Bidders:
         for. A job of an owner whose leases come to nothing, or who may ask for none of
         the nodes, bids for what it has.
         """
-        free = Counter(info.node_class for info in nodes.values())
+        free = class_counts(nodes)
         candidates: dict[str, Candidate] = {}
         for job in self._queue.admitted(free, shared=True):
-            spec, c = job.submitted, replace(_candidate(job), owner=None)
+            spec, c = job.submitted, _candidate(job, shared=True)
             barred = not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
             if not (barred or self._gaps.backing_off(spec.owner, now)):
                 candidates[spec.job] = c
@@ -100,7 +101,7 @@ class Bidders:
         return job.rescaling or now < rested
 
 
-def _candidate(job: JobRecord, *, fixed: bool = False) -> Candidate:
+def _candidate(job: JobRecord, *, fixed: bool = False, shared: bool = False) -> Candidate:
     spec = job.submitted
     return Candidate(
         spec.job,
@@ -114,5 +115,5 @@ def _candidate(job: JobRecord, *, fixed: bool = False) -> Candidate:
         cost=job.cost,
         fixed=fixed,
         broken=job.broken,
-        owner=spec.owner,
+        owner=None if shared else spec.owner,
     )

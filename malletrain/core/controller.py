@@ -180,7 +180,9 @@ class Controller:
         self._node_gone(event.node, now)
         self._gaps.joined(event.node, event.owner)
         self.state.node_joined(event, now)
-        self._plan_soon(now)
+        others = any(owner == event.owner for _, owner in self._gaps.coming(self.nodes).values())
+        wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
+        self.state.plan_soon(now + wait)
         return ()
 
     def _node_leaving(self, event: NodeLeaving, now: float) -> Iterable[Command]:

@@ -12,6 +12,8 @@ TIME_LIMIT_S = 2.0
 PRIOR_EXPONENT = 0.9
 
 DEBOUNCE_S = 1.0
+ARRIVAL_S = 2.0
+"""Leases taken together come up within a second or two of each other."""
 NOTICE_DEBOUNCE_S = 0.3
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 MIN_INTERVAL_S = 30.0

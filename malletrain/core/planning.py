@@ -8,7 +8,6 @@ nodes each gets the allocator's, which nodes its placement's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -27,7 +26,7 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.pools import owner_of
+from malletrain.core.pools import class_counts, owner_of
 from malletrain.core.settings import PlanningSettings
 
 
@@ -182,13 +181,13 @@ def make_plan(
     of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie. ``solver``:
     who decides the sizes.
     """
-    kept = {c.job: tuple(n for n in c.nodes if n in nodes) for c in candidates}
+    kept = {c.job: tuple(filter(nodes.__contains__, c.nodes)) for c in candidates}
     staying = {c.job: kept[c.job] for c in candidates if c.fixed}
     taken = {n for held in staying.values() for n in held}
     open_nodes = (
         {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
     )
-    capacity = dict(Counter(info.node_class for info in open_nodes.values()))
+    capacity = class_counts(open_nodes)
     nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
+
+from allocator import NodeInfo
 
 _BETWEEN = "\x1f"
+_CLASS = attrgetter("node_class")
 
 
 def pool(node_class: str, owner: str) -> str:
@@ -22,6 +26,11 @@ def pool(node_class: str, owner: str) -> str:
 def class_of(name: str) -> str:
     """The class of a pool's nodes."""
     return name.partition(_BETWEEN)[0]
+
+
+def class_counts(nodes: Mapping[str, NodeInfo]) -> Counter[str]:
+    """How many of ``nodes`` are of each class (or pool, where that is their class)."""
+    return Counter(map(_CLASS, nodes.values()))
 
 
 def owner_of(name: str) -> str:

@@ -103,6 +103,10 @@ class ControllerSettings:
     planning: PlanningSettings = field(default_factory=PlanningSettings)
     debounce_s: float = defaults.DEBOUNCE_S
     """Node events this close together are one plan."""
+    arrival_s: float = defaults.ARRIVAL_S
+    """A plan for a node that joined waits so long for others of its owner that are on their way: a
+    job that begins without them would be rescaled at once.
+    """
     notice_debounce_s: float = defaults.NOTICE_DEBOUNCE_S
     """The same for notices of preemptions, for whose nodes the main scheduler's jobs wait."""
     min_interval_s: float = defaults.MIN_INTERVAL_S

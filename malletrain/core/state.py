@@ -152,7 +152,9 @@ class ControllerState:
         """A lease is up. The node is idle, unless it runs a job of its owner already."""
         node = NodeRecord(NodeInfo(event.node_class, event.horizon_s, event.group), event.owner)
         self.nodes[event.node] = node
-        info = replace(node.info, node_class=node.pool) if event.owner else node.info
+        info = (
+            node.info if node.pool == event.node_class else replace(node.info, node_class=node.pool)
+        )
         self.usable[event.node] = info
         self.usable_by_pool[node.pool] += 1
         job = self.unfinished.get(event.job) if event.job else None
@@ -206,7 +208,7 @@ class ControllerState:
 
     def all_usable(self, names: Iterable[str]) -> bool:
         """Whether none of these nodes is gone or leaving."""
-        return all(n in self.usable for n in names)
+        return all(map(self.usable.__contains__, names))
 
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:

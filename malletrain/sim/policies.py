@@ -84,7 +84,7 @@ class Policy:
             known = RescaleCost(known.up_s, known.down_s, 0.0)
         settings = replace(settings, planning=replace(settings.planning, cost=known))
         if costs.semantics == "freetrain":
-            settings = replace(settings, debounce_s=INSTANT_S, min_interval_s=0.0)
+            settings = replace(settings, debounce_s=INSTANT_S, arrival_s=0.0, min_interval_s=0.0)
         if self.published or self.free:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
         profiled = (settings.profiling or ProfilingSettings()) if profiling else None

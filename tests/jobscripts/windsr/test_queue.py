@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from windsr.methods import Draw
 
 from tests.jobscripts.windsr import scripts
 from tests.malletrain.elastic.conductor import conducted
+from tests.waiting import until
 
 
 def results(folder: Path) -> list[str]:
@@ -167,20 +170,32 @@ def test_coarse_fields_must_fit_the_fine_terrain():
         queue.from_coarse(coarse, fine, 8)
 
 
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from tests.jobscripts.windsr import scripts
+from windsr import queue
+from windsr.methods import Draw
+
+work = queue.PatchQueue(
+    queue.Sampling(Path(sys.argv[1]), Draw(), overlap=8),
+    queue.from_fine(scripts.small(), 4),
+    scripts.untrained("srcnn"),
+    "m",
+)
+for number in range(100_000):
+    work.items = [work.items[0]] * (number + 1)
+    work.keep(number, np.full((1, 16, 16), number, np.float32))
+"""
+
+
 def test_a_killed_writer_leaves_no_half_result(tmp_path):
     """SIGKILL at any moment of a write: what is under the final name is whole."""
-    inputs = queue.from_fine(scripts.small(), 4)
-    pid = os.fork()
-    if pid == 0:
-        work = queue.PatchQueue(
-            queue.Sampling(tmp_path, Draw(), overlap=8), inputs, scripts.untrained("srcnn"), "m"
-        )
-        for number in range(100_000):
-            work.items = [work.items[0]] * (number + 1)
-            work.keep(number, np.full((1, 16, 16), number, np.float32))
-    while len(results(tmp_path)) < 20:
-        pass
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path], env=environment) as writer:
+        until(lambda: len(results(tmp_path)) >= 20 or writer.poll() is not None, "it writes")
+        writer.kill()
+    assert writer.returncode == -signal.SIGKILL
     for name in results(tmp_path):
         assert (np.load(tmp_path / queue.PATCHES / name) == int(name[:7])).all()

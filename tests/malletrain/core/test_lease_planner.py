@@ -52,6 +52,30 @@ def test_as_many_leases_as_are_of_use():
     )
 
 
+@pytest.mark.parametrize(
+    ("second", "starts"),
+    [
+        (6.5, {6.5: [], 8.0: [Start("j", ("a", "b"))]}),  # it came within two seconds
+        (9.0, {6.9: [], 7.0: [Start("j", ("a",))]}),  # it did not
+    ],
+)
+def test_a_plan_waits_a_moment_for_leases_that_are_on_their_way(second, starts):
+    c = controller()
+    play(c, [(0.0, job(high=2)), (2.0, gaps("a", "b"), [TakeLeases(("a", "b"))])])
+    script = [
+        *nodes("a", at=5.0),
+        *nodes("b", at=second),
+        *((t, Tick(), x) for t, x in starts.items()),
+    ]
+    play(c, sorted(script, key=lambda line: line[0]))
+
+
+def test_nobody_waits_when_no_other_lease_is_on_its_way():
+    c = controller()
+    play(c, [(0.0, job(high=2)), (2.0, gaps("a"), [TakeLeases(("a",))])])
+    play(c, [*nodes("a", at=5.0), (5.9, Tick(), []), (6.0, Tick(), [Start("j", ("a",))])])
+
+
 def test_no_leases_without_jobs_and_none_for_a_job_that_the_gaps_cannot_hold():
     c = controller()
     play(c, [(0.0, gaps("a", "b"), [])])

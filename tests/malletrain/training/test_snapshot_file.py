@@ -5,9 +5,9 @@ always left.
 import contextlib
 import errno
 import functools
+import multiprocessing
 import os
 import resource
-import signal
 import subprocess
 
 import pytest
@@ -217,23 +217,27 @@ def test_left_over_temporary_files_of_others_are_removed(tmp_path):
     assert names_in(tmp_path) == ["x1.pt.tmp-elsewhere-12", "x[1].pt"]
 
 
+def write_for_ever(path, first, confirmed):
+    for number in range(first, first + 10_000):
+        write(path, payload(number, size=20_000), 1)
+        confirmed.send(number)
+
+
 def test_killed_at_any_instant_leaves_a_good_snapshot(tmp_path):
     path = str(tmp_path / "x.pt")
+    # Not by a fork of this process: it has threads, whose locks the child would hold for ever.
+    clean = multiprocessing.get_context("forkserver")
     for round_number in range(12):
         before = int(read(path)["id"]) if candidates(path, 1) else 0
-        ends = os.pipe()
-        child = os.fork()
-        if child == 0:
-            for number in range(before + 1, before + 10_000):
-                write(path, payload(number, size=20_000), 1)
-                os.write(ends[1], number.to_bytes(4, "big"))
-            os._exit(0)
-        os.close(ends[1])
-        confirmed = [os.read(ends[0], 4) for _ in range(1 + round_number % 3)][-1]
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ends[0])
+        ours, theirs = clean.Pipe(duplex=False)
+        child = clean.Process(target=write_for_ever, args=(path, before + 1, theirs))
+        child.start()
+        theirs.close()
+        confirmed = [ours.recv() for _ in range(1 + round_number % 3)][-1]
+        child.kill()
+        child.join()
+        ours.close()
         newest = candidates(path, 1)[0]
-        assert number_in(newest) >= int.from_bytes(confirmed, "big") > before
+        assert number_in(newest) >= confirmed > before
         if newest != path:
             os.rename(newest, path)

@@ -17,17 +17,12 @@ import shutil
 import time
 from collections.abc import Callable
 
-from malletrain.agent.launch import (
-    JobPlace,
-    job_environment,
-    kept_command,
-    launch_command,
-    network_kept,
-)
+from malletrain.agent.launch import JobPlace, job_environment, kept_command, launch_command
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
 from malletrain.agent.worker_failures import stock_failures, with_tails
+from malletrain.launch.fabric import network_kept
 from malletrain.protocol import messages
 from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
@@ -307,15 +302,7 @@ class NodeJob:
         try:
             write_order(order_file, order)
             environment = job_environment(
-                place.environment,
-                order,
-                node=place.node,
-                lease=place.lease,
-                worker_socket=place.worker_socket,
-                interface=place.interface,
-                flags=self._flags.path,
-                key=self._assign.key,
-                chosen=bool(self._assign.host),
+                place, order, flags=self._flags.path, key=self._assign.key
             )
             command = launch_command(spec, order, order_file, place.directory / "torchrun")
             self._process = JobProcess(

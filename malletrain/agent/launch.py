@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from malletrain.launch import fabric, supervisor
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
-from malletrain.protocol.messages import JobSpec, Round
+from malletrain.protocol.messages import JobSpec
 
 # Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
 # torch's take its place.
@@ -80,58 +78,46 @@ class JobPlace:
     node: str
     lease: str
     environment: Mapping[str, str]
+    """The agent's own."""
+    chosen: bool = False
+    """The site names the network; else the environment may name another."""
 
 
 def job_environment(
-    agent_environment: Mapping[str, str],
-    order: LaunchOrder,
-    *,
-    node: str,
-    lease: str,
-    worker_socket: str,
-    flags: str,
-    key: str = "",
-    interface: str = "",
-    chosen: bool = False,
+    place: JobPlace, order: LaunchOrder, *, flags: str, key: str = ""
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, and where to find the agent. ``interface``: its network, where neither the node's
-    environment nor the job's says one; ``chosen``: by the site.
+    own, where to find the agent, and the network.
     """
     spec = order.spec
     environment = {
         name: value
-        for name, value in agent_environment.items()
+        for name, value in place.environment.items()
         if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
     }
     environment["PYTHONUNBUFFERED"] = "1"
     environment.update(spec.env)
     if not fabric.says_itself(spec.env):
-        given = fabric.for_all(interface) if chosen else fabric.for_gloo(interface)
-        environment.update(given if chosen else {**given, **environment})
+        usual = fabric.for_gloo(place.interface)
+        environment.update(
+            fabric.for_all(place.interface) if place.chosen else {**usual, **environment}
+        )
     environment.update(
         {
             env.JOB: order.job,
-            env.SOCKET: worker_socket,
+            env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
             env.AGENT: order.endpoint,
             env.HOST: order.host,
             env.MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
-            env.NODE: node,
-            env.LEASE: lease,
+            env.NODE: place.node,
+            env.LEASE: place.lease,
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
     if key:
         environment[env.JOB_KEY] = key
     return environment
-
-
-def network_kept(message: Round, own: Mapping[str, str]) -> Round:
-    """A round as the launcher is told of it: a network that the job's own environment names stays
-    its network.
-    """
-    return replace(message, interface="") if fabric.says_itself(own) else message
 
 
 def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:

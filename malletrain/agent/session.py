@@ -26,6 +26,7 @@ from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.networks import interface_of, networks
+from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
@@ -77,6 +78,7 @@ class NodeAgent:
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
+        self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
@@ -104,6 +106,7 @@ class NodeAgent:
             for task in done:
                 task.result()  # raises what went wrong in it
         finally:
+            self._prober.close()
             left = sweep()
             if left:
                 log.warning("processes that resist SIGKILL: %s", left)
@@ -160,6 +163,8 @@ class NodeAgent:
                 self._assign(message)
             case Round() | Drain() | messages.Abort():
                 self._to_run(message)
+            case messages.ProbeOpen() | messages.ProbeTo():
+                self._prober.asked(message)
             case Release():
                 self._release(message)
             case Goodbye():
@@ -219,6 +224,7 @@ class NodeAgent:
             node=self._config.node,
             lease=self._config.lease,
             environment=os.environ,
+            chosen=bool(message.host),
         )
         try:
             self._run = NodeJob(

@@ -13,6 +13,7 @@ import structlog
 
 from malletrain.core.events import NodeJoined, RoundInterrupted
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
 from malletrain.daemon.hearing import Ear
@@ -20,7 +21,9 @@ from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
+from malletrain.daemon.stuck import StuckRounds
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.rounds.interface import RoundStage
@@ -46,6 +49,9 @@ class Inbox:
         self.desk = desk
         self.reports = AgentReports(core, logs)
         self.boot = boot
+        self.probes = Probes(core.agents)
+        self._stuck = StuckRounds(core, self.probes)
+        self._bandwidth = Bandwidth(core, self.probes)
         self.gaps = parts.gaps
         self.poll_soon = parts.poll_soon
         self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
@@ -82,6 +88,10 @@ class Inbox:
             self.reports.log_chunk(agent, message)
         elif isinstance(message, messages.LogEnd):
             self.reports.log_end(agent, message)
+        elif isinstance(message, messages.ProbeUp):
+            self.probes.up(agent.node, message)
+        elif isinstance(message, messages.Probed):
+            self.probes.tried(agent.node, message)
         elif isinstance(message, messages.LogsShipped):
             if agent.holds != message.job:  # else it is of the time before it got the job again
                 agent.shipping.discard(message.job)
@@ -126,6 +136,10 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
+        self.probes.tick(now)
+        if self.adopting is None:
+            self._stuck.look(now)
+            self._bandwidth.look(now)
 
     def _deaf(self) -> bool:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""

@@ -70,6 +70,8 @@ class RoundShell:
         self._audit = audit
         self._feed = feed
         self.key_of = key_of
+        self.measured: dict[str, str] = {}
+        """Class of nodes → how fast its network was found to be, as a sentence."""
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
@@ -158,7 +160,7 @@ class RoundShell:
         self._feed(WorkersFailed(run.row.id, sentence))
 
     def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
-        jobs, chosen = self._config.jobs, self._networks([node])
+        jobs, chosen = self._config.jobs, self.networks([node])
         return messages.Assign(
             run.row.id,
             run.spec,
@@ -183,20 +185,20 @@ class RoundShell:
             address=place.address if place else "",
         )
 
-    def _networks(self, nodes: Sequence[str]) -> Fabric | None:
+    def networks(self, nodes: Sequence[str]) -> Fabric | None:
         """The network for ``nodes``, which are of one class."""
         agents = [(node, self._agents.on(node)) for node in nodes]
         wanted = next((self._config.nodes.wanted(a.node_class) for _, a in agents if a), "")
         return choose(wanted, {node: a.networks if a else () for node, a in agents})
 
     def _choose_network(self, run: ActiveJob, members: tuple[str, ...]) -> None:
-        before, run.fabric = run.fabric, self._networks(members)
+        before, run.fabric = run.fabric, self.networks(members)
         if run.fabric and run.fabric.sentence != (before.sentence if before else ""):
             self._audit.record(EventKind.NETWORK_CHOSEN, run.fabric.sentence, job=run.row.id)
 
     def address_of(self, node: str) -> str:
         """Where others reach a node in the network that the site names; else where it says."""
-        chosen = self._networks([node])
+        chosen = self.networks([node])
         agent = self._agents.on(node)
         if chosen is not None and node in chosen.places:
             return chosen.places[node].address

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
+from malletrain.protocol.messages import Round
+
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
@@ -25,3 +29,10 @@ def for_gloo(interface: str) -> dict[str, str]:
 def for_all(interface: str) -> dict[str, str]:
     """The network that was chosen; empty: none was."""
     return {GLOO: interface, NCCL: f"={interface}"} if interface else {}
+
+
+def network_kept(message: Round, own: Mapping[str, str]) -> Round:
+    """A round as the launcher is told of it: a network that the job's own environment names stays
+    its network.
+    """
+    return replace(message, interface="") if says_itself(own) else message

@@ -231,7 +231,7 @@ class DaemonRendezvous(RendezvousHandler):
     def _join(self, pending: Round) -> RendezvousInfo | None:
         """Take part in ``pending``. None when something newer came up on the way."""
         store = self._connect(pending) if pending.store_host else self._serve(pending)
-        if store is None:
+        if store is None or store.store is None:
             return None
         self._inbox.take()
         self._leave_stores(pending.generation)

@@ -78,7 +78,7 @@ class ServedStore:
         )
 
     def close(self) -> None:
-        """The round is over."""
+        """The round is over; the store ends with its last user."""
         self.store = None
         self._relay.close()
 

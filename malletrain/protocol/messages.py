@@ -33,6 +33,8 @@ from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import NodeNetwork as NodeNetwork
 from malletrain.protocol.payloads import Peer as Peer
+from malletrain.protocol.payloads import ProbeResult as ProbeResult
+from malletrain.protocol.payloads import ProbeTarget as ProbeTarget
 
 
 class Message(
@@ -180,6 +182,20 @@ class LogEnd(Message, frozen=True):
     """Bytes that the log has in all."""
 
 
+class ProbeUp(Message, frozen=True):
+    """The node listens for a trial of the network."""
+
+    number: Count
+    port: Port
+
+
+class Probed(Message, frozen=True):
+    """What came of a trial of the network, by node."""
+
+    number: Count
+    results: tuple[ProbeResult, ...]
+
+
 class LogsShipped(Message, frozen=True):
     """No log of ``job`` is left on this node; none grows here any more."""
 
@@ -260,6 +276,23 @@ class Abort(Message, frozen=True):
     generation: int
 
 
+class ProbeOpen(Message, frozen=True):
+    """Listen at ``address`` for some seconds, for those that know the token; answer ProbeUp."""
+
+    number: int
+    address: str
+    token: str
+
+
+class ProbeTo(Message, frozen=True):
+    """Connect to each target and send for ``seconds`` (0: only connect); answer Probed."""
+
+    number: int
+    token: str
+    targets: tuple[ProbeTarget, ...]
+    seconds: float = 0.0
+
+
 class Release(Message, frozen=True):
     """Stop every process of ``job`` here: SIGTERM, after the grace SIGKILL; answer Released."""
 
@@ -330,6 +363,8 @@ AgentMessage = (
     | LogChunk
     | LogEnd
     | LogsShipped
+    | ProbeUp
+    | Probed
 )
 DaemonMessage = (
     Welcome
@@ -339,6 +374,8 @@ DaemonMessage = (
     | Round
     | Drain
     | Abort
+    | ProbeOpen
+    | ProbeTo
     | Release
     | Goodbye
     | LogAck

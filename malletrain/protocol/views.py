@@ -132,6 +132,8 @@ class JobDetail(View, frozen=True):
     notices: tuple[str, ...] = ()
     failure: str = ""
     profile: ProfileView | None = None
+    network: str = ""
+    """By which network its rounds go and how fast that is, where the site names one."""
 
 
 class NodeView(View, frozen=True):

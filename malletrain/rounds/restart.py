@@ -222,8 +222,11 @@ class JobRounds:
             self.deadline = now + self.settings.failure_grace_s
             return []
         absent = [n for n in self.members if not self.is_in(n, _RUNNING, _SUCCEEDED)]
-        sentence = f"{', '.join(absent)} did not join the round within {self.settings.join_s:g} s."
-        return self._break(Broke((), sentence))
+        first, why = self.members[0], f"did not join the round within {self.settings.join_s:g} s"
+        if first not in absent and len(self.members) - len(absent) >= max(1, self.min_nodes):
+            why += f"; a firewall may block ports between there and {first}"
+            return [*self.reject(absent, why), *self._manner.form(now)]
+        return self._break(Broke((), f"{', '.join(absent)} {why}."))
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""

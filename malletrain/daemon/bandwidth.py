@@ -11,6 +11,7 @@ from __future__ import annotations
 from malletrain.daemon.core import Core
 from malletrain.daemon.probes import Probes, Results
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.views import NetworkView
 
 SEND_S = 0.25
 AGAIN_S = 86_400.0
@@ -55,7 +56,7 @@ class Bandwidth:
             else:
                 said = f"{a} cannot connect to {b} ({found.trouble})"
             sentence = f"By {interface} {said}."
-            rounds.measured[node_class] = sentence
+            rounds.measured[node_class] = NetworkView(node_class, sentence, found.reached)
             with self._core.step():
                 self._core.audit.record(
                     EventKind.BANDWIDTH_MEASURED,

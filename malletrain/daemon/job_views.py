@@ -126,8 +126,8 @@ class JobViews:
         if run is None or run.fabric is None or not run.rounds.members:
             return ""
         agent = self._core.agents.on(run.rounds.members[0])
-        found = self._core.rounds.measured.get(agent.node_class, "") if agent else ""
-        return f"{run.fabric.sentence} {found}".strip()
+        found = self._core.rounds.measured.get(agent.node_class) if agent else None
+        return f"{run.fabric.sentence} {found.sentence if found else ''}".strip()
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling

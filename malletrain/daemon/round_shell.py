@@ -25,6 +25,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.views import NetworkView
 from malletrain.rounds.actions import (
     Action,
     AllUp,
@@ -70,8 +71,8 @@ class RoundShell:
         self._audit = audit
         self._feed = feed
         self.key_of = key_of
-        self.measured: dict[str, str] = {}
-        """Class of nodes → how fast its network was found to be, as a sentence."""
+        self.measured: dict[str, NetworkView] = {}
+        """Class of nodes → how fast its network was found to be."""
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""

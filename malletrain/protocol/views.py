@@ -166,6 +166,15 @@ class EventView(View, frozen=True):
     data: dict[str, Any] = {}
 
 
+class NetworkView(View, frozen=True):
+    """How fast the network of the jobs is between two leased nodes of a class."""
+
+    node_class: str
+    sentence: str
+    reached: bool
+    """Whether a connection came about at all."""
+
+
 class StatusView(View, frozen=True):
     """The daemon and the machine at a glance."""
 
@@ -185,6 +194,8 @@ class StatusView(View, frozen=True):
     preemptions: int
     last_poll: float | None
     poll_error: str
+    networks: tuple[NetworkView, ...] = ()
+    """Measured since the daemon's start."""
 
 
 class LogView(View, frozen=True):

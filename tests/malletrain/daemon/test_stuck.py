@@ -1,4 +1,4 @@
-"""Rounds that make no step: the ways between their nodes are tried, by agents of the test.
+"""Rounds that make no step: the ways between their nodes are tried, by agents of the test."""
 
 from collections import deque
 from contextlib import contextmanager

@@ -61,7 +61,7 @@ for port in sys.argv[2:]:
         print("nothing")
 """
 MODES = pytest.mark.parametrize("mode", ["restart", "live"])
-LATE = 'warmup_timeout = "40 s"\njoin_timeout = "30 s"'
+LATE = 'warmup_timeout = "60 s"\njoin_timeout = "180 s"'
 
 
 def begin(site, mode, nodes):

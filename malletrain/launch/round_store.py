@@ -68,14 +68,19 @@ class ServedStore:
         self.local_port = self._relay.local_port
         """Where the processes of this node call."""
         # Its own client comes in by the front door, too: hence one port number for both.
-        self.store: TCPStore | None = TCPStore(
-            FRONT,
-            self.local_port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=TIMEOUT,
-            master_listen_fd=inside,
-        )
+        self.store: TCPStore | None = None
+        try:
+            self.store = TCPStore(
+                FRONT,
+                self.local_port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=TIMEOUT,
+                master_listen_fd=inside,
+            )
+        except RuntimeError:
+            self._relay.close()
+            raise
 
     def close(self) -> None:
         """The round is over; the store ends with its last user."""

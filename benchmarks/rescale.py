@@ -1,15 +1,16 @@
 """What a change of nodes costs a training: the pause between the last step before and the first
 step after.
 
-    python -m benchmarks.rescale [--mode live|restart|c10d|all] [--model-mb 10 400] [--nodes 6]
+    python -m benchmarks.rescale [--mode live|restart|c10d|all …] [--model-mb 10 400] [--nodes 6]
     [--repeats 3] [--json]
 
 Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause
 is the longest gap between two steps that rank 0 wrote down, the same way for every mode; it
 contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in live mode, what rank
 0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-cold`` is
-restart mode without the warm interpreter (MALLETRAIN_PRELOAD=0). Every mode runs the same training
-(benchmarks/train_step.py, train_live.py).
+restart mode without the warm interpreter (MALLETRAIN_PRELOAD=0); ``restart-container`` in a
+container of Charliecloud (``--mode restart restart-container`` compares them in one run). Every
+mode runs the same training (benchmarks/train_step.py, train_live.py).
 """
 
 from __future__ import annotations
@@ -166,14 +167,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mode", choices=[*CONTENDERS, "all"], default="all")
+    parser.add_argument("--mode", choices=[*CONTENDERS, "all"], nargs="+", default=["all"])
     parser.add_argument("--model-mb", type=float, nargs="+", default=[10.0])
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = Console(stderr=True)
-    modes = list(CONTENDERS) if args.mode == "all" else [args.mode]
+    modes = list(CONTENDERS) if "all" in args.mode else args.mode
     rows = [
         row
         for mb in args.model_mb

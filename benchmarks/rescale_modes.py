@@ -23,6 +23,7 @@ from typing import ClassVar, Protocol
 
 import psutil
 
+from benchmarks.host_image import host_binds, make_image
 from malletrain.client import Client
 from malletrain.protocol import messages
 from scavenger.embedded.cluster_process import start_cluster
@@ -79,6 +80,8 @@ class Restart:
     """More environment of the training."""
     jobs = ""
     """More settings of the site, below ``[jobs]``."""
+    sections = ""
+    """More sections of the site's configuration."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
@@ -92,7 +95,7 @@ class Restart:
             f"{nodes}\nautostart = false\n"
             f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
             's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
-            "[profiling]\nenabled = false\n"
+            f"[profiling]\nenabled = false\n{self.sections}"
         )
         with (root / "daemon.log").open("ab") as log:
             argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
@@ -173,6 +176,19 @@ class RestartCold(Restart):
     """Restart mode with every worker started afresh."""
 
     env: ClassVar[dict[str, str]] = {"MALLETRAIN_PRELOAD": "0"}
+
+
+class RestartContainer(Restart):
+    """Restart mode in a container of Charliecloud, whose image is this machine's own files."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        image = make_image(root / "image", Path(sys.executable))
+        binds = host_binds(root, Path(__file__).parents[1])
+        self.sections = (
+            f'[containers]\nimage = "{image}"\nruntime = "charliecloud"\n'
+            f"binds = {json.dumps(binds)}\n"
+        )
+        super().__init__(root, nodes, arguments)
 
 
 class Live(Restart):
@@ -275,5 +291,6 @@ CONTENDERS: dict[str, type[Restart] | type[C10d]] = {
     "live": Live,
     "restart": Restart,
     "restart-cold": RestartCold,
+    "restart-container": RestartContainer,
     "c10d": C10d,
 }

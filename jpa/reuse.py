@@ -92,6 +92,7 @@ def profile_key(
     nproc_per_node: int,
     *,
     user_key: str | None = None,
+    software: Sequence[str] = (),
     ignored: Iterable[str] = IGNORED_OPTIONS,
 ) -> str:
     """The name under which a job's curve is stored: 32 hexadecimal digits.
@@ -102,7 +103,9 @@ def profile_key(
             does the order of options.
         node_class, nproc_per_node: another kind of node, or another number of processes on it, has
             another curve.
-        user_key: what the user gave as ``--profile-key``: takes the place of script and arguments.
+        software: names of the environment that it runs in (an image, modules), where it has one.
+        user_key: what the user gave as ``--profile-key``: takes the place of script, arguments and
+            software.
     """
     if user_key is not None:
         content = [b"user", user_key.encode()]
@@ -111,6 +114,7 @@ def profile_key(
             b"script",
             hashlib.sha256(script).digest(),
             *(a.encode() for a in matters(arguments, ignored)),
+            *(b"software " + name.encode() for name in software),
         ]
     digest = hashlib.sha256()
     for part in (*content, node_class.encode(), str(nproc_per_node).encode()):

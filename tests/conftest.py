@@ -27,7 +27,15 @@ settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
 settings.load_profile("check")
 
 
-SLOW = ("slurm", "integration", "firstday", "jobscripts", "malletrain/elastic", "malletrain/launch")
+SLOW = (
+    "slurm",
+    "containers",
+    "integration",
+    "firstday",
+    "jobscripts",
+    "malletrain/elastic",
+    "malletrain/launch",
+)
 """Rooms whose tests take seconds and more. They come first, so that none of them is left to the end
 when the other workers have nothing to do.
 """

@@ -19,7 +19,7 @@ import zmq
 
 from malletrain.agent.networks import address_to
 from malletrain.identity.keys import is_key
-from malletrain.protocol import env
+from malletrain.protocol import env, health
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class AgentConfig:
     grace_s: float = 30.0
     node_class: str = "default"
     gpus: int = 0
+    health: health.HealthPlan = field(default_factory=lambda: health.HealthPlan(gpus=False))
+    """How it looks after the health of its node; by default not at all."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ _OPTIONS = (
     ),
     _Option("node-class", env.NODE_CLASS, "class of this node", "default"),
     _Option("gpus", env.GPUS, "number of GPUs (default: counted)", ""),
+    _Option("health", env.HEALTH, "health checks of the node, as JSON (default: none)", ""),
 )
 
 
@@ -139,6 +142,11 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         gpus = int(values["gpus"]) if values["gpus"] else count_gpus(environment)
     except ValueError:
         problems.append(f"--gpus is '{values['gpus']}'; it must be a whole number.")
+    plan = health.HealthPlan(gpus=False)
+    try:
+        plan = health.read(values["health"]) if values["health"] else plan
+    except ValueError as error:
+        problems.append(f"--health cannot be read: {error}.")
     if problems:
         raise ValueError("The agent cannot start. " + " ".join(problems))
     return AgentConfig(
@@ -152,6 +160,7 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         grace_s=grace_s,
         node_class=values["node-class"],
         gpus=gpus,
+        health=plan,
     )
 
 

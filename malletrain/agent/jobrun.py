@@ -12,20 +12,20 @@ when SIGTERM must be followed by SIGKILL. Everything here is level-triggered:
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
 
-from malletrain.agent.launch import JobPlace, job_environment, kept_command, launch_command
+from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
-from malletrain.agent.worker_failures import stock_failures, with_tails
+from malletrain.agent.start import UnfitNode, start_launcher
+from malletrain.agent.worker_failures import stock_failures, unfit, with_tails
 from malletrain.launch.fabric import network_kept
 from malletrain.protocol import messages
+from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.flags import FlagsWriter
-from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
     Abort,
@@ -177,8 +177,11 @@ class NodeJob:
 
     @property
     def unsaved(self) -> bool:
-        """Whether workers run here that have not served a drain: others hold nothing to save."""
-        return self.phase is AssignmentPhase.RUNNING and not self.drain_wait
+        """Whether something may yet be saved: by workers here that have not served a drain, where
+        rank 0 is elsewhere or can save on request.
+        """
+        can = self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
+        return can and self.phase is AssignmentPhase.RUNNING and not self.drain_wait
 
     @property
     def has_rank_0(self) -> bool:
@@ -253,9 +256,7 @@ class NodeJob:
     # --- time ---
 
     def step(self, connected: bool) -> None:
-        """Look after the processes and the time limits; called every 0.1 s or so. ``connected``:
-        the daemon is there.
-        """
+        """Look after processes and time limits; called often. ``connected``: to the daemon."""
         now = time.monotonic()
         elapsed, self._stepped = now - self._stepped, now
         code = self._process.exit_code() if self._process else None
@@ -278,17 +279,7 @@ class NodeJob:
     # --- inside ---
 
     def _start(self) -> None:
-        spec, place = self._assign.spec, self._place
-        order = LaunchOrder(
-            job=self.job,
-            spec=spec,
-            endpoint=place.launcher_endpoint,
-            host=place.host,
-            log_dir=str(self._log_dir),
-            stop_grace_s=self._assign.stop_grace_s,
-            join_timeout_s=self._assign.join_timeout_s,
-        )
-        order_file = place.directory / "order.json"
+        spec = self._assign.spec
         self.phase, self.failures = AssignmentPhase.STARTING, ()
         self._store, self._waited_s = None, 0.0
         pending = self._pending()
@@ -300,14 +291,13 @@ class NodeJob:
                 path = self._log_dir / rank_log_name(0, rank)
                 self._logs.add(self.job, 0, f"rank{rank}", path)
         try:
-            write_order(order_file, order)
-            environment = job_environment(
-                place, order, flags=self._flags.path, key=self._assign.key
+            self._process = start_launcher(
+                self._assign, self._place, self._flags.path, self._log_dir, self._launcher_log
             )
-            command = launch_command(spec, order, order_file, place.directory / "torchrun")
-            self._process = JobProcess(
-                kept_command(command, os.getpid(), spec.workdir, self._launcher_log), environment
-            )
+        except UnfitNode as error:
+            self._process = None
+            self._last_failures = unfit(f"malletrain: {error}", UNFIT, time.time())
+            self._exited(str(error))
         except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
             self._process = None
             self._exited(f"The launcher cannot be started: {error}.")
@@ -356,7 +346,9 @@ class NodeJob:
             return
         signal = -code if code < 0 else code - 128
         how = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
-        self._exited(tail(self._launcher_log) or f"The launcher ended {how} and said nothing.")
+        said = tail(self._launcher_log)
+        self._last_failures = self._last_failures or unfit(said, code, time.time())
+        self._exited(said or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:
         self.phase, self._tail = AssignmentPhase.EXITED, last_words
@@ -380,10 +372,8 @@ class NodeJob:
         if anything_left():
             if not self._complained:
                 self._complained = True
-                log.warning(
-                    "processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them",
-                    self.job,
-                )
+                why = "resist SIGKILL (uninterruptible sleep?); waiting for them"
+                log.warning("processes of job %s %s", self.job, why)
             return
         self._process = None
         self._hear()

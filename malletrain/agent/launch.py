@@ -1,8 +1,7 @@
 """The command and the environment in which a job's launcher is started. Pure: nothing is started
 here.
 
-No part of a job's own text is ever quoted into a shell line, except its ``setup``, which is meant
-to be one.
+Which software it is started in is decided in :mod:`malletrain.agent.software`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,6 @@ from malletrain.launch import fabric, supervisor
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
-
-# Not ``-m``: that would let a file in the job's working directory named like a module of ours or of
-# torch's take its place.
-_SAFE_PATH = "import sys; sys.path = [p for p in sys.path if p]; "
-_BUILTIN = _SAFE_PATH + "from malletrain.launch.fork_server import main; sys.exit(main())"
-_SERVICE = _SAFE_PATH + "from malletrain.launch.service import main; sys.exit(main())"
-_STOCK = _SAFE_PATH + "from malletrain.launch.torchrun import main; sys.exit(main())"
-_SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
-_ENDLESS = 1_000_000
 
 # The lease is a job of the main scheduler, but the training script is not a step of it: what
 # describes ranks, steps and MPI would mislead it (and torch, Lightning, mpi4py …), and what
@@ -120,58 +110,23 @@ def job_environment(
     return environment
 
 
-def _stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Arguments of the torchrun command for this job; its workers are tied and log to their own
-    files as ours do.
-    """
-    spec = order.spec
-    python = "python" if spec.setup else spec.python
-    tie = [
-        sys.executable,
-        "-I",
-        "-S",
-        supervisor.__file__,
-        "--parent",
-        "env",
-        "--per-rank-log",
-        order.log_dir,
-        "--",
-    ]
-    return [
-        "--rdzv-backend=malletrain",
-        f"--rdzv-endpoint={order.endpoint}",
-        f"--rdzv-id={order.job}",
-        f"--rdzv-conf=timeout={max(1, round(order.join_timeout_s))}",
-        f"--nnodes={spec.min_nodes}:{spec.max_nodes}",
-        f"--nproc-per-node={spec.nproc_per_node}",
-        f"--max-restarts={_ENDLESS}",
-        "--monitor-interval=0.1",
-        f"--log-dir={scratch}",
-        "--no-python",
-        *tie,
-        python,
-        "-u",
-        spec.script,
-        *spec.args,
-    ]
+@dataclass(frozen=True)
+class LauncherEntry:
+    """What the job's Python begins with (:mod:`malletrain.launch.entry`)."""
+
+    path: str
+    """Of its file, as the job sees it."""
+    where: str
+    """The job's environment, as sentences name it."""
+    library: str = ""
+    """In a container: where the agent's malletrain lies."""
 
 
-def launch_command(spec: JobSpec, order: LaunchOrder, order_file: Path, scratch: Path) -> list[str]:
-    """The launcher's command: under the job's Python, after its setup if it has one. ``scratch``:
-    directory for torchrun's own files.
-    """
-    if spec.launcher == "torchrun":
-        arguments = ["-c", _STOCK, *_stock_arguments(order, scratch)]
-    else:
-        arguments = [
-            "-c",
-            _SERVICE if spec.mode == "service" else _BUILTIN,
-            "--launch",
-            str(order_file),
-        ]
-    if spec.setup:
-        return ["bash", "-c", _SETUP % spec.setup, "bash", *arguments]
-    return [spec.python, *arguments]
+def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> list[str]:
+    """What the job's Python is given to become the launcher."""
+    kind = "restart" if spec.launcher == "builtin" else spec.launcher
+    kind = "service" if spec.mode == "service" else kind
+    return [entry.path, kind, entry.where, entry.library, "--launch", str(order_file)]
 
 
 def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:

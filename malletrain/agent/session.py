@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
+from malletrain.agent.fitness import NodeFitness
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
@@ -80,6 +81,7 @@ class NodeAgent:
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
+        self._fitness = NodeFitness(config, self._directory, self._link.send)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None
@@ -98,7 +100,7 @@ class NodeAgent:
         loop.add_reader(self._workers, self._from_workers)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._link.run(), self._listen_to_launchers(), self._step_for_ever())
+            for work in (self._keep_in_touch(), self._listen_to_launchers(), self._step_for_ever())
         ]
         over = asyncio.create_task(self._over.wait())
         try:
@@ -107,6 +109,7 @@ class NodeAgent:
                 task.result()  # raises what went wrong in it
         finally:
             self._prober.close()
+            self._fitness.stop()
             left = sweep()
             if left:
                 log.warning("processes that resist SIGKILL: %s", left)
@@ -124,6 +127,11 @@ class NodeAgent:
 
     # --- the daemon ---
 
+    async def _keep_in_touch(self) -> None:
+        """Say nothing before it is known whether the node is fit for jobs."""
+        await self._fitness.first_look()
+        await self._link.run()
+
     def _hello(self) -> Hello:
         config = self._config
         self._told = self._run.assignment() if self._run else None
@@ -140,6 +148,7 @@ class NodeAgent:
             assignment=self._told,
             shipping=self._logs.jobs(),
             networks=networks(),
+            sick=self._fitness.sick,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -228,7 +237,12 @@ class NodeAgent:
         )
         try:
             self._run = NodeJob(
-                message, place, self._logs, self._link.send, self._tell_launcher, self._from_workers
+                message,
+                place,
+                self._logs,
+                self._fitness.send,
+                self._tell_launcher,
+                self._from_workers,
             )
         except OSError as error:
             sentence = f"The node cannot hold the job: {error}."
@@ -285,6 +299,7 @@ class NodeAgent:
         while True:
             await asyncio.sleep(STEP_S)
             now = time.monotonic()
+            self._fitness.step(now)
             if self._run is not None:
                 self._run.step(self._link.connected)
                 if now >= next_flush:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from malletrain.agent.logs import tail
+from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.log_names import rank_log_name
 from malletrain.protocol.messages import Failure
 
@@ -15,6 +16,8 @@ _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(p
 """What torchrun logs of the first worker that failed
 (torch/distributed/elastic/multiprocessing/api.py).
 """
+
+_UNFIT_WORDS = "malletrain: "
 
 
 def stock_failures(
@@ -26,6 +29,16 @@ def stock_failures(
         Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
         for code, local_rank in found[-1:]
     )
+
+
+def unfit(launcher_log: str, code: int, now: float) -> tuple[Failure, ...]:
+    """That the job's software environment is not fit for it, in the sentence that its launcher's
+    log ends with; nothing where it ended for another reason.
+    """
+    last = launcher_log.rstrip().rpartition("\n")[2]
+    if code != UNFIT or not last.startswith(_UNFIT_WORDS):
+        return ()
+    return (Failure(0, code, now, cause=last.removeprefix(_UNFIT_WORDS)),)
 
 
 def with_tails(

@@ -6,6 +6,7 @@ Whatever goes wrong, nothing is offered and nothing is said: the person is in th
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +20,23 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files and directories, which the shell itself lists."""
     return [CompletionItem(incomplete, type="file")]
+
+
+def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Directories, which the shell itself lists."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def conda_environments(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of the user's conda environments, from the list that conda keeps of them."""
+    try:
+        lines = Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
+    except (OSError, ValueError, RuntimeError):
+        return []
+    names = {Path(line).name: line for line in lines if Path(line).parent.name == "envs"}
+    return [CompletionItem(n, help=p) for n, p in names.items() if n.startswith(incomplete)]
 
 
 def job_names(*, unfinished: bool = False) -> Completer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import files, job_names
+from malletrain.cli.completion import conda_environments, files, folders, job_names
+from malletrain.cli.directives import apply_directives, line_of
 from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.protocol import env
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from malletrain.client import Client
     from malletrain.protocol.messages import JobSpec
 
+RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
 MOST_COMPARED = 50
 """Unfinished jobs that a new one's snapshot path is compared with, the newest."""
 
@@ -33,13 +36,16 @@ class _BeforeScript(click.Command):
     never taken for ours. Those that are spelled like ours are told, for they may have been
     meant so.
 
-    A "--" before or right after SCRIPT says that all that follows is the script's.
+    A "--" before or right after SCRIPT says that all that follows is the script's. Options at the
+    head of SCRIPT are taken over.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As :meth:`click.Command.parse_args`; says which options went to the script."""
         given = list(args)
         rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing and ctx.params.get("script") is not None:
+            apply_directives(self, ctx, ctx.params["script"])
         script, words = ctx.params.get("script"), ctx.params.get("args") or ()
         before = len(given) - len(words) - 2
         if ctx.resilient_parsing or script is None or (before >= 0 and given[before] == "--"):
@@ -97,7 +103,46 @@ class _BeforeScript(click.Command):
 @click.option(
     "--setup",
     metavar="CMD",
-    help='Shell command run before the script on each node, such as "module load cuda".',
+    help="Shell command run before Python on each node, in the container if there is one, such as "
+    '"ulimit -n 65536".',
+)
+@click.option(
+    "--module",
+    metavar="NAME",
+    multiple=True,
+    help="Load this environment module on each node before Python starts; once for each.",
+)
+@click.option(
+    "--conda",
+    metavar="ENV",
+    shell_complete=conda_environments,
+    help="Run in this conda environment, by name or path, with its Python.",
+)
+@click.option(
+    "--venv",
+    metavar="DIR",
+    shell_complete=folders,
+    help="Run in this virtual environment, with its Python.",
+)
+@click.option(
+    "--container",
+    metavar="IMAGE",
+    shell_complete=files,
+    help="Run in this container image, with its Python: a file, a directory, or a name that the "
+    "runtime knows. Default: what the site has.",
+)
+@click.option("--no-container", is_flag=True, help="Run in no container, whatever the site has.")
+@click.option(
+    "--container-runtime",
+    type=click.Choice(RUNTIMES),
+    help="What runs the image. Default: what the site says, else the first that the node has.",
+)
+@click.option(
+    "--container-bind",
+    metavar="SRC[:DST]",
+    multiple=True,
+    help="Let the container see this path of the node too. It sees the working directory, the "
+    "script's and your home anyway.",
 )
 @click.option(
     "--env",
@@ -176,26 +221,34 @@ def submit(
 
     The script is an ordinary torchrun script that also reports its progress (malletrain.report). It
     is started again at another scale whenever nodes come or go, and goes on from its snapshot.
-    Everything after SCRIPT is passed to it untouched; options of MalleTrain stand before it. The
-    Python that runs malletrain now runs the script too.
+    Everything after SCRIPT is passed to it untouched; options of MalleTrain stand before it, or at
+    the head of the script in lines such as "#MALLETRAIN --nodes 1:16", where the command line wins.
+    The Python that runs malletrain now runs the script too, unless --venv, --conda or --container
+    names another.
 
     \b
     Examples:
       malletrain submit train.py
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
-          --setup "module load cuda" --env WANDB_MODE=offline train.py
+          --module cuda/12.4 --env WANDB_MODE=offline train.py
+      malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
     """
     import msgspec
 
     from malletrain.submission.error import SpecError
+    from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.spec import build
 
+    software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:
-        spec = build(script, args, **options)
+        spec = build(script, args, software=SoftwareOptions(**software), **options)
     except SpecError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        ctx = click.get_current_context()
+        line = line_of(ctx, error.options)
+        where = f"{script} line {line}: " if line is not None else ""
+        raise click.UsageError(f"{where}{error}", ctx) from None
     with asking(state_dir) as client:
         if resume_from is not None:
             if os.path.exists(resume_from):
@@ -205,6 +258,7 @@ def submit(
             else:
                 resume_from = client.job(resume_from).job.id
             spec = msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: resume_from})
+        spec = _with_snapshots_bound(spec, resume_from)
         for sentence in _shared_snapshots(client, spec):
             click.echo(sentence, err=True)
         job = client.submit(spec)
@@ -214,6 +268,33 @@ def submit(
         click.echo(
             f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
         )
+
+
+def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
+    """The job with the folders of its snapshots among what its container sees, as far as they are
+    there.
+    """
+    import msgspec
+
+    software = spec.software
+    if software is None or not software.container:
+        return spec
+    paths = snapshot_paths(spec.script, spec.args, spec.workdir)
+    if resume_from is not None and os.path.isabs(resume_from):
+        paths.add(resume_from)
+    seen = (spec.workdir, os.path.dirname(spec.script), os.path.expanduser("~"))
+    named = {os.path.dirname(path) for path in paths}
+    extra = sorted(
+        folder
+        for folder in named
+        if os.path.isdir(folder)
+        and ":" not in folder
+        and not any(os.path.commonpath([folder, place]) == place for place in seen)
+    )
+    if not extra:
+        return spec
+    software = msgspec.structs.replace(software, binds=(*software.binds, *extra))
+    return msgspec.structs.replace(spec, software=software)
 
 
 def _shared_snapshots(client: Client, spec: JobSpec) -> list[str]:

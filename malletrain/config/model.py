@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
+from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
 from malletrain.config.nodes import NodesSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
@@ -57,6 +58,7 @@ class Config(Section):
     gaps: GapsSection = _section(GapsSection)
     nodes: NodesSection = _section(NodesSection)
     jobs: JobsSection = _section(JobsSection)
+    containers: ContainersSection = _section(ContainersSection)
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
 

@@ -1,19 +1,53 @@
-"""The configuration of what leased nodes have besides processors: their networks.
+"""The configuration of nodes: how their health is looked after, and which network jobs use there.
 
-Decides which keys exist and what a valid value is; :mod:`malletrain.core.fabric` applies them.
+Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
+:mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
+:mod:`malletrain.core.fabric` which network a round goes by.
 """
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from malletrain.config.base import Section, Words, key
+from malletrain.config.base import Duration, Section, Words, key
+from malletrain.config.units import format_duration
 from malletrain.core.fabric import NetworkNameError, checked
 
 
 class NodesSection(Section):
-    """What leased nodes have."""
+    """The leased nodes: which of them are fit for jobs, and the network of the jobs there."""
+
+    health_check: Words = key(
+        [],
+        description="Command and arguments of the site's health check, such as "
+        '["/usr/sbin/nhc", "-q"]; exit code 0: the node is fit. It runs on the node as the owner '
+        "of the lease: before the node gets a job, every health_interval, and when workers fail. "
+        "Empty: none.",
+    )
+    health_interval: Duration = key(
+        "10 min", gt=0, description="Time from one look at a node's health to the next."
+    )
+    health_timeout: Duration = key(
+        "60 s",
+        gt=0,
+        description="A check that takes longer is killed with all it started, and the node counts "
+        "as sick.",
+    )
+    gpu_check: bool = key(
+        True,
+        description="Ask nvidia-smi too, where there are GPUs and it is installed: lost GPUs, "
+        "uncorrectable memory errors, pending resets.",
+    )
+    sick_for: Duration = key(
+        "10 min",
+        gt=0,
+        description="How long a node that fails is left alone at first; twice as long each time "
+        "that it fails again within sick_for_most.",
+    )
+    sick_for_most: Duration = key(
+        "1 d", gt=0, description="How long a node that fails again and again is left alone at most."
+    )
 
     interface: str = key(
         "",
@@ -25,6 +59,27 @@ class NodesSection(Section):
         [],
         description='The same for single node classes, such as ["a100=ib0", "cpu=auto"].',
     )
+
+    @field_validator("health_check")
+    @classmethod
+    def _names_a_command(cls, value: Words) -> Words:
+        if value and not value[0].strip():
+            raise PydanticCustomError(
+                "command", 'the first word must be a command, such as "/usr/sbin/nhc"'
+            )
+        return value
+
+    @field_validator("sick_for_most")
+    @classmethod
+    def _longer_than_at_first(cls, value: float, info: ValidationInfo) -> float:
+        least = info.data.get("sick_for")
+        if least is not None and value < least:
+            raise PydanticCustomError(
+                "sick_for_most",
+                "{value} is less than sick_for, {least}; accepted is {least} or more",
+                {"value": format_duration(value), "least": format_duration(least)},
+            )
+        return value
 
     @field_validator("interface")
     @classmethod

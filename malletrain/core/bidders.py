@@ -58,19 +58,42 @@ class Bidders:
         node may become any owner's, and nobody is left alone.
 
         Guarantees do not count: else the nodes for the next one in the queue would never be asked
-        for. A job of an owner whose leases come to nothing, or who may ask for none of
-        the nodes, bids for what it has.
+        for. A job bids for no more than what it has and the nodes that its owner may ask
+        for: none where the owner's leases come to nothing.
         """
         free = class_counts(nodes)
         candidates: dict[str, Candidate] = {}
+        fitting: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
-            spec, c = job.submitted, _candidate(job, shared=True)
-            barred = not any(self._gaps.fits(name, spec.owner, now) for name in nodes)
-            if not (barred or self._gaps.backing_off(spec.owner, now)):
+            spec, held = job.submitted, len(job.nodes)
+            if spec.owner not in fitting:
+                fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
+            more, c = fitting[spec.owner], _candidate(job, shared=True)
+            if more is None:
                 candidates[spec.job] = c
-            elif job.nodes:
-                candidates[spec.job] = replace(c, max_nodes=max(spec.min_nodes, len(job.nodes)))
+            elif held or more >= spec.min_nodes:
+                most = min(spec.max_nodes, max(spec.min_nodes, held + more))
+                candidates[spec.job] = replace(c, max_nodes=most)
         return self._guaranteed(candidates, [], free, nodes, now)
+
+    def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int | None:
+        """How many of the nodes that no job of ``owner`` has could become that owner's; None: all
+        of them.
+        """
+        if self._gaps.backing_off(owner, now):
+            return 0
+        if not self._gaps.choosy:
+            return None
+        records, jobs = self._state.nodes, self._state.jobs
+        return sum(
+            self._gaps.fits(name, owner, now)
+            for name in nodes
+            if not (
+                name in records
+                and (job := records[name].job) is not None
+                and jobs[job].submitted.owner == owner
+            )
+        )
 
     def _guaranteed(
         self,

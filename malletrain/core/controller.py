@@ -179,6 +179,7 @@ class Controller:
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._node_gone(event.node, now)
         self._gaps.joined(event.node, event.owner)
+        self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
         others = any(owner == event.owner for _, owner in self._gaps.coming(self.nodes).values())
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)

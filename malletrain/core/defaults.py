@@ -26,6 +26,8 @@ LEASE_WAIT_S = 120.0
 REJECTED_S = 300.0
 RECLAIM_S = 25.0
 RECLAIM_EVERY_S = 60.0
+RECLAIM_WAY_S = 5.0
+"""A quick scheduler's; what it takes here is seen at the first node that goes the way."""
 
 PRECISION = 0.05
 MIN_MEASURE_S = 5.0

@@ -116,6 +116,11 @@ class Gaps:
             }
         return found
 
+    @property
+    def choosy(self) -> bool:
+        """Whether some node is left alone for some owner."""
+        return bool(self._rejected_until)
+
     def fits(self, node: str, owner: str, now: float) -> bool:
         """Whether ``node`` may be asked for as ``owner``."""
         return now >= self._rejected_until.get((node, owner), now)

@@ -16,6 +16,7 @@ from malletrain.core.events import Command, ReclaimNodes, ReleaseLeases, TakeLea
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
+from malletrain.core.recall import LeaseWay, worth_taking
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 
@@ -37,6 +38,11 @@ class LeasePlanner:
         self._planner = planner
         self._settings = settings
         self._reclaim_at = -math.inf
+        self._way = LeaseWay(settings.reclaim_way_s)
+
+    def joined(self, node: str, owner: str, now: float) -> None:
+        """A lease of ``owner`` on ``node`` is up."""
+        self._way.joined(node, owner, now)
 
     def review(self, now: float) -> list[Command]:
         """Release what is of no use any more, ask for as many gaps as a plan that had them all
@@ -74,7 +80,10 @@ class LeasePlanner:
         for owner, names in gaps.ask(wanted, offers, now).items():
             commands.append(TakeLeases(names, owner))
             wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
-        return commands + (self._reclaim(wanted, spare, imagined, now) if may_reclaim else [])
+        if may_reclaim and +wanted:
+            wanted = self._worth_taking(wanted, everything, now)
+            commands += self._reclaim(wanted, spare, imagined, now)
+        return commands
 
     def _imagine(
         self,
@@ -86,6 +95,31 @@ class LeasePlanner:
         favoured = {*by_class(self._state.usable_by_pool), *ours}
         candidates = self._bidders.imagined(everything, now)
         return self._planner(candidates, everything, self._settings.planning, favoured)
+
+    def _worth_taking(
+        self, lacking: Counter[str], everything: Mapping[str, NodeInfo], now: float
+    ) -> Counter[str]:
+        """As many of the nodes ``lacking`` (pool → how many) as are worth taking from others."""
+        state, coming = self._state, self._gaps.coming(self._state.nodes)
+        had = state.usable_by_pool + Counter(
+            pool(info.node_class, owner) for info, owner in coming.values()
+        )
+        candidates = self._bidders.imagined(everything, now)
+        return worth_taking(
+            lacking,
+            candidates,
+            {c.job: state.jobs[c.job].submitted.owner for c in candidates},
+            self._to_be_measured,
+            self._way.seconds,
+            lambda changed: self._planner(changed, everything, self._settings.planning),
+            everything,
+            had,
+        )
+
+    def _to_be_measured(self, job: str) -> bool:
+        record = self._state.jobs[job]
+        wanted = self._settings.profiling is not None and record.submitted.profile
+        return wanted and not record.scaling.profiled
 
     def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
         """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""
@@ -130,6 +164,7 @@ class LeasePlanner:
             reclaimed.append(name)
             until = now + settings.reclaim_s + settings.lease_wait_s
             self._gaps.promise(name, node.info, owner_of(needy), until)
+            self._way.begins(name, owner_of(needy), now)
         if not reclaimed:
             return []
         for name in reclaimed:

@@ -51,6 +51,8 @@ class Candidate:
     """Its workers have to be started again at whatever size."""
     owner: str | None = None
     """It may only have nodes of pools of this owner; None: of all."""
+    late_s: float = 0.0
+    """What it would do on its nodes comes so much later than a plan takes it to, seconds."""
 
     def may_use(self, pool: str) -> bool:
         """Whether it may run on nodes of this pool."""
@@ -213,7 +215,7 @@ def make_plan(
                 allowed=c.sizes,
                 weight=c.weight,
                 goal=c.goal,
-                t_fwd_s=settings.t_fwd_s,
+                t_fwd_s=max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s),
                 cost=c.cost or settings.cost,
                 must_run=c.must_run,
                 restarting=c.broken,

@@ -129,6 +129,8 @@ class ControllerSettings:
     """A job may take so long to move off a node that another owner's job has more use for."""
     reclaim_every_s: float = defaults.RECLAIM_EVERY_S
     """Nodes are taken from one owner for another no more often than this."""
+    reclaim_way_s: float = defaults.RECLAIM_WAY_S
+    """How long such a node is taken to be on its way from lease to lease, until it was seen."""
     profiling: ProfilingSettings | None = None
     """How jobs are profiled; None: they are not."""
 

@@ -89,6 +89,7 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     return (
         _size_problem(spec)
         or _kind_problem(spec)
+        or _software_problem(spec)
         or _file_problem(spec, files)
         or _curve_problem(spec)
     )
@@ -147,6 +148,23 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         )
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def _software_problem(spec: messages.JobSpec) -> str:
+    software = spec.software
+    if software is None:
+        return ""
+    named = (*software.modules, software.conda, software.venv, software.container or "")
+    texts = (*named, software.conda_exe, *software.binds, *software.options)
+    if any(not text.isprintable() for text in texts) or "" in software.modules:
+        return "A name in the job's software environment is empty, or has a character that is none."
+    if any(name.startswith("-") for name in named):
+        return "A module, an environment or an image of the job begins with '-', as options do."
+    if software.conda and (software.venv or software.container):
+        return "A conda environment goes neither with a virtual one nor with a container."
+    if any(not os.path.isabs(path) for path in (software.venv, *software.binds) if path):
+        return "The paths of the job's virtual environment and of its binds must be absolute."
     return ""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from malletrain.protocol import messages
+from malletrain.protocol.payloads import NodeNetwork
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +31,7 @@ class LeasedAgent:
     owner: str = ""
     """Whose lease it is, where it is not the daemon's own user's."""
     reclaimed: bool = False
-    """The node goes because another owner's jobs need it more."""
+    """MalleTrain itself takes the node back: another owner's jobs need it more, or it is sick."""
     gone_at: float | None = None
     """When the node will be gone; None: nobody wants it."""
     holds: str | None = None
@@ -43,7 +44,7 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
-    networks: tuple[messages.NodeNetwork, ...] = ()
+    networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
 
 

@@ -28,6 +28,7 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.redaction import event_for_others, fitting, slim
+from malletrain.daemon.site_software import with_site_software
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
@@ -126,6 +127,7 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        spec = with_site_software(spec, core.config.containers)
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(

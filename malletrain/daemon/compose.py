@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from malletrain.config.model import Config
+from malletrain.config.nodes import NodesSection
 from malletrain.daemon.api import Api
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
@@ -24,6 +25,7 @@ from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env
+from malletrain.protocol.health import HealthPlan, written
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger
 
@@ -75,7 +77,7 @@ def compose(
 
 
 def agent_command(
-    endpoint: str, server_key: str, grace_s: float
+    endpoint: str, server_key: str, grace_s: float, nodes: NodesSection
 ) -> Callable[[str, KeyPair], tuple[tuple[str, ...], dict[str, str]]]:
     """What starts the agent of a lease.
 
@@ -83,7 +85,11 @@ def agent_command(
         endpoint: where agents reach the daemon.
         server_key: the daemon's public key.
         grace_s: between the notice of a preemption and its end.
+        nodes: how the site wants their health looked after.
     """
+    plan = HealthPlan(
+        tuple(nodes.health_check), nodes.health_interval, nodes.health_timeout, nodes.gpu_check
+    )
 
     def command(lease: str, key: KeyPair) -> tuple[tuple[str, ...], dict[str, str]]:
         argv = (
@@ -92,6 +98,7 @@ def agent_command(
             *("--server-key", server_key),
             *("--lease", lease),
         )
-        return argv, {env.LEASE_KEY: key.secret, env.GRACE_S: f"{grace_s:g}"}
+        told = {env.LEASE_KEY: key.secret, env.GRACE_S: f"{grace_s:g}", env.HEALTH: written(plan)}
+        return argv, told
 
     return command

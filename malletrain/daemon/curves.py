@@ -181,7 +181,14 @@ class Curves:
         user_key = (
             f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
         )  # others may choose the same name for something else
-        return profile_key(script, spec.args, node_class, spec.nproc_per_node, user_key=user_key)
+        return profile_key(
+            script,
+            spec.args,
+            node_class,
+            spec.nproc_per_node,
+            user_key=user_key,
+            software=_identity(spec.software),
+        )
 
 
 def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
@@ -192,6 +199,21 @@ def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
     except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
         return None
+
+
+def _identity(software: messages.SoftwareEnvironment | None) -> tuple[str, ...]:
+    """What of a software environment tells two jobs of one script apart: other libraries, another
+    curve. How an image is run makes no difference.
+    """
+    if software is None:
+        return ()
+    named = {
+        "container": software.container or "",
+        "conda": software.conda,
+        "venv": software.venv,
+        "modules": " ".join(software.modules),
+    }
+    return tuple(f"{kind}={value}" for kind, value in named.items() if value)
 
 
 def _positive(value: object) -> float | None:

@@ -15,8 +15,9 @@ from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 
 RELEASED, RECLAIMED, UNHEARD = "given back", "recalled", "nothing was heard of its agent"
+SICK = "its node is not fit for jobs"
 """The stored end reasons of a lease that MalleTrain itself gave up: no job needs the node; another
-owner's job needs it more; its agent does not report.
+owner's job needs it more; its agent does not report; the node failed a health check.
 """
 RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 
@@ -42,9 +43,16 @@ class Departures:
 
     def reclaim(self, agent: LeasedAgent, within_s: float) -> None:
         """The agent's node goes as soon as its job has moved off."""
+        self._send_off(agent, within_s, RECLAIMED, RECLAIM_SENTENCE)
+
+    def sick(self, agent: LeasedAgent, within_s: float, sentence: str) -> None:
+        """The agent's node, which is not fit for jobs, goes as soon as its job has moved off."""
+        self._send_off(agent, within_s, SICK, sentence)
+
+    def _send_off(self, agent: LeasedAgent, within_s: float, reason: str, sentence: str) -> None:
         if agent.gone_at is None:
             agent.reclaimed = True
-            self._goes(agent, within_s, RECLAIMED, RECLAIM_SENTENCE)
+            self._goes(agent, within_s, reason, sentence)
 
     def _goes(self, agent: LeasedAgent, in_s: float, reason: str, sentence: str) -> None:
         parts = self._parts

@@ -15,7 +15,7 @@ from malletrain.core.events import NodeJoined, RoundInterrupted
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
-from malletrain.daemon.departures import RECLAIMED, RELEASED, Departures
+from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
 from malletrain.daemon.hearing import Ear
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
@@ -26,6 +26,7 @@ from malletrain.daemon.reports import AgentReports
 from malletrain.daemon.stuck import StuckRounds
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.phases import BROKEN
 from malletrain.rounds.interface import RoundStage
 from malletrain.store.schema import LeaseRow
 
@@ -63,6 +64,7 @@ class Inbox:
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
             messages.Notice: self.reports.notice,
+            messages.Doubt: self._doubt,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
@@ -82,6 +84,9 @@ class Inbox:
         elif isinstance(message, messages.Leaving):
             with core.step():
                 self.departures.notice(agent, message.in_s, message.reason)
+        elif isinstance(message, messages.Sick):
+            with core.step():
+                self.desk.sick(agent, message.sentence, message.broken)
         elif isinstance(message, messages.Released):
             self._released(agent, message.job)
         elif isinstance(message, messages.LogChunk):
@@ -191,13 +196,14 @@ class Inbox:
             )
             core.transmit(peer, messages.Goodbye(f"This lease is for {row.node}."))
             return
-        if row.end_reason == RELEASED:
+        taken_back = core.agents.of_lease(lease) is None and self.adopting is None
+        if row.end_reason == RELEASED or (row.end_reason == SICK and taken_back):
             self._dismissed(peer, row, hello)
             return
         with core.step() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
-            reclaimed = row.end_reason == RECLAIMED  # of which the agent knows nothing
+            reclaimed = row.end_reason in (RECLAIMED, SICK)  # of which the agent knows nothing
             if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
                 # Not the agent that was told to leave: the job of its lease was requeued and has
                 # begun again.
@@ -225,6 +231,8 @@ class Inbox:
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self.departures.notice(agent, hello.leaving_in_s, "")
+            elif hello.sick and agent.gone_at is None:
+                self.desk.sick(agent, hello.sick, _broken(hello.assignment))
             elif reclaimed and agent.gone_at is None:  # before the daemon's last start
                 self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
 
@@ -340,6 +348,10 @@ class Inbox:
         with self.core.step() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
 
+    def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
+        with self.core.step():
+            self.core.rounds.act(run, run.rounds.doubt(agent.node, message.over))
+
     def _store_up(self, agent: LeasedAgent, run: ActiveJob, message: messages.StoreUp) -> None:
         with self.core.step():
             self.core.rounds.act(
@@ -373,3 +385,8 @@ class Inbox:
             )
             with self.core.step():
                 self.core.repository.notice(run, sentence)
+
+
+def _broken(held: messages.Assignment | None) -> bool:
+    """Whether the workers that an agent has have failed."""
+    return held is not None and held.phase in BROKEN

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, UNHEARD, Departures
+from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -91,8 +91,10 @@ class LeaseDesk:
         parts.metrics.lease_requested(len(requests))
         self.calls.put_nowait(TakeCall(tuple(requests)))
 
-    def release(self, nodes: tuple[str, ...], why: str = "No job needs the node.") -> None:
-        """Nothing is to run on these nodes any more."""
+    def release(
+        self, nodes: tuple[str, ...], why: str = "No job needs the node.", reason: str = RELEASED
+    ) -> None:
+        """Nothing is to run on these nodes any more. ``reason``: what is stored of it."""
         parts, ending = self._parts, []
         active = parts.lease_rows.active
         for node in nodes:
@@ -104,7 +106,7 @@ class LeaseDesk:
             for run in parts.runs.values():
                 parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
             if lease is not None and lease in active:
-                row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=RELEASED)
+                row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=reason)
                 if parts.agents.dismissed(lease) is None:
                     ending.append(_lease(row))
                 parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
@@ -147,18 +149,41 @@ class LeaseDesk:
                 self._take_back(node)
                 continue
             self._departures.reclaim(agent, within_s)
-            asyncio.get_running_loop().call_later(
-                within_s, self.calls.put_nowait, ReclaimOver(agent.lease)
+            self._take_back_in(agent, within_s)
+
+    def sick(self, agent: LeasedAgent, sentence: str, broken: bool) -> None:
+        """The node of this agent is not fit for jobs: it goes once its job has moved off, and is
+        left alone for a while. ``broken``: there is nothing to move any more.
+        """
+        parts, node, lease = self._parts, agent.node, agent.lease
+        row = parts.lease_rows.active.get(lease)
+        if row is None or row.end_reason != SICK:  # else it says so again
+            until = parts.sick.failed(node, sentence, parts.clock.now()).until
+            job = agent.holds or ""
+            parts.audit.record(
+                EventKind.NODE_SICK, sentence, node=node, lease=lease, job=job, until=until
             )
+        if agent.holds is None or broken:
+            self._take_back(node, sentence, SICK)
+        elif agent.gone_at is None:
+            within_s = parts.controller.settings.reclaim_s
+            self._departures.sick(agent, within_s, sentence)
+            self._take_back_in(agent, within_s)
+
+    def _take_back_in(self, agent: LeasedAgent, within_s: float) -> None:
+        over = ReclaimOver(agent.lease)
+        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, over)
 
     def reclaim_over(self, lease: str) -> None:
         """The time to move off is up."""
-        agent = self._parts.agents.of_lease(lease)
-        if agent is not None:
+        agent, row = self._parts.agents.of_lease(lease), self._parts.lease_rows.active.get(lease)
+        if agent is not None and row is not None and row.end_reason == SICK:
+            self._take_back(agent.node, "Its node is not fit for jobs.", SICK)
+        elif agent is not None:
             self._take_back(agent.node)
 
-    def _take_back(self, node: str) -> None:
-        self.release((node,), RECLAIM_SENTENCE)
+    def _take_back(self, node: str, why: str = RECLAIM_SENTENCE, reason: str = RELEASED) -> None:
+        self.release((node,), why, reason)
         self._parts.events.append(NodeLost(node))
 
 

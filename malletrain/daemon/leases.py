@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import structlog
 
+from malletrain.config.model import Config
 from malletrain.core.events import GapsSeen, LeaseNotTaken
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
-from malletrain.daemon.departures import RECLAIMED, RELEASED, UNHEARD, Departures
+from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
@@ -62,7 +63,7 @@ class Leases:
         self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
-        self._unheard = Unheard(parts.config.allocation.lease_wait)
+        self._unheard = Unheard(_patience_s(parts.config))
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -189,10 +190,13 @@ class Leases:
                         node=lease.node or row.node,
                     )
             self._cancel_unheard(now)
+            sick = self._parts.sick.now(now)
+            self._parts.metrics.sick(len(sick))
+            gaps = {gap.node: gap for gap in found.gaps if gap.node not in sick}
             self._parts.gaps.clear()
-            self._parts.gaps.update({gap.node: gap for gap in found.gaps})
+            self._parts.gaps.update(gaps)
             self._parts.events.append(
-                GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in found.gaps})
+                GapsSeen({gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()})
             )
 
     def _cancel_unheard(self, now: float) -> None:
@@ -219,7 +223,12 @@ class Leases:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
-        words = {RELEASED: "given-back", RECLAIMED: "recalled", "preempted": "preempted"}
+        words = {
+            RELEASED: "given-back",
+            RECLAIMED: "recalled",
+            SICK: "sick",
+            "preempted": "preempted",
+        }
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
         self._parts.metrics.lease_ended(word)
         self._parts.audit.record(
@@ -235,3 +244,10 @@ class Leases:
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:
             return await asyncio.to_thread(call)
+
+
+def _patience_s(config: Config) -> float:
+    """How long a lease may run before its agent reports: it looks after its node's health first."""
+    nodes = config.nodes
+    looks = 1 + nodes.gpu_check if nodes.health_check else 0
+    return config.allocation.lease_wait + looks * nodes.health_timeout

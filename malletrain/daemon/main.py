@@ -127,9 +127,11 @@ class Daemon:
             if self.config.daemon.metrics_listen:
                 self._metrics.serve(self.config.daemon.metrics_listen)
             self._metrics.started(__version__)
+            # First what was: agents may have called already, and speak of jobs known before.
+            wait_s = self._restore(service)
             self._transport.serve(service.switchboard)
             for work in (
-                self._lead(service),
+                self._lead(service, wait_s),
                 service.leases.run(),
                 service.leases.work(),
                 self._watch(service),
@@ -159,7 +161,10 @@ class Daemon:
             self._scheduler.connect(self.config),
             self.endpoint,
             agent_command(
-                self.endpoint, self.keys.server.public, self._scheduler.grace_s(self.config)
+                self.endpoint,
+                self.keys.server.public,
+                self._scheduler.grace_s(self.config),
+                self.config.nodes,
             ),
             self._transport.send,
             self._boot,
@@ -186,8 +191,8 @@ class Daemon:
             self.config.state_dir / INFO
         )  # what was announced to the site stays: it is true again at the next start
 
-    async def _lead(self, service: Service) -> None:
-        """Restore what was, give the agents time to report, then begin to plan."""
+    def _restore(self, service: Service) -> float:
+        """Take in hand what was. Returns how long to wait for agents at most, seconds."""
         core, known = service.core, len(service.leases.active)
         wait = self.config.daemon.adopt_wait if known else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
@@ -198,8 +203,12 @@ class Daemon:
                 f"The daemon runs; it knows {len(core.runs)} unfinished jobs and {known} leases.",
                 boot=self._boot,
             )
-        loop = asyncio.get_running_loop()
-        due = loop.time() + wait
+        return wait
+
+    async def _lead(self, service: Service, wait_s: float) -> None:
+        """Give the agents time to report, then begin to plan."""
+        core, loop = service.core, asyncio.get_running_loop()
+        due = loop.time() + wait_s
         # reports and the ends of leases count alike: looking is simpler than being told of both
         while loop.time() < due and not _all_reported(core):  # noqa: ASYNC110
             await asyncio.sleep(0.1)

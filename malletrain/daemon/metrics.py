@@ -64,6 +64,7 @@ class Metrics:
             "Nodes the main scheduler took back, with or without notice.",
             "notice",
         )
+        self._sick = gauge("sick_nodes", "Nodes left alone now because they failed a health check.")
         self._leases_requested = counter("leases_requested_total", "Leases asked for.")
         self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
         self._plans = histogram("plan_seconds", "Time to find a plan.", _PLAN_BUCKETS)
@@ -142,6 +143,10 @@ class Metrics:
     def preemption(self, notice: bool) -> None:
         """The main scheduler took a node back."""
         self._preemptions.labels("yes" if notice else "no").inc()
+
+    def sick(self, count: int) -> None:
+        """So many nodes are left alone because they failed a health check."""
+        self._sick.set(count)
 
     def lease_requested(self, count: int = 1) -> None:
         """Leases were asked for."""

@@ -11,6 +11,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.parts import Parts
 from malletrain.protocol.views import NodeView
+from scavenger.batch.rules import span
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -31,6 +32,10 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         else {}
     )
     views = {}
+    for node, found in parts.sick.now(now).items():
+        answer = f"{found.sentence} It is left alone for another {span(found.until - now)}."
+        rules[node] = (*rules.get(node, ()), ("health", False, answer))
+        views[node] = NodeView(node, "sick", "", "", found.since)
     for gap in parts.gaps.values():
         views[gap.node] = NodeView(
             gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class

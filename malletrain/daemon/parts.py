@@ -18,6 +18,7 @@ from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.planning import exact, make_plan
+from malletrain.core.sick_nodes import SickNodes
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -28,6 +29,7 @@ from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.sickbay import sick_nodes
 from malletrain.protocol import messages
 from malletrain.store.store import Store
 from scavenger.interface import Gap
@@ -77,6 +79,8 @@ class Parts:
     outbox: StepOutbox
     events: deque[Event]
     """For the controller, in this step."""
+    sick: SickNodes
+    """The nodes that failed a health check."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
     """The unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
@@ -127,4 +131,5 @@ def make_parts(
         RoundShell(config, clock, agents, repository, audit, events.append, key_of),
         outbox,
         events,
+        sick_nodes(config, store, clock.now()),
     )

@@ -144,7 +144,7 @@ class RoundShell:
     def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
-        failure = f"[rank {first.rank}]\n{first.tail}" if first else words
+        failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else words
         sentence = action.sentence
         if first is None:
             sentence += f" See `malletrain logs {run.row.id} --launcher`."

@@ -19,6 +19,7 @@ from malletrain.protocol.worker_channel import Capable, SnapshotTaken
 from malletrain.training import report
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.ranks import rank_and_world
+from malletrain.training.steadfast import bear_one_sigterm
 
 
 class StateGuard:
@@ -47,6 +48,7 @@ class StateGuard:
         if not self._inside:
             return False
         self._go_on()
+        bear_one_sigterm()
         rank, world = rank_and_world()
         number = 0
         if rank == 0 and self._flags is not None:

@@ -4,9 +4,10 @@ path, standard library only:
     python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
     PYTHON -u SCRIPT [ARGS]...
 
-Asks the fork server for the worker, passes SIGTERM and SIGINT on to it, and ends as it ends, by the
-same code or signal. When the fork client is killed the fork server kills the worker. When no fork
-server answers it becomes PYTHON itself.
+Asks the fork server for the worker, stops it by SIGTERM when it gets SIGINT, and ends as it ends,
+by the same code or signal. SIGTERM means nothing to it: a scancel sends that to every process of a
+lease. When the fork client is killed the fork server kills the worker. When no fork server answers
+it becomes PYTHON itself.
 """
 
 from __future__ import annotations
@@ -16,10 +17,41 @@ import os
 import signal
 import socket
 import sys
+import time
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
 from supervisor import env, rank_log_name
+
+LOOKS, LOOK_S = 40, 0.005
+"""How often, and how long apart, it is looked whether the worker has taken a SIGTERM."""
+
+
+def _stop(worker: int) -> None:
+    """SIGTERM, and another one where the first was let pass (malletrain.training.steadfast)."""
+    try:
+        os.kill(worker, signal.SIGTERM)
+        for _ in range(LOOKS):
+            time.sleep(LOOK_S)
+            pending, caught = _masks(worker)
+            if pending:
+                continue
+            if not caught:
+                os.kill(worker, signal.SIGTERM)
+            return
+    except OSError:
+        return  # it has ended
+
+
+def _masks(pid: int) -> tuple[bool, bool]:
+    """Whether a SIGTERM waits for a process, and whether it has a handler (proc_pid_status(5)).
+    Raises OSError when it is gone.
+    """
+    with open(f"/proc/{pid}/status") as file:
+        fields = dict(line.split(":", 1) for line in file if line.startswith(("S", "T")))
+    bit = 1 << (signal.SIGTERM - 1)
+    waits = int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
+    return bool(waits & bit), bool(int(fields["SigCgt"], 16) & bit)
 
 
 def _ask(path: str, request: dict[str, object], output: int) -> socket.socket | None:
@@ -47,12 +79,12 @@ def main(argv: list[str]) -> int:
 
     def pass_on(number: int, _: object) -> None:
         if worker:
-            os.kill(worker, number)
+            _stop(worker)
         else:
             waiting.append(number)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     request: dict[str, object] = {
         "argv": command[2:],
         "env": dict(os.environ),
@@ -65,13 +97,14 @@ def main(argv: list[str]) -> int:
         os.dup2(output, 2)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], command)
     while packet := connection.recv(4096):
         said = json.loads(packet)
         if "pid" in said:
             worker = said["pid"]
-            for early in waiting:
-                os.kill(worker, early)
+            if waiting:
+                _stop(worker)
         else:
             return _end_as(said["exit"])
     return 1  # the fork server is gone, and the worker with it

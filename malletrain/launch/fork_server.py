@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from malletrain.launch.supervisor import die_with_parent, set_name
+from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
 from malletrain.protocol import env
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
@@ -61,7 +61,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._woken)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: _signal(self._launcher, number))
+            signal.signal(number, self._stop)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
 
@@ -79,6 +79,11 @@ class ForkServer:
                     _drain(self._wake)
                 else:
                     self._heard(key.fileobj)  # type: ignore[arg-type]
+
+    def _stop(self, number: int, _: object) -> None:
+        """The launcher ends in order. SIGTERM means nothing to it: a scancel sends that to all."""
+        if is_meant(os.getppid()):
+            _signal(self._launcher, signal.SIGINT)
 
     def _heard(self, connection: socket.socket) -> None:
         """A request on a new connection; on that of a worker, the end of its fork client."""
@@ -283,6 +288,8 @@ def main() -> int:
     if pid == 0:
         listener.close()
         die_with_parent(server)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # see ForkServer._stop
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, whatever it waits for
         os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
     return ForkServer(listener, pid).serve()

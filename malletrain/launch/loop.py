@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from malletrain.launch.lines import LineConnection, LineEndpoint, Said
+from malletrain.launch.supervisor import is_meant
+from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
 from malletrain.protocol.messages import Error, Message, Phase, Release
 
@@ -121,14 +123,21 @@ class LaunchLoop:
             launcher.agent_said(message)
 
     def _signalled(self, number: int, _: object) -> None:
+        if number == signal.SIGTERM and not is_meant(os.getppid()):
+            return  # a scancel sends it to every process of the lease
         self.end(f"{signal.Signals(number).name}: the job leaves this node.")
+
+
+def stop_signal() -> signal.Signals:
+    """What stops a process that this launcher has started: a fork client makes SIGTERM of it."""
+    return signal.SIGINT if env.FORK_SERVER in os.environ else signal.SIGTERM
 
 
 def stop_all(children: Iterable[Child], grace_s: float) -> None:
     """SIGTERM, and SIGKILL to those that are left ``grace_s`` seconds later."""
     alive = [c.process for c in children if c.ended() is None]
     for process in alive:
-        process.terminate()
+        process.send_signal(stop_signal())
     deadline = time.monotonic() + grace_s
     for process in alive:
         try:

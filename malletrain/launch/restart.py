@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
-from malletrain.launch.loop import order_given
+from malletrain.launch.loop import order_given, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
 from malletrain.protocol import env
@@ -78,6 +78,7 @@ def run(order: LaunchOrder) -> int:
         ),
         handler,
         order.stop_grace_s,
+        stop_signal(),
     )
     try:
         workers.run()
@@ -107,7 +108,7 @@ def main() -> int:
     )
     try:
         code = run(order)
-    except SignalException:
+    except (SignalException, KeyboardInterrupt):
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()

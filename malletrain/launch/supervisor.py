@@ -14,7 +14,8 @@ With ``--keep`` it stays as COMMAND's supervisor (PR_SET_CHILD_SUBREAPER): orpha
 become its children, and when COMMAND ends or the supervisor's parent dies it kills every process
 that is left, double-forked ones included. It does the same when its parent has been stopped
 (SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its
-memory to others. SIGTERM is passed on to COMMAND. Exits with COMMAND's code, or 128 + signal.
+memory to others. SIGTERM is passed on to COMMAND where its parent sent it: Slurm's scancel sends it
+to every process of a lease. Exits with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ SUSPENDED_S = 6.0
 up (agent_timeout).
 """
 LOOK_EVERY_S = 1.0
+GUARDING, STOPPING = "mt-guarding", "mt-stopping"
+"""Names of a supervisor with a parent, by which COMMAND knows whether a SIGTERM is meant for it."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -58,6 +61,17 @@ def set_name(name: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_NAME")
+
+
+def is_meant(supervisor: int) -> bool:
+    """Whether a SIGTERM that the child of this process has got came from there; always where that
+    is no supervisor.
+    """
+    try:
+        with open(f"/proc/{supervisor}/comm") as file:
+            return file.read().strip() != GUARDING
+    except OSError:
+        return True
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -150,6 +164,7 @@ def _supervise(command: list[str], parent: int | None) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if parent is not None:
         die_with_parent(parent, signal.SIGHUP)
+        set_name(GUARDING)
     own = os.getpid()
     child = os.fork()
     if child == 0:
@@ -173,7 +188,9 @@ def _supervise(command: list[str], parent: int | None) -> int:
         if signum == signal.SIGHUP:
             break
         if signum != signal.SIGCHLD:
-            os.kill(child, signum)
+            if parent is None or caught.si_pid == parent:
+                set_name(STOPPING)
+                os.kill(child, signum)
             continue
         try:
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:

@@ -2,17 +2,23 @@
 --rdzv-backend=malletrain …``.
 
 torch loads this module and calls :func:`handler_creator` in every process that imports
-torch.distributed.elastic, so it imports nothing. The handler itself is
+torch.distributed.elastic, so it imports the standard library only. The handler itself is
 :mod:`malletrain.launch.rendezvous`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+    from malletrain.protocol.launcher_channel import LaunchOrder
+
+_ENDLESS = 1_000_000
 
 
 def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -29,10 +35,45 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     return DaemonRendezvous.from_parameters(params)
 
 
-def main() -> None:
-    """The torchrun command with this handler: torch before 2.5 does not look for entry points."""
+def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
+    """Arguments of the torchrun command for a job; its workers are tied and log to their own files
+    as ours do.
+
+    Args:
+        order: what the agent wants launched.
+        scratch: directory for torchrun's own files.
+    """
+    spec = order.spec
+    tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
+    return [
+        "--rdzv-backend=malletrain",
+        f"--rdzv-endpoint={order.endpoint}",
+        f"--rdzv-id={order.job}",
+        f"--rdzv-conf=timeout={max(1, round(order.join_timeout_s))}",
+        f"--nnodes={spec.min_nodes}:{spec.max_nodes}",
+        f"--nproc-per-node={spec.nproc_per_node}",
+        f"--max-restarts={_ENDLESS}",
+        "--monitor-interval=0.1",
+        f"--log-dir={scratch}",
+        "--no-python",
+        *tie,
+        *("--parent", "env", "--per-rank-log", order.log_dir, "--"),
+        *(sys.executable, "-u", spec.script, *spec.args),
+    ]
+
+
+def main() -> int:
+    """Read the order and become the torchrun command with this handler, which torch before 2.5
+    would not find by its entry point.
+    """
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as torchrun
 
+    from malletrain.launch.loop import order_given
+
+    order = order_given("malletrain.launch.torchrun", "Run one job on this node by torchrun.")
+    if order is None:
+        return 2
     rendezvous_handler_registry.register("malletrain", create_handler)
-    torchrun()
+    torchrun(stock_arguments(order, Path(order.log_dir).with_name("torchrun")))
+    return 0

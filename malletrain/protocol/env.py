@@ -17,6 +17,7 @@ FORK_SERVER = "MALLETRAIN_FORK_SERVER"
 GENERATION = "MALLETRAIN_GENERATION"
 GPUS = "MALLETRAIN_GPUS"
 GRACE_S = "MALLETRAIN_GRACE_S"
+HEALTH = "MALLETRAIN_HEALTH"
 HOST = "MALLETRAIN_HOST"
 JOB = "MALLETRAIN_JOB"
 JOB_KEY = "MALLETRAIN_JOB_KEY"
@@ -59,6 +60,7 @@ TABLE = (
     (GPUS, "GPUs of the node; counted if not set.", "lease script", "agent"),
     (GRACE_S, "Seconds between SIGTERM and SIGKILL of a preempted lease.", "daemon, scavenger",
      "agent"),
+    (HEALTH, "How the agent looks after the health of its node, as JSON.", "daemon", "agent"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),
     (HOST, "Address under which other nodes reach this one.", "user, agent",

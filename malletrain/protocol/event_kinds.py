@@ -78,6 +78,11 @@ class EventKind(Word):
         "A job could not begin on the node, while it could elsewhere. The node gets no job for "
         "some minutes.",
     )
+    NODE_SICK = (
+        "node-sick",
+        "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
+        "moves off, the node is given back and left alone for a while, longer each time.",
+    )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")
     JOB_RESCALED = ("job-rescaled", "A running job is given more, fewer or other nodes.")

@@ -26,6 +26,9 @@ PEER_LOST = (
 """What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore
 messages).
 """
+UNFIT = 78
+"""Exit code of a launcher whose job's software environment is not fit for it (EX_CONFIG of
+sysexits.h); its last words are one sentence."""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
@@ -44,6 +47,8 @@ def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 def describe(failures: Iterable[Failure]) -> str:
     """One sentence on the first cause of a failure."""
     first = next(iter(failures))
+    if first.exitcode == UNFIT and first.cause:
+        return first.cause
     how = (
         f"was killed by signal {-first.exitcode}"
         if first.exitcode < 0

@@ -31,10 +31,9 @@ from malletrain.protocol.bounds import (
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
-from malletrain.protocol.payloads import NodeNetwork as NodeNetwork
+from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Peer as Peer
-from malletrain.protocol.payloads import ProbeResult as ProbeResult
-from malletrain.protocol.payloads import ProbeTarget as ProbeTarget
+from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
 
 class Message(
@@ -65,7 +64,8 @@ class Hello(Message, frozen=True):
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""
     networks: tuple[NodeNetwork, ...] = ()
-    """By which other nodes may reach this one."""
+    sick: Sentence = ""
+    """Why the node is not fit for jobs; empty: it is, as far as is known."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -111,6 +111,22 @@ class Leaving(Message, frozen=True):
 
     in_s: Duration
     reason: Sentence = ""
+
+
+class Sick(Message, frozen=True):
+    """The node is not fit for jobs. ``broken``: the workers on it have failed already."""
+
+    sentence: Sentence
+    broken: bool = False
+
+
+class Doubt(Message, frozen=True):
+    """The workers of ``job`` failed here, and it is being looked whether the node is to blame;
+    ``over``: it is not, as far as is known.
+    """
+
+    job: Id
+    over: bool = False
 
 
 class Progress(Message, frozen=True):
@@ -226,7 +242,7 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent). ``key``: the secret that its nodes share."""
+    """Start the launcher of this job (idempotent). ``key``: its nodes' secret; ``host``: itself."""
 
     job: str
     spec: JobSpec
@@ -234,7 +250,6 @@ class Assign(Message, frozen=True):
     join_timeout_s: float = 60.0
     key: str = ""
     host: str = ""
-    """This node's address in the network that the site has chosen; empty: as its Hello says."""
 
 
 class Round(Message, frozen=True):
@@ -252,9 +267,7 @@ class Round(Message, frozen=True):
     store_host: str = ""
     store_port: int = 0
     interface: str = ""
-    """The network of this round, by this node's name for it; empty: as on the node ever."""
     address: str = ""
-    """This node's in that network."""
     members: tuple[Peer, ...] = ()
 
 
@@ -356,6 +369,8 @@ AgentMessage = (
     | Drained
     | Released
     | Leaving
+    | Sick
+    | Doubt
     | Progress
     | Mark
     | Metric

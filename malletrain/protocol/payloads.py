@@ -11,13 +11,40 @@ from malletrain.protocol.bounds import Amount, Code, Count, Id, Moment, Name, Ra
 from malletrain.protocol.phases import AssignmentPhase
 
 
+class SoftwareEnvironment(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """In which software a job's processes run on a node. It is entered anew for each job, by the
+    agent, which itself stays outside.
+    """
+
+    modules: tuple[str, ...] = ()
+    """Loaded first, in this order, outside of a container."""
+    conda: str = ""
+    """Name or path of the conda environment to activate."""
+    conda_exe: str = ""
+    """The conda of the submitting host, for nodes that do not name one."""
+    venv: str = ""
+    """Directory of the virtual environment whose Python runs the job, in the container if there is
+    one."""
+    container: str | None = None
+    """The image; empty: none; None: what the site has by default."""
+    runtime: str = "auto"
+    """What runs the image, a name of :data:`malletrain.agent.containers.RUNTIMES`."""
+    binds: tuple[str, ...] = ()
+    """What is bound into the container besides what every job needs: ``SRC`` or ``SRC:DST``."""
+    options: tuple[str, ...] = ()
+    """The site's own words to the runtime."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
     one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
     ``live`` | ``service``. ``curve`` maps nodes (as text) to samples/s where the user knows it, for
     a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
     ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
-    are taken to scale alike.
+    are taken to scale alike. ``software``: in which environment it runs, None for that of the
+    agent.
     """
 
     name: str
@@ -39,6 +66,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile: bool = True
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
+    software: SoftwareEnvironment | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -137,8 +137,9 @@ class JobDetail(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving (idle: a
-    gap without a lease). ``owner``: whose lease it is, where it is not the daemon's own user's.
+    """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
+    (idle: a gap without a lease; sick: it failed a health check, see ``rules``). ``owner``: whose
+    lease it is, where it is not the daemon's own user's.
     """
 
     node: str

@@ -30,7 +30,15 @@ CELL_WIDTH = 24
 """Columns of one node in the grid."""
 CELLS_UP_TO = 48
 """With more nodes than this the grid shows one character a node."""
-SIGNS = {"job": "█", "free": "▒", "leasing": "░", "leaving": "▚", "idle": "·", "busy": "x"}
+SIGNS = {
+    "job": "█",
+    "free": "▒",
+    "leasing": "░",
+    "leaving": "▚",
+    "idle": "·",
+    "busy": "x",
+    "sick": "!",
+}
 """Node state → character, so that the grid can be read without colour."""
 ORDER = ("running", "profiling", "suspended", "queued")
 """Jobs in these states come first, in this order; those that have ended last, the newest first."""

@@ -44,6 +44,7 @@ STATE_STYLES: dict[str, str] = {
     "free": "yellow",
     "job": "green",
     "leaving": "red",
+    "sick": "bold red",
 }
 """Style of each job and node state in rich's words."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -42,6 +43,7 @@ ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
     EventKind.NODE_LOST,
+    EventKind.NODE_SICK,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
@@ -173,9 +175,12 @@ def _facts(detail: JobDetail) -> Table:
     fact("State", word)
     fact("Script", " ".join([str(spec.get("script", "")), *map(str, spec.get("args", ()))]))
     fact("Directory", str(spec.get("workdir", "")))
-    fact("Python", str(spec.get("python", "")))
+    python = str(spec.get("python", ""))
+    fact("Python", "that of the environment" if python == "python" else python)
     if spec.get("setup"):
         fact("Setup", str(spec["setup"]))
+    for label, value in _software(spec.get("software") or {}):
+        fact(label, value)
     processes = int(spec.get("nproc_per_node", 0))
     shown = (
         f"{processes} process{'es' if processes > 1 else ''} each"
@@ -195,6 +200,23 @@ def _facts(detail: JobDetail) -> Table:
     if j.tries:
         fact("Failed tries", str(j.tries))
     return facts
+
+
+def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The job's software environment, as facts."""
+    by = software.get("runtime", "auto")
+    binds = ", ".join(map(str, software.get("binds", ())))
+    shown = {
+        "Modules": ", ".join(map(str, software.get("modules", ()))),
+        "Conda": str(software.get("conda", "")),
+        "Virtual env": str(software.get("venv", "")),
+        "Container": str(software.get("container") or ""),
+    }
+    if shown["Container"]:
+        shown["Container"] += ("" if by == "auto" else f" by {by}") + (
+            f", with {binds}" if binds else ""
+        )
+    return [(label, value) for label, value in shown.items() if value]
 
 
 def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
@@ -253,7 +275,9 @@ def nodes(
             *(plain(n.owner) or "nobody" for _ in owners),
         )
     if not explain:
-        return made
+        sick = (n for n in rows if n.state == "sick")
+        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        return Group(made, Text(""), *told) if told else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )

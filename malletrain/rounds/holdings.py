@@ -23,6 +23,8 @@ class Holdings:
     """What each said last."""
     unreachable: set[str] = field(default_factory=set)
     """Their agents cannot be reached at present."""
+    doubted: set[str] = field(default_factory=set)
+    """Workers failed there, and it is being looked whether the node is to blame."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of whatever round."""
@@ -51,6 +53,10 @@ class Holdings:
         self.phases.pop(node, None)
         return [SendAssign(node)]
 
+    def doubt(self, node: str, over: bool) -> None:
+        """Begin or end to doubt that the workers on ``node`` failed by themselves."""
+        (self.doubted.discard if over else self.doubted.add)(node)
+
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Have ``nodes`` let go, unless they are about to."""
         actions: list[Action] = []
@@ -65,4 +71,5 @@ class Holdings:
         """Nothing of the job is on ``node``."""
         self.assigned.discard(node)
         self.releasing.discard(node)
+        self.doubted.discard(node)
         self.phases.pop(node, None)

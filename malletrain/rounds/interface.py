@@ -104,6 +104,9 @@ class Rounds(Protocol):
     def reachable(self, node: str) -> None:
         """It is back."""
 
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+
     def tick(self, now: float) -> list[Action]:
         """Carry on where a time limit has passed."""
 

@@ -61,6 +61,8 @@ class LiveRounds:
         self._at_once = False
         """Those that are left go on now: nobody is waited for."""
         self._failed_joins: dict[str, int] = {}
+        self._blamed: dict[str, list[Action]] = {}
+        """What is to be told of failures on nodes that are doubted."""
         self._adrift_at: float | None = None
         """When workers that wait in a broken group get a new round, should no news of a loss come.
         """
@@ -187,6 +189,11 @@ class LiveRounds:
         """It is back."""
         self.job.reachable(node)
 
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+        self.job.doubt(node, over)
+        return self._blamed.pop(node, []) if over else []
+
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
         """The agent on ``node`` reports its assignment."""
         before = self._held.phases.get(node)
@@ -216,7 +223,10 @@ class LiveRounds:
                         [node],
                         "its worker failed again and again while it joined; see `malletrain logs`",
                     )
-            actions += self._go_on([node], now) + self._own_fault(assignment)
+            fault = self._own_fault(assignment)
+            if node in self._held.doubted:
+                self._blamed[node], fault = fault, []
+            actions += self._go_on([node], now) + fault
         return self._noted(actions)
 
     def _own_fault(self, assignment: Assignment) -> list[Action]:
@@ -253,6 +263,7 @@ class LiveRounds:
             actions += self._go_on([node], now)
         self._group = tuple(n for n in self._group if n != node)
         self._failed_joins.pop(node, None)
+        self._blamed.pop(node, None)
         return self._noted(actions)
 
     def tick(self, now: float) -> list[Action]:

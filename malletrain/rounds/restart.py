@@ -167,8 +167,8 @@ class JobRounds:
 
     def drained(self, node: str, generation: int, now: float) -> list[Action]:
         """The snapshot asked for is on disk, or there is none to take."""
-        draining = self.stage is RoundStage.DRAINING and generation == self.generation
-        return self._manner.form(now) if draining and node == self.members[0] else []
+        awaited = self.stage is RoundStage.DRAINING and generation == self.generation
+        return self._manner.form(now) if awaited and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
@@ -184,22 +184,17 @@ class JobRounds:
         return actions + (self._manner.form(now) if draining else self._await_joiners(now))
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost. What follows is the controller's plan; only what was under way anyway
-        goes on without it.
-        """
+        """The node is lost; only what was under way anyway goes on before the next plan."""
         self.held.forget(node)
         self.held.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         if node in self.members:
             self.lost_member = True
             self.failure.clear()
-            if (
-                self.stage is RoundStage.WARMING
-                and self.deadline is not None
-                and len(self._manner.survivors()) >= self.min_nodes
-            ):
+            warming = self.stage is RoundStage.WARMING and self.deadline is not None
+            if warming and len(self._manner.survivors()) >= self.min_nodes:
                 # Those that are left cannot train now.
-                self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)
+                self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._manner.form(now)
         return self._warm(now) if self.stage is RoundStage.WARMING else []
@@ -222,11 +217,11 @@ class JobRounds:
             self.deadline = now + self.settings.failure_grace_s
             return []
         absent = [n for n in self.members if not self.is_in(n, _RUNNING, _SUCCEEDED)]
-        first, why = self.members[0], f"did not join the round within {self.settings.join_s:g} s"
-        if first not in absent and len(self.members) - len(absent) >= max(1, self.min_nodes):
-            why += f"; a firewall may block ports between there and {first}"
-            return [*self.reject(absent, why), *self._manner.form(now)]
-        return self._break(Broke((), f"{', '.join(absent)} {why}."))
+        why = f"did not join the round within {self.settings.join_s:g} s"
+        if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
+            return self._break(Broke((), f"{', '.join(absent)} {why}."))
+        why += f"; a firewall may block ports between there and {self.members[0]}"
+        return [*self.reject(absent, why), *self._manner.form(now)]
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
@@ -236,10 +231,14 @@ class JobRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+        self.held.doubt(node, over)
+        return []
+
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""
-        if self.deadline is not None:
-            self.deadline += by_s
+        self.deadline = None if self.deadline is None else self.deadline + by_s
         self.failure.postpone(by_s)
 
     def next_wakeup(self) -> float | None:
@@ -390,7 +389,7 @@ class JobRounds:
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
             return []
-        to_come = bool(self.held.unreachable.intersection(self.members))
+        to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
         broke = self.failure.look(broken, to_come, now, self.settings.failure_grace_s)
         return [] if broke is None else self._break(broke)
 

@@ -177,6 +177,11 @@ class ServiceRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """The process failed there, and it may be the node's fault; ``over``: it was not."""
+        self.held.doubt(node, over)
+        return []
+
     # --- time ---
 
     def tick(self, now: float) -> list[Action]:
@@ -286,7 +291,7 @@ class ServiceRounds:
         return actions
 
     def _failed(self, node: str, now: float) -> list[Action]:
-        if node in self.held.unreachable:
+        if node in self.held.unreachable or node in self.held.doubted:
             self._failures_due[node] = now + self.settings.failure_grace_s
             return []
         del self._failures_due[node]

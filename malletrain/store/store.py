@@ -250,6 +250,12 @@ class Store:
         query = _events(job).order_by(schema.events.c.seq.desc()).limit(limit)
         return self._db.all(query, EventRow)[::-1]
 
+    def events_of(self, kind: str, since: float) -> list[EventRow]:
+        """The events of this kind since that time, oldest first."""
+        table = schema.events.c
+        query = _events(None).where(table.kind == str(kind), table.time >= since)
+        return self._db.all(query.order_by(table.seq), EventRow)
+
     # --- what was measured ---
 
     def put_observation(self, row: ObservationRow) -> None:

@@ -16,12 +16,12 @@ SHELL = frozenset((".sh", ".bash", ".zsh", ".csh", ".ksh", ".slurm", ".sbatch", 
 LARGEST_BYTES = 16 * 1024 * 1024
 
 
-def script_of(text: str) -> Path:
+def script_of(text: str, own_python: bool = True) -> Path:
     """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
     to a new version between starts.
 
-    The Python that submits runs the script too, so it is also the one that compiles it here. Raises
-    SpecError for what is no Python program.
+    Where the Python that submits runs the script too (``own_python``), it also compiles it here.
+    Raises SpecError for what is no Python program.
     """
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if not path.exists():
@@ -44,7 +44,7 @@ def script_of(text: str) -> Path:
             f"{path} is a notebook, but a job is a Python script; write one from it with: jupyter "
             f"nbconvert --to script {path.name}"
         )
-    if len(source) < LARGEST_BYTES:
+    if own_python and len(source) < LARGEST_BYTES:
         _compile(source, path)
     return path
 

@@ -17,14 +17,16 @@ from pathlib import Path
 
 from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.curve_file import read_curve
-from malletrain.submission.error import SpecError
+from malletrain.submission.error import SpecError, about
 from malletrain.submission.script import script_of
+from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import VALUE_HELP, read_value, span
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
+NO_SOFTWARE = SoftwareOptions()
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -122,6 +124,15 @@ def _name_of(path: Path) -> str:
     return "job" if not made or JOB_ID.fullmatch(made) else made
 
 
+def _python_of(environment: SoftwareEnvironment | None) -> str:
+    """What runs the script: the environment's Python where there is one, else that of this
+    process.
+    """
+    if environment is None or not (environment.venv or environment.conda or environment.container):
+        return sys.executable
+    return os.path.join(environment.venv, "bin", "python") if environment.venv else "python"
+
+
 def build(
     script: str,
     args: Sequence[str],
@@ -142,6 +153,7 @@ def build(
     profile_key: str | None = None,
     service: bool = False,
     value: Path | None = None,
+    software: SoftwareOptions = NO_SOFTWARE,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -149,63 +161,82 @@ def build(
     A service has one process on each node, is valued by its ``value`` file and by default asks for
     the sizes of that file.
     """
-    worth = _service_value(
-        service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
-    )
+    with about("value", "service", "live", "launcher", "curve", "nproc_per_node"):
+        worth = _service_value(
+            service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
+        )
     if nodes is None:
         nodes = span(worth) if worth else "1"
-    low, high = parse_nodes(nodes)
-    path = script_of(script)
+    with about("nodes"):
+        low, high = parse_nodes(nodes)
+    with about("conda", "venv", "container", "no_container", "container_bind", "module"):
+        environment = software_of(software)
+    python = _python_of(environment)
+    path = script_of(script, own_python=python == sys.executable)
     if name is None:
         name = _name_of(path)
     elif JOB_ID.fullmatch(name):
         raise SpecError(
             f'"{name}" looks like the id of a job, so every command would take it for that job; '
-            f"choose another name, such as {name}-{path.stem}."
+            f"choose another name, such as {name}-{path.stem}.",
+            "name",
         )
     elif not NAME.fullmatch(name):
         raise SpecError(
             f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the '
-            "characters . _ + -, a letter or digit first."
+            "characters . _ + -, a letter or digit first.",
+            "name",
         )
     if not (math.isfinite(weight) and weight > 0):
         raise SpecError(
             f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
-            "of every job by default)."
+            "of every job by default).",
+            "weight",
         )
     if nproc_per_node is not None and nproc_per_node < 1:
         raise SpecError(
             f"{nproc_per_node} processes per node is not possible; accepted is 1 or more. Leave "
-            "--nproc-per-node out for one on each GPU."
+            "--nproc-per-node out for one on each GPU.",
+            "nproc_per_node",
         )
     if live and launcher != "builtin":
         raise SpecError(
-            "--live needs the builtin launcher: torchrun starts its workers anew in every round."
+            "--live needs the builtin launcher: torchrun starts its workers anew in every round.",
+            "live",
+            "launcher",
         )
     directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))
     if not directory.is_dir():
         raise SpecError(
             f"The working directory {directory} does not exist; create it or give another with "
-            "--workdir."
+            "--workdir.",
+            "workdir",
         )
+    with about("env"):
+        variables = parse_env(env)
+    with about("profile_sizes"):
+        sizes = None if profile_sizes is None else parse_sizes(profile_sizes, low, high)
+    with about("curve"):
+        known = worth or (read_curve(curve) if curve else None)
     return JobSpec(
         name=name,
         owner=user_name(),
         script=str(path),
         workdir=str(directory),
-        python=sys.executable,
+        python=python,
         args=tuple(args),
-        env=parse_env(env),
+        env=variables,
         setup=setup or None,
         min_nodes=low,
         max_nodes=high,
         nproc_per_node=1 if service else nproc_per_node or 0,
         weight=weight,
         goal="throughput" if service else goal or "",
-        curve=worth or (read_curve(curve) if curve else None),
+        curve=known,
         launcher=launcher,
         mode="service" if service else "live" if live else "restart",
         profile=profile and not service,
-        profile_sizes=None if profile_sizes is None else parse_sizes(profile_sizes, low, high),
+        profile_sizes=sizes,
         profile_key=profile_key or "",
+        software=environment,
     )

@@ -26,6 +26,7 @@ from malletrain.training import objects as parts
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.steadfast import bear_one_sigterm
 
 __all__ = ["Snapshot", "SnapshotError"]
 
@@ -324,8 +325,10 @@ class Snapshot:
         writes = rank_and_world()[0] == 0
         if not self._announced:
             self._announced = True
-            if writes and self._flags is not None:
-                report.send(Capable)
+            if self._flags is not None:
+                bear_one_sigterm()
+                if writes:
+                    report.send(Capable)
             count = parts.parameters(self._objects) if writes else 0
             if count:
                 report.describe(parameters=count)

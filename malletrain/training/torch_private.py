@@ -118,7 +118,9 @@ class News(Protocol):
         """The workers failed."""
 
 
-def node_agent(spec: WorkerSpec, news: News, stop_grace_s: float) -> LocalElasticAgent:
+def node_agent(
+    spec: WorkerSpec, news: News, stop_grace_s: float, stop_signal: signal.Signals
+) -> LocalElasticAgent:
     """TorchElastic's agent for one node, whose workers are restarted for every round until the job
     leaves the node.
 
@@ -126,6 +128,7 @@ def node_agent(spec: WorkerSpec, news: News, stop_grace_s: float) -> LocalElasti
         spec: The workers.
         news: Tells of rounds.
         stop_grace_s: Seconds between SIGTERM and SIGKILL of a worker.
+        stop_signal: What the processes that stand for workers are sent to stop them.
 
     Raises:
         RuntimeError: The installed torch lacks what is needed.
@@ -153,7 +156,7 @@ def node_agent(spec: WorkerSpec, news: News, stop_grace_s: float) -> LocalElasti
                 # Without the private name all that failed count, siblings included.
                 first = frozenset(getattr(context, "_failures", ()))
                 self._failed_first = self._failed_first or first
-                close(death_sig, stop_grace_s)  # type: ignore[arg-type]
+                close(stop_signal, stop_grace_s)  # type: ignore[arg-type]
 
             # Everything that stops workers comes through this. TorchElastic leaves up to 30 s
             # between SIGTERM and SIGKILL; and when one worker fails it stops its siblings and

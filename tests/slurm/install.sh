@@ -1,14 +1,20 @@
 #!/bin/sh
-# Installs the packages of a real Slurm for the tests marked "slurm", where that is possible: on a system with apt, as root. Where Slurm
-# is installed, or cannot be, it does nothing; the tests then say why they are skipped. No service is started or enabled.
+# Installs the packages of a real Slurm for the tests marked "slurm", and Charliecloud for tests/containers, where that is possible: on a
+# system with apt, as root. Where they are installed, or cannot be, it does nothing; the tests of Slurm then say why they are skipped, and
+# those of containers why they fail. No service is started or enabled.
 #
 # Never the packages named *-emulator: they replace the daemons by ones that only pretend.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 have() { command -v "$1" >/dev/null 2>&1; }
-if have slurmctld && have slurmdbd && have mariadbd; then exit 0; fi
+slurm= charliecloud=
+have slurmctld && have slurmdbd && have mariadbd || slurm="slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge \
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server-core"
+have ch-run || charliecloud=charliecloud-runtime
+[ -n "$slurm$charliecloud" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! have apt-get; then
-    echo "Slurm, or its accounting with a database, is not installed and cannot be installed from here (that needs root and apt); its tests will be skipped." >&2
+    echo "Not installed, and not to be installed from here (that needs root and apt): $slurm $charliecloud." >&2
+    echo "Without Slurm its tests are skipped; without Charliecloud those of containers fail." >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -18,17 +24,18 @@ made_policy=
 if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && made_policy=yes
 fi
-install() {
-    apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge \
-        slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
-}
 log=$(mktemp)
-install >"$log" 2>&1 || { apt-get update >>"$log" 2>&1; install >>"$log" 2>&1; }
-status=$?
+install() {
+    apt-get install -y --no-install-recommends "$@" >>"$log" 2>&1
+}
+for packages in "$slurm" "$charliecloud"; do
+    [ -n "$packages" ] || continue
+    # shellcheck disable=SC2086 # one word for each package
+    if ! install $packages && { apt-get update >>"$log" 2>&1; ! install $packages; }; then
+        echo "These could not be installed: $packages. The last lines of apt-get:" >&2
+        tail -5 "$log" >&2
+    fi
+done
 [ -n "$made_policy" ] && rm -f "$policy"
-if [ $status -ne 0 ]; then
-    echo "Slurm could not be installed; its tests will be skipped. The last lines of apt-get:" >&2
-    tail -5 "$log" >&2
-fi
 rm -f "$log"
 exit 0

@@ -1,11 +1,21 @@
 """Command and environment of a launcher; and what is understood of torchrun's own words."""
 
+import sys
+
 import pytest
 
-from malletrain.agent.launch import JobPlace, job_environment, launch_command
+from malletrain.agent.launch import (
+    JobPlace,
+    LauncherEntry,
+    job_environment,
+    launch_arguments,
+)
 from malletrain.agent.link import pause
-from malletrain.agent.worker_failures import stock_failures
+from malletrain.agent.software import python_command
+from malletrain.agent.worker_failures import stock_failures, unfit
+from malletrain.launch.torchrun import stock_arguments
 from malletrain.protocol import messages
+from malletrain.protocol.failures import describe
 from malletrain.protocol.launcher_channel import LaunchOrder
 
 
@@ -81,18 +91,32 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     }
 
 
-def test_the_builtin_launcher_gets_its_order_in_a_file(tmp_path):
-    launch = order(tmp_path)
-    command = launch_command(launch.spec, launch, tmp_path / "order.json", tmp_path / "scratch")
-    assert (command[0], command[-2:]) == (
+def command(launch, order_file):
+    entry = LauncherEntry("/pkg/launch/entry.py", "The Python /env/bin/python")
+    return python_command(launch.spec, launch_arguments(launch.spec, order_file, entry))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "restart"),
+        ({"mode": "live"}, "restart"),
+        ({"mode": "service"}, "service"),
+        ({"launcher": "torchrun"}, "torchrun"),
+    ],
+)
+def test_the_launcher_gets_its_order_in_a_file(tmp_path, fields, kind):
+    made = command(order(tmp_path, **fields), tmp_path / "order.json")
+    assert made == [
         "/env/bin/python",
-        ["--launch", str(tmp_path / "order.json")],
-    )
+        *("/pkg/launch/entry.py", kind, "The Python /env/bin/python", ""),
+        *("--launch", str(tmp_path / "order.json")),
+    ]
 
 
 def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
     launch = order(tmp_path, launcher="torchrun", min_nodes=2, args=("--epochs", "3"))
-    command = launch_command(launch.spec, launch, tmp_path / "order.json", tmp_path / "scratch")
+    made = stock_arguments(launch, tmp_path / "scratch")
     wanted = [
         "--rdzv-backend=malletrain",
         "--rdzv-endpoint=ipc:///run/launcher.sock",
@@ -100,17 +124,24 @@ def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
         "--nnodes=2:4",
         "--nproc-per-node=2",
     ]
-    assert set(wanted) <= set(command)
-    assert command[-5:] == ["/env/bin/python", "-u", "train.py", "--epochs", "3"]
+    assert set(wanted) <= set(made)
+    assert made[-5:] == [sys.executable, "-u", "train.py", "--epochs", "3"]
 
 
-@pytest.mark.parametrize("launcher", ["builtin", "torchrun"])
-def test_setup_is_the_only_text_a_shell_reads(tmp_path, launcher):
-    launch = order(tmp_path, launcher=launcher, setup="module load python", args=("$(boo)",))
-    command = launch_command(launch.spec, launch, tmp_path / "order.json", tmp_path / "scratch")
-    assert command[:2] == ["bash", "-c"]
-    assert "module load python" in command[2]
-    assert "$(boo)" not in command[2]
+def test_setup_is_the_only_text_a_shell_reads(tmp_path):
+    launch = order(tmp_path, setup="module load python", args=("$(boo)",))
+    made = command(launch, tmp_path / "order.json")
+    assert made[:2] == ["bash", "-c"]
+    assert "module load python" in made[2]
+    assert "$(boo)" not in made[2]
+
+
+def test_an_environment_that_is_not_fit_is_told_in_the_sentence_of_its_log():
+    log = "Lmod: unknown module\nmalletrain: The module 'x' cannot be loaded.\n"
+    (told,) = unfit(log, 78, 5.0)
+    assert (told.exitcode, told.cause) == (78, "The module 'x' cannot be loaded.")
+    assert describe([told]) == "The module 'x' cannot be loaded."
+    assert unfit(log, 1, 5.0) == unfit("malletrain: x\nTraceback", 78, 5.0) == ()
 
 
 def test_torchruns_words_on_a_failure():

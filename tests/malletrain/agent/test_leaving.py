@@ -174,6 +174,19 @@ def test_without_a_daemon_a_job_that_is_just_starting_is_not_waited_for(daemon, 
     assert is_clean(agent)
 
 
+def test_without_a_daemon_nobody_waits_for_workers_that_cannot_save(daemon, start, tmp_path):
+    """They have just begun, or their script keeps no snapshot."""
+    agent = start(**{"grace-s": str(100 * PATIENCE_S)})
+    assign(daemon, tmp_path, ELSEWHERE)
+    daemon.expect("n0", messages.Phase, phase="ready")
+    daemon.send("n0", messages.Round("j1", 1, 0, 2))
+    daemon.expect("n0", messages.Phase, phase="running")
+    daemon.close()
+    agent.signal(signal.SIGTERM)
+    assert agent.process.wait(PATIENCE_S) == 0
+    assert is_clean(agent)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answers):
     agent = start(**{"grace-s": "2"})

@@ -24,7 +24,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.pools import by_class, class_of, largest, owner_of, pool
-from malletrain.core.settings import ControllerSettings, PlanningSettings
+from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 
 DEBOUNCE = 1.0
 
@@ -183,6 +183,52 @@ def test_nodes_are_not_recalled_from_a_job_that_was_rescaled_a_moment_ago():
     assert of(ReclaimNodes, site.gaps(after=70.0))
 
 
+def coming_late(job_of_bob, way_s, **settings):
+    """What is reclaimed for Bob's job when nodes are on their way for so long."""
+    site = holding_all(reclaim_s=20.0, reclaim_way_s=way_s, **settings)
+    return [len(r.nodes) for r in of(ReclaimNodes, site.do(job_of_bob) + site.gaps())], site
+
+
+@pytest.mark.parametrize(("way_s", "taken"), [(0.0, [3]), (45.0, [3]), (60.0, [])])
+def test_nodes_are_not_recalled_where_the_way_takes_what_they_would_bring(way_s, taken):
+    # Of 120 s to come Bob's first node brings 10 · (120 - way); it costs Alice's job 684.
+    assert coming_late(job("b", 1, 6, owner="bob"), way_s)[0] == taken
+
+
+def test_how_long_the_way_takes_is_learned_from_the_nodes_that_went_it():
+    taken, site = coming_late(job("b", 1, 1, owner="bob"), 0.0)
+    assert taken == [1]
+    (node,) = {n for n, record in site.controller.nodes.items() if record.gone_at is not None}
+    site.do(NodeLost(node), after=5.0)
+    site.gaps(node, after=60.0)
+    site.joins("bob", node)
+    assert site.nodes("b") == (node,)
+    said = site.do(job("c", 1, 1, owner="carol"), after=100.0) + site.gaps()
+    assert not of(ReclaimNodes, said), "it would come more than 60 s from now"
+    site.gaps(after=700.0)
+    assert of(ReclaimNodes, site.said)[1:], "who starves is served all the same"
+
+
+def unknown(name, low, high, owner):
+    """A job that nobody has measured."""
+    return JobSubmitted(name, low, high, owner=owner, profile=True)
+
+
+@pytest.mark.parametrize(("low", "taken"), [(1, [1]), (2, [2])])
+def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_recalled(low, taken):
+    # Found on PBS: four nodes were recalled for a job of 1:4 that then turned out to be slow; three
+    # of them went back to the first user.
+    slow = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
+    for profiling, count in ((ProfilingSettings(), taken), (None, [4])):
+        site = Site(profiling=profiling, reclaim_s=20.0)
+        site.do(JobSubmitted("a", 1, 6, owner="alice", curve=slow))
+        site.gaps(*NODES)
+        site.joins("alice", *NODES)
+        site.gaps(after=100.0)
+        said = site.do(unknown("b", low, 4, "bob")) + site.gaps()
+        assert [len(r.nodes) for r in of(ReclaimNodes, said)] == count
+
+
 def test_one_user_alone_never_has_a_node_recalled():
     site = Site(starvation_s=5.0)
     site.do(job("a", 1, 6, owner="alice"), JobSubmitted("b", 6, 6, owner="alice"))
@@ -240,6 +286,20 @@ def test_a_node_on_which_one_users_job_breaks_is_still_good_for_another():
     site.do(NodeRejected("n0"))
     assert not asked(site.gaps("n0", after=5.0))
     assert asked(site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")) == {"bob": ["n0"]}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_node_unfit_for_one_user_is_not_left_idle_because_that_users_jobs_would_like_it(split):
+    site = Site()
+    if split:
+        site.do(job("a", 1, 1, owner="alice"), job("more", 1, 1, owner="alice"))
+    else:
+        site.do(job("a", 1, 2, owner="alice"))
+    site.joins("alice", "n0", "n1")
+    site.do(JobSubmitted("b", 1, 1, owner="bob", weight=0.1, curve=ScalingCurve(((1, 1.0),))))
+    assert not asked(site.gaps(after=100.0))
+    site.do(NodeRejected("n0"))
+    assert asked(site.gaps("n0", after=5.0)) == {"bob": ["n0"]}
 
 
 def test_owners_have_their_jobs_admitted_turn_by_turn():

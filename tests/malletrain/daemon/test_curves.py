@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
@@ -86,6 +87,26 @@ def test_other_arguments_are_another_kind(curves, other):
     _, made = new(curves, "j1", "--layers", "3")
     curves.keep("j1", made, MEASURED)
     assert new(curves, "j2", *other)[0] is None
+
+
+def test_another_environment_is_another_kind_and_how_it_is_run_is_not(curves):
+    own = messages.SoftwareEnvironment(container="a.sif", modules=("cuda",))
+    made = structs.replace(spec(curves), software=own)
+    curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
+    curves.begin("j1", made)
+    curves.keep("j1", made, MEASURED)
+
+    def inherits(job, **software):
+        curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
+        other = messages.SoftwareEnvironment(**software) if software else None
+        return curves.begin(job, structs.replace(spec(curves), software=other)) is not None
+
+    assert inherits("j2", container="a.sif", modules=("cuda",), runtime="podman", binds=("/x",))
+    assert not inherits("j3", container="b.sif", modules=("cuda",))
+    assert not inherits("j4", container="a.sif")
+    assert not inherits("j5", modules=("a.sif", "cuda"))
+    assert not inherits("j6")
+    assert not inherits("j7", venv="/v")
 
 
 def test_another_number_of_processes_or_another_script_is_another_kind(curves):

@@ -353,7 +353,7 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
     [launcher] = [
         p
         for p in cluster.agents["n0"].left()
-        if b"malletrain.launch.torchrun" in (c := cmdline(p)) and b"--keep" not in c
+        if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
     ]
     os.kill(launcher, signal.SIGKILL)  # torchrun's own trap: its workers would train on
     cluster.daemon.expect("n0", messages.Phase, phase="exited")

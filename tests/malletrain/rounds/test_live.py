@@ -156,6 +156,20 @@ def test_a_script_that_fails_by_itself_uses_up_a_try_while_the_others_go_on(fail
     assert live.rounds.stage is RoundStage.FORMING
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_the_others_go_on_at_once_and_blame_nobody_while_the_node_is_doubted(over):
+    live = Live("a", "b")
+    live.rounds.doubt("b", False)
+    actions = live.fails("b", RAISED)
+    assert rounds(actions) == [("a",)]
+    assert not of(Broke, actions)
+    if over:
+        assert of(Broke, live.rounds.doubt("b", True)), "it was the script"
+    else:
+        assert not of(Broke, live.rounds.gone("b", live.now))
+    assert not of(Broke, live.rounds.doubt("b", True)), "it is told once"
+
+
 def test_leavers_are_released_when_the_others_have_left_the_old_group():
     live = Live("a", "b", "c")
     actions = live.rounds.move(("a", "b"), live.now)

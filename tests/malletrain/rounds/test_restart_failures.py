@@ -37,6 +37,26 @@ def test_a_crash_is_reported_after_the_failure_grace_with_the_first_cause():
     assert r.next_wakeup() is None
 
 
+def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
+    r = running("a", "b")
+    r.doubt("b", False)
+    assert fails(r, 110.0, "b", rank=1) == []
+    assert r.tick(112.0) == []
+    assert r.tick(140.0) == []
+    r.doubt("b", True)
+    assert len(r.tick(r.next_wakeup())) == 1, "the node is well"
+
+
+def test_a_crash_on_a_node_that_was_sick_is_not_the_jobs():
+    r = running("a", "b")
+    r.doubt("b", False)
+    fails(r, 110.0, "b", rank=1)
+    fails(r, 110.1, "a", rank=0, tail=CLOSED)
+    r.gone("b", 130.0)
+    assert r.tick(150.0) == []
+    assert r.move(("a",), 151.0)[0] == SaveRound(2, ("a",))
+
+
 def test_a_crash_is_reported_once_however_late_the_other_ranks_notice():
     r = running("a", "b")
     fails(r, 110.0, "b", rank=1)

@@ -1,0 +1,91 @@
+"""How long a main job waits for nodes whose leases are told to leave, where nobody moves the job:
+without a daemon, and while the job is just starting.
+
+    python -m benchmarks.leaving [--nodes 4] [--json]
+
+On the embedded cluster, in seconds from SIGTERM to the end of the last agent that was told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.integration.embedded import Site, site
+
+TRAINS = """
+import torch, malletrain, time, os
+model = torch.nn.Linear(8, 8)
+sampler = malletrain.ElasticSampler(10**6, batch_size=1)
+snapshot = malletrain.Snapshot("run.snap", model=model, sampler=sampler, every_s=3600)
+snapshot.restore()
+for epoch in sampler.epochs(1):
+    for batch in sampler:
+        time.sleep(0.05)
+        sampler.advance()
+        malletrain.report(len(batch))
+        snapshot.step()
+"""
+SITUATIONS = {
+    "all nodes, no daemon": (True, True),
+    "one node, no daemon": (False, True),
+    "all nodes, daemon": (True, False),
+    "one node, daemon": (False, False),
+}
+
+
+def told(made: Site, nodes: list[str]) -> float:
+    """Seconds until the agents on these nodes are gone after SIGTERM."""
+    agents = [made.agents()[node] for node in nodes]
+    began = time.monotonic()
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    psutil.wait_procs(agents)
+    return time.monotonic() - began
+
+
+def training(everywhere: bool, alone: bool, count: int) -> float:
+    """While the job trains."""
+    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
+        job = made.submit(made.script("train.py", TRAINS), nodes=(1, count))
+        made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")
+        made.until_samples(job, made.job(job).samples + 50)
+        nodes = list(made.job(job).nodes)
+        if alone:
+            made.kill_daemon()
+        return told(made, nodes if everywhere else nodes[-1:])
+
+
+def starting(everywhere: bool, alone: bool, count: int) -> float:
+    """While its workers import torch."""
+    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
+        job = made.submit(made.script("train.py", TRAINS), nodes=(count, count))
+        made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")
+        nodes = list(made.job(job).nodes)
+        if alone:
+            made.kill_daemon()
+        return told(made, nodes if everywhere else nodes[-1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    for what in (training, starting):
+        for name, how in SITUATIONS.items():
+            took = what(*how, options.nodes)
+            if options.json:
+                print(json.dumps({"while": what.__name__, "told": name, "s": took}), flush=True)
+            else:
+                print(f"{what.__name__:<10} {name:<22} {took:6.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A job's software environment on a node: modules, a conda or virtual environment, a container.
+Pure.
+
+Decides the order in which it is entered, what of the node a container is shown, and which variables
+it is handed. Nothing is started here. The scripts below are fixed texts: whatever a job names is an
+argument of theirs and never part of them.
+
+    modules (outside) → conda | venv (outside) | container → the job's setup → Python
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from malletrain.protocol.failures import UNFIT
+from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
+
+HOST_ONLY = (
+    *("PATH", "MANPATH", "LD_*", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV*", "CONDA_*", "_CE_*"),
+    *("MODULE*", "LOADEDMODULES", "_LMFILES_*", "LMOD_*", "__LMOD*", "_ModuleTable*"),
+    *("BASH_*", "ENV", "SHELL", "TMPDIR", "TMP", "TEMP", "XDG_*", "PWD", "OLDPWD", "_"),
+)
+"""Globs of variables that name places of the node's own system: not handed into a container, unless
+the job sets them itself (``--env``).
+"""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SAY = "say() { printf 'malletrain: %s\\n' \"$*\" >&2; exit UNFIT; }\n".replace("UNFIT", str(UNFIT))
+# Lmod and Tcl modules define a shell function, by a script that login shells read; a batch job's
+# shell has it only where it was exported or where BASH_ENV names that script.
+_ENTER = (
+    _SAY
+    + r"""
+mt_source() { . "$1"; }
+mt_count=$1 mt_conda=$2 mt_conda_exe=$3 mt_venv=$4
+shift 4
+mt_modules=("${@:1:mt_count}")
+shift "$mt_count"
+mt_command=("$@")
+if [ "$mt_count" -gt 0 ]; then
+    for mt_file in "$MODULESHOME/init/bash" "$LMOD_PKG/init/bash" /etc/profile.d/modules.sh \
+        /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/lmod/lmod/init/bash \
+        /usr/share/modules/init/bash /usr/share/Modules/init/bash /etc/profile; do
+        type module >/dev/null 2>&1 && break
+        [ -r "$mt_file" ] && mt_source "$mt_file"
+    done
+    type module >/dev/null 2>&1 ||
+        say "This node has no 'module' command, so '${mt_modules[0]}' cannot be loaded: no" \
+            "script that defines it is in \$MODULESHOME/init, \$LMOD_PKG/init or /etc/profile.d."
+    for mt_module in "${mt_modules[@]}"; do
+        module load "$mt_module" ||
+            say "The module '$mt_module' cannot be loaded on this node ('module load' failed; the" \
+                "launcher's log has its words). Give --module once for each module, as" \
+                "'module avail' spells it."
+    done
+fi
+if [ -n "$mt_conda" ]; then
+    for mt_exe in "$(type -P conda)" "$CONDA_EXE" "$mt_conda_exe"; do
+        [ "$(type -t conda)" = function ] && break
+        [ -x "$mt_exe" ] && mt_hook=$("$mt_exe" shell.bash hook) && eval "$mt_hook"
+    done
+    [ "$(type -t conda)" = function ] ||
+        say "This node has no conda, so the environment '$mt_conda' cannot be activated: none is" \
+            "on PATH, in CONDA_EXE or where it was submitted. Load it with --module, or give" \
+            "--env CONDA_EXE=PATH."
+    conda activate "$mt_conda" ||
+        say "The conda environment '$mt_conda' cannot be activated on this node;" \
+            "'conda env list' lists what there is."
+    [ -x "$CONDA_PREFIX/bin/python" ] ||
+        say "The conda environment '$mt_conda' has no Python; install one:" \
+            "conda install -n '$mt_conda' python."
+fi
+if [ -n "$mt_venv" ]; then
+    [ -x "$mt_venv/bin/python" ] ||
+        say "There is no virtual environment $mt_venv on this node ($mt_venv/bin/python is" \
+            "missing); put it on a file system that the nodes share."
+    export VIRTUAL_ENV="$mt_venv" PATH="$mt_venv/bin:$PATH"
+    unset PYTHONHOME
+fi
+type -P "${mt_command[0]}" >/dev/null ||
+    say "There is no program '${mt_command[0]}' on this node, or in what --module loads."
+exec "${mt_command[@]}"
+"""
+)
+_INSIDE = (
+    _SAY
+    + r"""
+image=$1 venv=$3 plain=$4
+cd -- "$2" 2>/dev/null ||
+    say "The directory $2 is not in the container of $image; bind it: --container-bind $2."
+if [ -n "$venv" ]; then
+    [ -x "$venv/bin/python" ] ||
+        say "There is no virtual environment $venv in the container of $image" \
+            "($venv/bin/python is missing, or its base Python is); bind it: --container-bind $venv."
+    export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+fi
+shift 4
+[ -n "$plain" ] || exec "$@"
+python=$(command -v python || command -v python3) ||
+    say "The container image $image has no Python: neither python nor python3 is on its PATH."
+exec "$python" "$@"
+"""
+)
+_SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
+
+
+def described(spec: JobSpec) -> str:
+    """The job's environment, as sentences name it."""
+    software = spec.software or SoftwareEnvironment()
+    inside = f" in the container image {software.container}" if software.container else ""
+    if software.venv:
+        return f"The virtual environment {software.venv}{inside}"
+    if software.container:
+        return f"The container image {software.container}"
+    if software.conda:
+        return f"The conda environment {software.conda}"
+    return "The Python that the setup leaves" if spec.setup else f"The Python {spec.python}"
+
+
+def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
+    """The job's Python with these arguments, after its setup if it has one. In a container the
+    Python is found by :func:`inside`: the first word is left out.
+    """
+    software = spec.software or SoftwareEnvironment()
+    if spec.setup:
+        return ["bash", "-c", _SETUP % spec.setup, "bash", *arguments]
+    if software.container:
+        return [*arguments]
+    return ["python" if software.venv or software.conda else spec.python, *arguments]
+
+
+def inside(spec: JobSpec, command: Sequence[str]) -> list[str]:
+    """``command`` as it is begun in the container."""
+    software = spec.software or SoftwareEnvironment()
+    plain = "" if spec.setup else "python"
+    given = [software.container or "", spec.workdir, software.venv, plain]
+    return ["/bin/sh", "-c", _INSIDE, "sh", *given, *command]
+
+
+def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:
+    """``command`` after what is entered outside of a container: modules, conda, a virtual
+    environment.
+    """
+    if software is None:
+        return [*command]
+    venv = "" if software.container else software.venv
+    if not (software.modules or software.conda or venv):
+        return [*command]
+    given = [str(len(software.modules)), software.conda, software.conda_exe, venv]
+    return ["bash", "-c", _ENTER, "malletrain", *given, *software.modules, *command]
+
+
+def binds(
+    wanted: Iterable[str], *, apart: Iterable[tuple[str, str]] = ()
+) -> tuple[tuple[str, str], ...]:
+    """What is bound, (path outside, path inside): parents first, nothing twice.
+
+    Args:
+        wanted: ``SRC`` or ``SRC:DST``, absolute; the first of a DST counts. What lies below another
+            one at its own place is left out.
+        apart: what comes after all these, into directories of theirs.
+    """
+    found: dict[str, str] = {}
+    for text in wanted:
+        source, _, target = text.partition(":")
+        found.setdefault(os.path.normpath(target or source), os.path.normpath(source))
+    kept: list[tuple[str, str]] = []
+    for target in sorted(found, key=lambda path: (path.count("/"), path)):
+        source = found[target]
+        if not any(
+            outer == place and source == target and _below(target, place) for outer, place in kept
+        ):
+            kept.append((source, target))
+    return (*kept, *apart)
+
+
+def handed_in(
+    environment: Mapping[str, str], own: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(names of the variables that a container is handed, globs of those that it is not).
+
+    Args:
+        environment: that of the launcher outside.
+        own: names that the job sets itself; they are handed in whatever they are.
+    """
+    own = frozenset(own)
+    globs = tuple(g for g in HOST_ONLY if not any(fnmatchcase(name, g) for name in own))
+    names = sorted(
+        name
+        for name in environment
+        if _NAME.fullmatch(name)
+        and (name in own or not any(fnmatchcase(name, glob) for glob in HOST_ONLY))
+    )
+    return tuple(names), globs
+
+
+def missing_mount_points(
+    targets: Iterable[str], present: Iterable[str] = ("/dev", "/proc", "/sys", "/tmp")
+) -> list[str]:
+    """Which of these places an image must have by itself: those not below another one, or below
+    what the runtime always binds.
+    """
+    made: list[str] = []
+    for target in targets:
+        if not any(_below(target, place) for place in (*present, *made)):
+            made.append(target)
+    return made
+
+
+def _below(path: str, place: str) -> bool:
+    return path == place or path.startswith(place.rstrip("/") + "/")

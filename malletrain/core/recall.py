@@ -1,0 +1,115 @@
+"""How many nodes are worth taking from one owner for another's jobs. Pure.
+
+The way of a node from lease to lease takes time in which nobody has it: the old lease ends, the
+main scheduler finds the node idle and has its turn, the new lease starts. Two rules follow. What
+the way takes is off what a node brings within the forward-looking time; where that leaves nothing
+worth having, no node is taken. And of a job that has yet to be measured nothing is known but what
+is believed of every job: for it only its smallest size is taken, the rest once it has shown what
+it makes of that. Which nodes are taken is decided by :mod:`malletrain.core.lease_planner`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from allocator import NodeInfo
+from malletrain.core.planning import Candidate, Plan
+from malletrain.core.pools import owner_of, pool
+
+REMEMBERED = 5
+"""The way is taken to last as long as the median of so many that were seen."""
+
+Imagine = Callable[[Sequence[Candidate]], Plan]
+"""A plan of these candidates in which every node may become anybody's."""
+
+
+class LeaseWay:
+    """How long a node is on its way from one owner's lease to another's.
+
+    Args:
+        expected_s: until one was seen, seconds.
+    """
+
+    def __init__(self, expected_s: float) -> None:
+        self._seen: deque[float] = deque(maxlen=REMEMBERED)
+        self._expected_s = expected_s
+        self._began: dict[str, tuple[float, str]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return median(self._seen) if self._seen else self._expected_s
+
+    def begins(self, node: str, owner: str, now: float) -> None:
+        """``node`` is taken from its owner for ``owner``."""
+        self._began[node] = (now, owner)
+
+    def joined(self, node: str, owner: str, now: float) -> None:
+        """A lease of ``owner`` on ``node`` is up."""
+        began, wanted = self._began.pop(node, (now, ""))
+        if wanted and wanted == owner:
+            self._seen.append(now - began)
+
+
+def worth_taking(
+    lacking: Mapping[str, int],
+    candidates: Sequence[Candidate],
+    owners: Mapping[str, str],
+    to_be_measured: Callable[[str], bool],
+    way_s: float,
+    imagine: Imagine,
+    everything: Mapping[str, NodeInfo],
+    had: Mapping[str, int],
+) -> Counter[str]:
+    """How many of the nodes that each pool lacks are worth taking from others.
+
+    Args:
+        lacking: pool → how many more nodes it would have in the best plan.
+        candidates: of that plan.
+        owners: job → whose it is.
+        to_be_measured: whether a job's scaling is not known, and will be.
+        way_s: how long a node is on its way.
+        imagine: makes a plan.
+        everything: the nodes of that plan.
+        had: pool → nodes that are its own, or on their way to it.
+    """
+    needy = {owner_of(name) for name, count in lacking.items() if count > 0}
+    if not needy:
+        return Counter()
+    careful = [
+        replace(c, max_nodes=_enough(c))
+        if owners[c.job] in needy and c.curve is None and to_be_measured(c.job)
+        else c
+        for c in candidates
+    ]
+    late = [replace(c, late_s=way_s) if owners[c.job] in needy else c for c in careful]
+    pays = _lacking(imagine(late), everything, owners, had)
+    if careful == list(candidates):
+        found = Counter(lacking)
+    else:
+        found = _lacking(imagine(careful), everything, owners, had)
+    return Counter(
+        {name: min(lacking[name], found[name]) for name in lacking if min(pays[name], found[name])}
+    )
+
+
+def _enough(candidate: Candidate) -> int:
+    """What a job may have before it was measured."""
+    return max(candidate.smallest or candidate.min_nodes, len(candidate.nodes))
+
+
+def _lacking(
+    plan: Plan,
+    everything: Mapping[str, NodeInfo],
+    owners: Mapping[str, str],
+    had: Mapping[str, int],
+) -> Counter[str]:
+    """Pool → how many nodes the plan gives it beyond those it has."""
+    used: Counter[str] = Counter()
+    for job, nodes in plan.nodes.items():
+        if nodes:  # all of one class
+            used[pool(everything[nodes[0]].node_class, owners[job])] += len(nodes)
+    return used - Counter(had)

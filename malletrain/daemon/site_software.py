@@ -1,0 +1,36 @@
+"""What the site adds to a job's software environment when it is submitted. Pure.
+
+Decides whether the site's image is the job's, and how images are run here. It is written into the
+job, so that it stays what it is when the configuration changes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from malletrain.config.containers import ContainersSection
+from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
+
+
+def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
+    """The job with the site's image, unless it names an environment, and with the site's binds and
+    words for the runtime, if it has an image.
+    """
+    software = spec.software or SoftwareEnvironment()
+    image = software.container
+    if image is None:
+        image = "" if software.conda or software.venv else site.image
+    if not image:
+        return spec
+    runtime = software.runtime
+    if runtime == "auto":
+        runtime = site.runtime
+    software = msgspec.structs.replace(
+        software,
+        container=image,
+        runtime=runtime,
+        binds=(*software.binds, *site.binds),
+        options=tuple(site.options) if runtime == site.runtime else (),
+    )
+    python = spec.python if software.venv else "python"
+    return msgspec.structs.replace(spec, software=software, python=python)

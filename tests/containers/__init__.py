@@ -1,0 +1,1 @@
+"""Jobs in real containers. Need Charliecloud, which ``make test`` installs."""

@@ -1,0 +1,248 @@
+"""Modules, conda and virtual environments, entered by the shell that enters them on a node; and
+what a container is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malletrain.agent.software import binds, entered, handed_in, missing_mount_points
+from malletrain.protocol.messages import SoftwareEnvironment
+
+# As Lmod's and Tcl modules' own: a function that evaluates what a command prints.
+MODULE = """
+module() { eval "$("$MODULECMD" bash "$@")"; }
+"""
+READ = MODULE + "set -- changed by the script that is read\n"
+MODULECMD = """#!{python}
+import json, os, shlex, sys
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+name = sys.argv[3]
+if name.startswith("no"):
+    print(f"ERROR: unable to locate a modulefile for {{name!r}}", file=sys.stderr)
+    print("false;")
+else:
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    print(f"LOADEDMODULES={{shlex.quote(':'.join(filter(None, [*loaded, name])))}};")
+    print("export LOADEDMODULES;")
+    print("true;")
+"""
+# As conda's: a program that prints shell functions, of which one asks the program again.
+CONDA = """#!/bin/bash
+if [ "$1" = shell.bash ]; then
+    printf 'export CONDA_EXE=%q\\n' "$0"
+    echo '__conda_activate() { \\local ask; ask="$("$CONDA_EXE" activate "$2")" || \\return; \\eval "$ask"; }'
+    echo 'conda() { \\local cmd="${1-__missing__}"; case "$cmd" in activate) __conda_activate "$@";; *) \\return 1;; esac; }'
+elif [ -d "$ENVS/$2" ]; then
+    printf 'export CONDA_PREFIX=%q\\nexport PATH=%q\\n' "$ENVS/$2" "$ENVS/$2/bin:$PATH"
+else
+    echo "EnvironmentNameNotFound: $2" >&2
+    exit 1
+fi
+"""  # noqa: E501
+EVIL = [
+    "two words",
+    "it's",
+    'a "b" c',
+    "$(touch evil)",
+    "`touch evil`",
+    "; touch evil #",
+    "a\\b$HOME*",
+]
+SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def enter(tmp_path):
+    """Run a Python that shows its arguments and environment in a software environment."""
+    modulecmd = program(tmp_path / "modulecmd", MODULECMD.format(python=sys.executable))
+    base = {
+        "PATH": "/usr/bin:/bin",
+        "MODULECMD": str(modulecmd),
+        "CALLS": str(tmp_path / "calls"),
+        "ENVS": str(tmp_path / "envs"),
+    }
+
+    def run(*arguments, python=sys.executable, environment=None, **fields):
+        command = entered(SoftwareEnvironment(**fields), [python, "-c", SHOW, *arguments])
+        done = subprocess.run(
+            command,
+            env={**base, **(environment or {})},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        assert not (tmp_path / "evil").exists()
+        return done
+
+    return run
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """A script that defines ``module``, as a site's profile has it."""
+    program(tmp_path / "every_shell", MODULE)
+    return program(tmp_path / "Modules" / "init" / "bash", READ)
+
+
+@pytest.mark.parametrize("how", ["MODULESHOME", "BASH_ENV"])
+def test_modules_are_loaded_in_order_whatever_their_names(enter, profile, tmp_path, how):
+    place = str(tmp_path / "every_shell" if how == "BASH_ENV" else profile.parent.parent)
+    done = enter("an argument", "$(touch evil)", modules=tuple(EVIL), environment={how: place})
+    assert done.returncode == 0, done.stderr
+    arguments, environment = json.loads(done.stdout)
+    assert arguments == ["an argument", "$(touch evil)"]
+    assert environment["LOADEDMODULES"] == ":".join(EVIL)
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == [["bash", "load", name] for name in EVIL]
+
+
+def test_a_module_that_cannot_be_loaded_is_named(enter, profile):
+    done = enter(
+        modules=("cuda/12", "no such"), environment={"MODULESHOME": str(profile.parent.parent)}
+    )
+    assert done.returncode == 78
+    assert "ERROR: unable to locate" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "malletrain: The module 'no such' cannot be loaded on this node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("CONDA_EXE", "train"), ("submitted", "train"), *(("PATH", name) for name in EVIL)],
+)
+def test_a_conda_environment_is_activated(enter, tmp_path, how, name):
+    exe = program(tmp_path / "conda's" / "bin" / "conda", CONDA)
+    home = tmp_path / "envs" / name / "bin"
+    home.mkdir(parents=True)
+    (home / "python").symlink_to(sys.executable)
+    around = {"PATH": f"{exe.parent}:/usr/bin:/bin"} if how == "PATH" else {}
+    around |= {"CONDA_EXE": str(exe)} if how == "CONDA_EXE" else {}
+    submitted = str(exe) if how == "submitted" else ""
+    done = enter(python="python", conda=name, conda_exe=submitted, environment=around)
+    assert done.returncode == 0, done.stderr
+    _, environment = json.loads(done.stdout)
+    assert environment["CONDA_PREFIX"] == str(home.parent)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (False, "cannot be activated on this node; 'conda env list' lists"),
+        (True, "has no Python; install one: conda install -n 'train' python."),
+    ],
+)
+def test_a_conda_environment_that_is_not_fit(enter, tmp_path, made, words):
+    exe = program(tmp_path / "bin" / "conda", CONDA)
+    if made:
+        (tmp_path / "envs" / "train").mkdir(parents=True)
+    done = enter(python="python", conda="train", conda_exe=str(exe))
+    assert done.returncode == 78
+    assert words in done.stderr.splitlines()[-1]
+
+
+def test_a_node_without_conda_says_so(enter):
+    done = enter(python="python", conda="train")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "malletrain: This node has no conda, so the environment 'train'" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory):
+    place = tmp_path_factory.mktemp("envs") / "my venv $(touch evil)"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    return place
+
+
+def test_a_virtual_environment_runs_its_own_python(enter, venv):
+    done = enter(python="python", venv=str(venv), environment={"PYTHONHOME": "/nowhere"})
+    assert done.returncode == 0, done.stderr
+    _, environment = json.loads(done.stdout)
+    assert environment["VIRTUAL_ENV"] == str(venv)
+    assert environment["PATH"] == f"{venv}/bin:/usr/bin:/bin"
+    assert "PYTHONHOME" not in environment
+
+
+def test_a_virtual_environment_that_is_not_there(enter, tmp_path):
+    done = enter(python="python", venv=str(tmp_path / "gone"))
+    assert done.returncode == 78
+    assert f"There is no virtual environment {tmp_path}/gone on this node" in done.stderr
+
+
+def test_without_an_environment_no_shell_is_between():
+    assert entered(None, ["python"]) == entered(SoftwareEnvironment(), ["python"]) == ["python"]
+    contained = SoftwareEnvironment(container="/x.sif", venv="/v")
+    assert entered(contained, ["apptainer"]) == ["apptainer"]
+
+
+# --- what a container is shown ---
+
+
+def test_binds_come_once_and_parents_first():
+    assert binds(
+        ["/a/b/c", "/scratch:/data", "/a/b", "/a/b/c/d", "/x/../a/b/e", "/other:/a/b/f", "/data"],
+        apart=[("/pkg", "/a/b/lib")],
+    ) == (
+        ("/scratch", "/data"),
+        ("/a/b", "/a/b"),
+        ("/other", "/a/b/f"),
+        ("/pkg", "/a/b/lib"),
+    )
+
+
+_PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda p: "/" + "/".join(p))
+
+
+@given(st.lists(st.one_of(_PATHS, st.tuples(_PATHS, _PATHS).map(":".join)), max_size=8))
+def test_every_path_is_seen_inside_as_the_first_that_wanted_its_place(wanted):
+    made = binds(wanted)
+    places = [target for _, target in made]
+    assert len(set(places)) == len(places)
+    assert all(not places[j].startswith(p + "/") for i, p in enumerate(places) for j in range(i))
+    first: dict[str, str] = {}
+    for text in wanted:
+        source, _, target = text.partition(":")
+        first.setdefault(target or source, source)
+    for target, source in first.items():
+        outer, place = max(
+            (pair for pair in made if f"{target}/".startswith(pair[1] + "/")),
+            key=lambda pair: len(pair[1]),
+        )
+        assert os.path.normpath(outer + target[len(place) :]) == source
+    points = missing_mount_points(places)
+    assert all(any(f"{t}/".startswith(p + "/") for p in points) for t in places)
+
+
+def test_variables_of_the_node_stay_outside_unless_the_job_sets_them():
+    around = {
+        "PATH": "/bin",
+        "LD_PRELOAD": "x.so",
+        "PYTHONPATH": "/p",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": "/local",
+        "BASH_FUNC_module%%": "() { :; }",
+        "SLURM_JOB_ID": "7",
+        "HOME": "/users/me",
+    }
+    names, globs = handed_in(around, ())
+    assert names == ("HOME", "PYTHONUNBUFFERED", "SLURM_JOB_ID")
+    assert {"PATH", "LD_*", "TMPDIR"} <= set(globs)
+    names, globs = handed_in(around, {"LD_PRELOAD", "PATH"})
+    assert names == ("HOME", "LD_PRELOAD", "PATH", "PYTHONUNBUFFERED", "SLURM_JOB_ID")
+    assert not {"PATH", "LD_*"} & set(globs)

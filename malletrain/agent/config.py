@@ -17,6 +17,7 @@ from pathlib import Path
 
 import zmq
 
+from malletrain.agent.networks import address_to
 from malletrain.identity.keys import is_key
 from malletrain.protocol import env, health
 
@@ -65,7 +66,8 @@ _OPTIONS = (
     _Option(
         "host",
         env.HOST,
-        "address under which the other nodes reach this one (default: its name)",
+        "address under which the other nodes reach this one (default: that from which it reaches "
+        "the daemon)",
         "",
     ),
     _Option(
@@ -151,7 +153,7 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         endpoint=values["endpoint"],
         lease=values["lease"],
         node=values["node"],
-        host=values["host"] or socket.getfqdn(),
+        host=values["host"] or address_to(values["endpoint"]) or socket.getfqdn(),
         run_dir=Path(values["run-dir"]) if values["run-dir"] else None,
         server_key=values["server-key"],
         secret_key=secret,

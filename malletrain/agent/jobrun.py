@@ -22,6 +22,7 @@ from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
 from malletrain.agent.start import UnfitNode, start_launcher
 from malletrain.agent.worker_failures import stock_failures, unfit, with_tails
+from malletrain.launch.fabric import network_kept
 from malletrain.protocol import messages
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.flags import FlagsWriter
@@ -147,7 +148,7 @@ class NodeJob:
         known = newest.generation if newest else self.generation
         if self.releasing or message.generation <= known:
             return
-        self._rounds[message.generation] = message
+        message = self._rounds[message.generation] = network_kept(message, self._assign.spec.env)
         self._waited_s = 0.0
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun left when its workers were done; they are needed again

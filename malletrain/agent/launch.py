@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain.launch import supervisor
+from malletrain.launch import fabric, supervisor
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
@@ -56,48 +56,52 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job runs: ``directory`` is its own, the sockets are the agent's."""
+    """Where a job runs: ``directory`` is its own, the sockets are the agent's; ``host`` and
+    ``interface``: its network.
+    """
 
     directory: Path
     launcher_endpoint: str
     worker_socket: str
     host: str
+    interface: str
     node: str
     lease: str
     environment: Mapping[str, str]
+    """The agent's own."""
+    chosen: bool = False
+    """The site names the network; else the environment may name another."""
 
 
 def job_environment(
-    agent_environment: Mapping[str, str],
-    order: LaunchOrder,
-    *,
-    node: str,
-    lease: str,
-    worker_socket: str,
-    flags: str,
-    key: str = "",
+    place: JobPlace, order: LaunchOrder, *, flags: str, key: str = ""
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, and where to find the agent.
+    own, where to find the agent, and the network.
     """
     spec = order.spec
     environment = {
         name: value
-        for name, value in agent_environment.items()
+        for name, value in place.environment.items()
         if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
     }
     environment["PYTHONUNBUFFERED"] = "1"
     environment.update(spec.env)
+    if not fabric.says_itself(spec.env):
+        usual = fabric.for_gloo(place.interface)
+        environment.update(
+            fabric.for_all(place.interface) if place.chosen else {**usual, **environment}
+        )
     environment.update(
         {
             env.JOB: order.job,
-            env.SOCKET: worker_socket,
+            env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
             env.AGENT: order.endpoint,
             env.HOST: order.host,
             env.MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
-            env.NODE: node,
-            env.LEASE: lease,
+            env.NODE: place.node,
+            env.LEASE: place.lease,
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )

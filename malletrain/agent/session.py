@@ -26,6 +26,8 @@ from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
+from malletrain.agent.networks import interface_of, networks
+from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
@@ -77,6 +79,7 @@ class NodeAgent:
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
         self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
+        self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
         self._run: NodeJob | None = None
@@ -105,6 +108,7 @@ class NodeAgent:
             for task in done:
                 task.result()  # raises what went wrong in it
         finally:
+            self._prober.close()
             self._fitness.stop()
             left = sweep()
             if left:
@@ -143,6 +147,7 @@ class NodeAgent:
             else max(0.0, self._leave_by - time.monotonic()),
             assignment=self._told,
             shipping=self._logs.jobs(),
+            networks=networks(),
             sick=self._fitness.sick,
         )
 
@@ -167,6 +172,8 @@ class NodeAgent:
                 self._assign(message)
             case Round() | Drain() | messages.Abort():
                 self._to_run(message)
+            case messages.ProbeOpen() | messages.ProbeTo():
+                self._prober.asked(message)
             case Release():
                 self._release(message)
             case Goodbye():
@@ -216,14 +223,17 @@ class NodeAgent:
     def _start(self, message: Assign) -> None:
         self._count += 1
         self._launcher_id = None
+        host = message.host or self._config.host
         place = JobPlace(
             directory=self._directory / f"job-{self._count}",
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
-            host=self._config.host,
+            host=host,
+            interface=interface_of(host, networks()),
             node=self._config.node,
             lease=self._config.lease,
             environment=os.environ,
+            chosen=bool(message.host),
         )
         try:
             self._run = NodeJob(

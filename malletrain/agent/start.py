@@ -80,15 +80,7 @@ def start_launcher(
     )
     order_file = place.directory / "order.json"
     write_order(order_file, order)
-    environment = job_environment(
-        place.environment,
-        order,
-        node=place.node,
-        lease=place.lease,
-        worker_socket=place.worker_socket,
-        flags=flags,
-        key=assign.key,
-    )
+    environment = job_environment(place, order, flags=flags, key=assign.key)
     command, environment = launcher_command(spec, order_file, place, environment)
     return JobProcess(kept_command(command, os.getpid(), spec.workdir, log), environment)
 

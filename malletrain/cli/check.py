@@ -8,6 +8,7 @@ whether it works, and if not what to do.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
+    from malletrain.protocol.views import NetworkView
 
 Finding = tuple[str, bool | None, str]
 """(what was tested, whether it works or None: it works but look at it, a sentence)"""
@@ -44,8 +46,9 @@ def check(config_file: Path, as_json: bool) -> None:
     nothing.
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
-    whether a daemon runs there already, keys, addresses, the database, the main scheduler, and
-    (where there are several) its users. Exit code 1 when something would not work.
+    whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
+    users (where there are several), and the network of the jobs. Exit code 1 when
+    something would not work.
 
     \b
     Example:
@@ -134,6 +137,28 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
         )
 
 
+def network(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """The network of the jobs, and what a running daemon has measured there."""
+    from malletrain.client import Client, ClientError
+
+    wanted = [config.nodes.interface, *config.nodes.interface_of]
+    named = ", ".join(text for text in wanted if text)
+    if not named:
+        yield True, "Jobs use the network by which their nodes reach the daemon."
+        return
+    measured: tuple[NetworkView, ...] = ()
+    with contextlib.suppress(ClientError), Client.of(config.state_dir) as client:
+        measured = client.status().networks
+    if not measured:
+        yield (
+            True,
+            f"Jobs use {named}. How fast that is, is measured between the first two nodes of a "
+            "class that are leased at one time.",
+        )
+    for found in measured:
+        yield found.reached, f"Jobs use {named}. {found.sentence}"
+
+
 def _startup(config: Config) -> Iterator[Finding]:
     """What would keep the daemon from starting."""
     from malletrain.daemon.startup import ADDRESS, startup_findings
@@ -164,6 +189,7 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("state directory", privacy),
     ("main scheduler", scheduler),
     ("users", users),
+    ("network", network),
     ("allocation", allocation),
     ("accounting", accounting),
 )

@@ -1,7 +1,8 @@
-"""The configuration of nodes: how their health is looked after.
+"""The configuration of nodes: how their health is looked after, and which network jobs use there.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
-:mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone.
+:mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
+:mod:`malletrain.core.fabric` which network a round goes by.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import Duration, Section, Words, key
 from malletrain.config.units import format_duration
+from malletrain.core.fabric import NetworkNameError, checked
 
 
 class NodesSection(Section):
-    """The leased nodes: which of them are fit for jobs."""
+    """The leased nodes: which of them are fit for jobs, and the network of the jobs there."""
 
     health_check: Words = key(
         [],
@@ -47,6 +49,17 @@ class NodesSection(Section):
         "1 d", gt=0, description="How long a node that fails again and again is left alone at most."
     )
 
+    interface: str = key(
+        "",
+        description='The network of a job: rendezvous, gloo and NCCL. An interface ("ib0"), a '
+        'network ("10.1.0.0/16"), or "auto": the fastest that all members of a round share. '
+        "Empty: that on which a node reaches the daemon; NCCL then chooses by itself.",
+    )
+    interface_of: Words = key(
+        [],
+        description='The same for single node classes, such as ["a100=ib0", "cpu=auto"].',
+    )
+
     @field_validator("health_check")
     @classmethod
     def _names_a_command(cls, value: Words) -> Words:
@@ -67,3 +80,32 @@ class NodesSection(Section):
                 {"value": format_duration(value), "least": format_duration(least)},
             )
         return value
+
+    @field_validator("interface")
+    @classmethod
+    def _interface(cls, value: str) -> str:
+        return _checked(value)
+
+    @field_validator("interface_of")
+    @classmethod
+    def _by_class(cls, value: Words) -> Words:
+        for text in value:
+            name, equals, wanted = text.partition("=")
+            if not name or not equals:
+                raise PydanticCustomError(
+                    "interface", '"{text}" is not of the form CLASS=INTERFACE', {"text": text}
+                )
+            _checked(wanted)
+        return value
+
+    def wanted(self, node_class: str) -> str:
+        """The network for nodes of a class."""
+        of = dict(text.split("=", 1) for text in self.interface_of)
+        return of.get(node_class, self.interface)
+
+
+def _checked(wanted: str) -> str:
+    try:
+        return checked(wanted)
+    except NetworkNameError as error:
+        raise PydanticCustomError("interface", "{sentence}", {"sentence": str(error)}) from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from malletrain.protocol import messages
+from malletrain.protocol.payloads import NodeNetwork
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,8 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
+    networks: tuple[NodeNetwork, ...] = ()
+    """Those of the node."""
 
 
 class Agents:

@@ -321,4 +321,5 @@ class Api:
             + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.poll_error,
+            tuple(core.rounds.measured.values()),
         )

@@ -13,6 +13,7 @@ import structlog
 
 from malletrain.core.events import NodeJoined, RoundInterrupted
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
 from malletrain.daemon.hearing import Ear
@@ -20,7 +21,9 @@ from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
+from malletrain.daemon.stuck import StuckRounds
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.phases import BROKEN
@@ -47,6 +50,9 @@ class Inbox:
         self.desk = desk
         self.reports = AgentReports(core, logs)
         self.boot = boot
+        self.probes = Probes(core.agents)
+        self._stuck = StuckRounds(core, self.probes)
+        self._bandwidth = Bandwidth(core, self.probes)
         self.gaps = parts.gaps
         self.poll_soon = parts.poll_soon
         self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
@@ -87,6 +93,10 @@ class Inbox:
             self.reports.log_chunk(agent, message)
         elif isinstance(message, messages.LogEnd):
             self.reports.log_end(agent, message)
+        elif isinstance(message, messages.ProbeUp):
+            self.probes.up(agent.node, message)
+        elif isinstance(message, messages.Probed):
+            self.probes.tried(agent.node, message)
         elif isinstance(message, messages.LogsShipped):
             if agent.holds != message.job:  # else it is of the time before it got the job again
                 agent.shipping.discard(message.job)
@@ -131,6 +141,10 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
+        self.probes.tick(now)
+        if self.adopting is None:
+            self._stuck.look(now)
+            self._bandwidth.look(now)
 
     def _deaf(self) -> bool:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""
@@ -211,6 +225,7 @@ class Inbox:
                         started=row.started or now,
                     )
             self._seen(agent, peer)
+            agent.host, agent.networks = hello.host, hello.networks
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from malletrain.core.fabric import Fabric
 from malletrain.daemon.aligned import AlignedCounts
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
@@ -38,6 +39,8 @@ class ActiveJob:
     starting_until: float | None = None
     """Until when the first sample of the newest round is waited for."""
     saved_at: float = 0.0
+    fabric: Fabric | None = None
+    """The network of the newest round, where one is chosen."""
     launcher_tail: str = ""
     """The last words of a launcher that ended."""
     counts: AlignedCounts = field(default_factory=AlignedCounts)

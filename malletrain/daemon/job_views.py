@@ -117,7 +117,17 @@ class JobViews:
             row.notices if mine else (),
             row.failure if mine else "",
             self._profile(row, spec),
+            self._network(row),
         )
+
+    def _network(self, row: JobRow) -> str:
+        """By which network it goes, and what was measured there."""
+        run = self._core.runs.get(row.id)
+        if run is None or run.fabric is None or not run.rounds.members:
+            return ""
+        agent = self._core.agents.on(run.rounds.members[0])
+        found = self._core.rounds.measured.get(agent.node_class) if agent else None
+        return f"{run.fabric.sentence} {found.sentence if found else ''}".strip()
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling

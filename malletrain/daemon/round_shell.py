@@ -18,12 +18,14 @@ from malletrain.core.events import (
     RoundFormed,
     WorkersFailed,
 )
+from malletrain.core.fabric import Fabric, choose
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.views import NetworkView
 from malletrain.rounds.actions import (
     Action,
     AllUp,
@@ -49,7 +51,7 @@ class RoundShell:
 
     Args:
         feed: takes events for the controller.
-        key_of: job → the secret that the processes of a service share, as hexadecimal text.
+        key_of: job → the secret that the job's processes share, as hexadecimal text.
     """
 
     def __init__(
@@ -69,13 +71,15 @@ class RoundShell:
         self._audit = audit
         self._feed = feed
         self.key_of = key_of
+        self.measured: dict[str, NetworkView] = {}
+        """Class of nodes → how fast its network was found to be."""
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
         job = run.row.id
         for action in actions:
             if isinstance(action, SendAssign):
-                self._agents.assign(action.node, self._assign(run, action))
+                self._agents.assign(action.node, self._assign(run, action.node))
             elif isinstance(action, SendRelease):
                 if not self._agents.release(action.node, job, self._config.jobs.stop_grace):
                     self.act(run, run.rounds.released(action.node, self._clock.now()))
@@ -107,12 +111,9 @@ class RoundShell:
                     generation=action.generation,
                     members=list(action.members),
                 )
+                self._choose_network(run, action.members)
             elif isinstance(action, SendRound):
-                host, port = action.store or ("", 0)
-                self._agents.tell(
-                    action.node,
-                    messages.Round(job, action.generation, action.rank, action.size, host, port),
-                )
+                self._agents.tell(action.node, self._round(run, action))
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
             elif isinstance(action, AllUp):
@@ -159,16 +160,50 @@ class RoundShell:
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 
-    def _assign(self, run: ActiveJob, action: SendAssign) -> messages.Assign:
-        jobs = self._config.jobs
-        key = self.key_of(run.row.id) if action.with_key else ""
+    def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
+        jobs, chosen = self._config.jobs, self.networks([node])
         return messages.Assign(
             run.row.id,
             run.spec,
             stop_grace_s=jobs.stop_grace,
             join_timeout_s=jobs.join_timeout,
-            key=key,
+            key=self.key_of(run.row.id),
+            host=chosen.places[node].address if chosen and node in chosen.places else "",
         )
+
+    def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:
+        """What a member of a round is told."""
+        host, port = action.store or ("", 0)
+        place = run.fabric.places.get(action.node) if run.fabric else None
+        return messages.Round(
+            run.row.id,
+            action.generation,
+            action.rank,
+            action.size,
+            host,
+            port,
+            interface=place.interface if place else "",
+            address=place.address if place else "",
+        )
+
+    def networks(self, nodes: Sequence[str]) -> Fabric | None:
+        """The network for ``nodes``, which are of one class."""
+        agents = [(node, self._agents.on(node)) for node in nodes]
+        wanted = next((self._config.nodes.wanted(a.node_class) for _, a in agents if a), "")
+        return choose(wanted, {node: a.networks if a else () for node, a in agents})
+
+    def _choose_network(self, run: ActiveJob, members: tuple[str, ...]) -> None:
+        before, run.fabric = run.fabric, self.networks(members)
+        if run.fabric and run.fabric.sentence != (before.sentence if before else ""):
+            self._audit.record(EventKind.NETWORK_CHOSEN, run.fabric.sentence, job=run.row.id)
+
+    def address_of(self, node: str) -> str:
+        """Where others reach a node in the network that the site names; else where it says."""
+        chosen = self.networks([node])
+        agent = self._agents.on(node)
+        if chosen is not None and node in chosen.places:
+            return chosen.places[node].address
+        return agent.host if agent else ""
 
     def _view(self, run: ActiveJob, action: SendView) -> messages.Round:
         """What a member of a service is told."""
@@ -185,11 +220,10 @@ class RoundShell:
         """The members of a service with their hosts, and how long the leavers have left."""
         now, peers = self._clock.now(), []
         for node, address, leaves in view:
-            agent = self._agents.on(node)
             peers.append(
                 messages.Peer(
                     node,
-                    agent.host if agent else "",
+                    self.address_of(node),
                     address,
                     None if leaves is None else max(0.0, leaves - now),
                 )

@@ -19,6 +19,9 @@ from malletrain.elastic.errors import Interrupted, UnfitModel
 from malletrain.elastic.link import Place
 
 _POLL_S = 0.002
+_ABSENT = b"\0no such key"
+"""What a comparison answers for a key that is not there."""
+_WAIT = timedelta(seconds=300)
 
 
 class RoundStore(dist.Store):
@@ -30,16 +33,29 @@ class RoundStore(dist.Store):
         super().__init__()
         self._inner = inner
         self.interrupted = interrupted
+        self._awaited: dict[str, bytes] = {}
+        """Keys that were waited for: who waits for one gets it next. The store is at another node,
+        so nothing is asked twice.
+        """
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        while not self._inner.check(list(keys)):
-            if self.interrupted():
-                raise Interrupted("This round is void; a newer one follows.")
-            time.sleep(_POLL_S)
+        for key in keys:
+            self._awaited[key] = self._await(key)
+
+    def _pause(self) -> None:
+        if self.interrupted():
+            raise Interrupted("This round is void; a newer one follows.")
+        time.sleep(_POLL_S)
 
     def get(self, key: str) -> bytes:
-        self.wait([key])
-        return bytes(self._inner.get(key))
+        value = self._awaited.pop(key, None)
+        return self._await(key) if value is None else value
+
+    def _await(self, key: str) -> bytes:
+        # One question and one answer; a wait and a get of TCPStore are three of each.
+        while (value := bytes(self._inner.compare_set(key, _ABSENT, _ABSENT))) == _ABSENT:
+            self._pause()
+        return value
 
     def set(self, key: str, value: Any) -> None:
         self._inner.set(key, value)
@@ -61,6 +77,15 @@ class RoundStore(dist.Store):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Waits are interrupted, not limited."""
+
+
+def _came(store: Any, key: str) -> bool:
+    """Wait for a key for long, without asking again and again. Returns whether it came."""
+    try:
+        store.wait([key], _WAIT)
+    except dist.DistStoreError:
+        return False
+    return True
 
 
 class CheckIn:
@@ -87,7 +112,7 @@ class CheckIn:
     def _go(self) -> None:
         try:
             store = dist.TCPStore(
-                self.place.host,
+                "127.0.0.1",
                 self.place.port,
                 is_master=False,
                 wait_for_workers=False,
@@ -104,8 +129,8 @@ class CheckIn:
             if store.add("here", 1) == self.place.size:
                 store.set("all", "1")
             self._store = store
-            while not self.void and not store.check(["all"]):
-                time.sleep(_POLL_S)
+            while not self.void and not _came(store, "all"):
+                pass
             self.everyone = not self.void
         except (
             Exception

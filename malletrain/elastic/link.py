@@ -7,7 +7,7 @@ decides nothing about groups (:mod:`malletrain.elastic.group`).
 
 On the socket both ends send JSON objects, one a line. Worker: ``{"say": "hello", "local_rank",
 "pid"}``, ``ready``, ``running`` (with ``generation``), ``lost`` (a peer of ``generation`` is gone).
-Launcher: ``{"round": g, "rank", "size", "host", "port"}``, ``{"abort": g}``.
+Launcher: ``{"round": g, "rank", "size", "port", "network"}``, ``{"abort": g}``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from malletrain.training.steadfast import bear_one_sigterm
 
 @dataclass(frozen=True)
 class Place:
-    """This process in a round: ``rank`` of ``size`` processes, the round's store at
-    ``host``:``port`` (port 0: torchrun's, or none).
+    """This process in a round: ``rank`` of ``size`` processes, the round's store at ``port`` of the
+    loopback (0: torchrun's, or none). ``network``: variables that say by which network it goes.
     """
 
     generation: int
     rank: int
     size: int
-    host: str = ""
     port: int = 0
+    network: tuple[tuple[str, str], ...] = ()
 
 
 class Link:
@@ -131,7 +131,8 @@ class LiveLink(Link):
 
     def _heard(self, said: dict[str, Any]) -> None:
         if "round" in said:
-            self._take(Place(said["round"], said["rank"], said["size"], said["host"], said["port"]))
+            network = tuple(said.get("network", {}).items())
+            self._take(Place(said["round"], said["rank"], said["size"], said["port"], network))
         elif "abort" in said:
             self.on_abort(said["abort"])
 

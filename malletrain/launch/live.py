@@ -3,10 +3,11 @@
     starting ──workers warm──▶ ready ──Round──▶ (they join) ──▶ running ──Round──▶ …
     a worker fails ──▶ failed ──Round──▶ starting
 
-Decides how the workers are started, watched and stopped, and serves the store of a round where this
-node has rank 0; the store lives here because it must outlive any worker. Who is in a round is the
-daemon's decision, when to switch the workers' own (:mod:`malletrain.elastic.run`). Compared with
-the launcher of restart mode there is no TorchElastic: nothing of what it does is left to do.
+Decides how the workers are started, watched and stopped, and has the store of a round where its
+workers find it; the store lives here, on the node of rank 0, because it must outlive any
+worker. Who is in a round is the daemon's decision, when to switch the workers' own
+(:mod:`malletrain.elastic.run`). Compared with the launcher of restart mode there is no
+TorchElastic: nothing of what it does is left to do.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
+from malletrain.launch import fabric
 from malletrain.launch.lines import LineConnection, Said
 from malletrain.launch.loop import Child, LaunchLoop, first_words, stop_all
+from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
 from malletrain.protocol.last_words import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
@@ -36,9 +36,6 @@ from malletrain.protocol.messages import (
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
-
-_STORE_TIMEOUT = timedelta(seconds=300)
-
 
 NOT_LIVE = (
     "This script does not use malletrain.elastic, which live mode needs: it ended without joining "
@@ -88,7 +85,7 @@ class LiveLauncher:
         self._round: Round | None = None
         self._generation = 0
         self._told: tuple[AssignmentPhase | None, int] = (None, 0)
-        self._stores: dict[int, TCPStore] = {}
+        self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._start_workers()
 
     def run(self) -> int:
@@ -112,13 +109,14 @@ class LiveLauncher:
         """Tell the workers of a round; serve its store if this is the node of rank 0."""
         if not self._workers:
             self._start_workers()
-        if not message.store_host and message.generation not in self._stores:
-            store = TCPStore(
-                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
-            )
-            self._stores[message.generation] = store
-            self._loop.agent.send(
-                StoreUp(self.order.job, message.generation, self.order.host, store.port)
+        job, generation = self.order.job, message.generation
+        if not message.store_host and generation not in self._stores:
+            host = message.address or self.order.host
+            served = self._stores[generation] = ServedStore(job, generation, host)
+            self._loop.agent.send(StoreUp(job, generation, served.host, served.port))
+        elif message.store_host:
+            self._stores[generation] = ReachedStore(
+                job, generation, message.store_host, message.store_port
             )
         for worker in self._workers:
             self._invite(worker)
@@ -129,14 +127,13 @@ class LiveLauncher:
             return
         worker.told = message.generation
         count = self.order.spec.nproc_per_node
-        own = self._stores.get(message.generation)
         worker.connection.send(
             {
                 "round": message.generation,
                 "rank": message.group_rank * count + worker.local_rank,
                 "size": message.group_size * count,
-                "host": "127.0.0.1" if own else message.store_host,
-                "port": own.port if own else message.store_port,
+                "port": self._stores[message.generation].local_port,
+                "network": fabric.for_all(message.interface),
             }
         )
 
@@ -197,7 +194,7 @@ class LiveLauncher:
         if generation > self._generation and all(w.running == generation for w in self._workers):
             self._generation = generation
             for old in [g for g in self._stores if g < generation]:
-                del self._stores[old]
+                self._stores.pop(old).close()
             self._say(AssignmentPhase.RUNNING, generation)
 
     def look_after(self) -> None:

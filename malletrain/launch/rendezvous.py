@@ -2,10 +2,11 @@
 decided.
 
 The daemon says who is in a round, with which ranks, and whose store it uses; the agent on this node
-passes that on. So there is no last call and no vote: a round has exactly the planned members. Rank
-0 serves a fresh TCPStore per round on a port of the kernel's choice, which removes the stale
-bootstrap store of pytorch issue 135712 and needs no setting of the user's. A newer round makes an
-older one void at any moment, also while its store is being connected to.
+passes that on. So there is no last call and no vote: a round has exactly the planned members. Every
+round has a fresh store in the launcher of rank 0, which removes the stale bootstrap store of
+pytorch issue 135712 and needs no setting of the user's; every node finds it at a port of its own
+loopback. A newer round makes an older one void at any moment, also while its store is being
+connected to.
 
 Nothing is decided here about membership, tries or how long to wait for a round: the agent ends a
 wait that takes too long (``Error``).
@@ -15,12 +16,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -31,6 +28,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from malletrain.launch import fabric
+from malletrain.launch.doors import FRONT
+from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import (
     LauncherEnd,
@@ -48,12 +48,8 @@ from malletrain.protocol.messages import (
 )
 from malletrain.protocol.phases import AssignmentPhase
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 BACKEND = "malletrain"
 DEFAULT_TIMEOUT_S = 60.0
-_STORE_TIMEOUT_S = 300.0
 
 
 class DaemonRendezvous(RendezvousHandler):
@@ -68,7 +64,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._host = host
         self._timeout_s = timeout_s
         self._inbox = RoundInbox()
-        self._stores: dict[int, TCPStore] = {}
+        self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._failures: tuple[Failure, ...] = ()
         self._change_seen = False
         self._answered = False
@@ -92,6 +88,7 @@ class DaemonRendezvous(RendezvousHandler):
                 f"{env.AGENT} is not set and --rdzv-endpoint is "
                 "empty. Start the job with `malletrain submit`, which sets it."
             )
+        job_secret()
         host = params.local_addr or os.environ.get(env.HOST) or socket.getfqdn()
         return cls(params.run_id, endpoint, host, float(params.get("timeout", DEFAULT_TIMEOUT_S)))
 
@@ -123,7 +120,7 @@ class DaemonRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Close the connection to the agent and every store served from here."""
         self.set_closed()
-        self._stores.clear()
+        self._leave_stores(None)
         self._agent.close()
         return True
 
@@ -216,106 +213,79 @@ class DaemonRendezvous(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(self._closed)
 
-    def _serve(self, pending: Round) -> TCPStore:
+    def _leave_stores(self, before: int | None) -> None:
+        """Close the stores of rounds that are over."""
+        for generation in [g for g in self._stores if before is None or g < before]:
+            self._stores.pop(generation).close()
+
+    def _serve(self, pending: Round) -> ServedStore:
         """The store of ``pending``, served from here; told to the agent the first time."""
         store = self._stores.get(pending.generation)
-        if store is None:
-            # Listens on all addresses; its own client takes the loopback, so that no name has to
-            # resolve for it.
-            store = TCPStore(
-                "127.0.0.1",
-                0,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=_STORE_TIMEOUT_S),
-            )
+        if not isinstance(store, ServedStore):
+            host = pending.address or self._host
+            store = ServedStore(self._job, pending.generation, host)
             self._stores[pending.generation] = store
-            self._agent.send(StoreUp(self._job, pending.generation, self._host, store.port))
+            self._agent.send(StoreUp(self._job, pending.generation, store.host, store.port))
         return store
 
     def _join(self, pending: Round) -> RendezvousInfo | None:
         """Take part in ``pending``. None when something newer came up on the way."""
-        store: Store | None
-        if pending.store_host:
-            host, port = pending.store_host, pending.store_port
-            store = self._connect(pending)
-        else:
-            store = self._serve(pending)
-            host, port = self._host, store.port
-        if store is None:
+        store = self._connect(pending) if pending.store_host else self._serve(pending)
+        if store is None or store.store is None:
             return None
         self._inbox.take()
-        for generation in [g for g in self._stores if g < pending.generation]:
-            del self._stores[generation]
+        self._leave_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)
+        os.environ.update(fabric.for_all(pending.interface))
         self._say(AssignmentPhase.RUNNING)
-        return RendezvousInfo(
-            store, pending.group_rank, pending.group_size, RendezvousStoreInfo(host, port)
+        where = RendezvousStoreInfo(FRONT, store.local_port)
+        return RendezvousInfo(store.store, pending.group_rank, pending.group_size, where)
+
+    def _connect(self, pending: Round) -> ReachedStore | None:
+        """The way to the round's store; None when something newer came up meanwhile."""
+        deadline = time.monotonic() + self._timeout_s
+        job, host, port = self._job, pending.store_host, pending.store_port
+        reached = ReachedStore(job, pending.generation, host, port)
+        attempt = None
+        try:
+            while self._wait(reached, deadline, pending):
+                if reached.connected:
+                    attempt = StoreClient(reached.local_port)
+                    break
+            while attempt is not None and self._wait(attempt, deadline, pending):
+                if attempt.store is not None:
+                    break
+            if self._void(pending):
+                return None
+            if attempt is not None and attempt.store is not None:
+                reached.store = attempt.store
+                self._stores[pending.generation] = reached
+                return reached
+        finally:
+            if reached.store is None:
+                reached.close()
+        raise RendezvousTimeoutError(
+            f"The store of round {pending.generation} of job {job} at {host}:{port} cannot be "
+            f"reached from this node within {self._timeout_s:g} s ({reached.trouble}). Check that "
+            "the agents' --host is an address that the other nodes can reach, and that no firewall "
+            "stands between them."
         )
 
-    def _connect(self, pending: Round) -> TCPStore | None:
-        """A client of the round's store; None when something newer came up meanwhile."""
-        deadline = time.monotonic() + self._timeout_s
-        host, port = pending.store_host, pending.store_port
-        while True:
-            attempt = _Connecting(host, port)
-            self._agent.also_wake_on(attempt.fileno())
-            try:
-                while not attempt.over and time.monotonic() <= deadline:
-                    self._listen(0.5)
-                    if self._closed or self._inbox.pending() is not pending:
-                        return None
-            finally:
-                self._agent.also_wake_on(attempt.fileno(), wake=False)
-            if attempt.store is not None:
-                return attempt.store
-            if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(
-                    f"The store of round {pending.generation} of job {self._job} at "
-                    f"{host}:{port} cannot be reached from this node "
-                    f"within {self._timeout_s:g} s ({attempt.error}). Check that the agents' "
-                    "--host is an address that the other nodes "
-                    "can reach."
-                )
-            self._listen(0.1)
-            if self._closed or self._inbox.pending() is not pending:
-                return None
-
-
-class _Connecting(threading.Thread):
-    """One attempt to connect to a store, in a thread that can be left behind.
-
-    TCPStore's constructor cannot be interrupted: when the server dies between the connection and
-    its first answer, as that of a node which is taken does, it tries again until its time limit;
-    when the server is silent it waits for ever. A plain connection goes first, so that a server
-    which is not there ends the attempt at once. :meth:`fileno` can be read when the attempt is
-    over.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(daemon=True, name="store-connection")
-        self._address = (host, port)
-        self._mine, self._its = socket.socketpair()
-        self.store: TCPStore | None = None
-        self.error: Exception | None = None
-        self.over = False
-        self.start()
-
-    def fileno(self) -> int:
-        return self._mine.fileno()
-
-    def run(self) -> None:
-        host, port = self._address
+    def _wait(self, one: ReachedStore | StoreClient, deadline: float, pending: Round) -> bool:
+        """Wait a moment for ``one``. Returns whether to go on waiting: there is time, and nothing
+        newer.
+        """
+        if time.monotonic() > deadline or self._void(pending):
+            return False
+        if one.over:  # it will not come back; a newer round may
+            self._listen(0.5)
+            return not self._void(pending)
+        self._agent.also_wake_on(one.fileno())
         try:
-            socket.create_connection((host, port), timeout=1.0).close()
-            self.store = TCPStore(
-                host,
-                port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=_STORE_TIMEOUT_S),
-            )
-        except (OSError, RuntimeError) as error:
-            self.error = error
-        self.over = True
-        self._its.close()
+            self._listen(0.5)
+        finally:
+            self._agent.also_wake_on(one.fileno(), wake=False)
+        return not self._void(pending)
+
+    def _void(self, pending: Round) -> bool:
+        return bool(self._closed) or self._inbox.pending() is not pending

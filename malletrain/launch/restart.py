@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from malletrain.launch import live
 from malletrain.launch.loop import order_given, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
+from malletrain.launch.round_store import job_secret
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.training.torch_private import node_agent
@@ -95,6 +96,11 @@ def main() -> int:
     """Read the order and run it."""
     order = order_given("malletrain.launch.restart", "Run the workers of one job on this node.")
     if order is None:
+        return 2
+    try:
+        job_secret()
+    except ValueError as error:
+        print(f"malletrain launcher: {error}", file=sys.stderr, flush=True)
         return 2
     # Every planned restart of the workers would be logged as warnings about closing signals.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(

@@ -107,6 +107,21 @@ class EventKind(Word):
         "round-formed",
         "The members of the job's next process group are fixed, with their ranks.",
     )
+    NETWORK_CHOSEN = (
+        "network-chosen",
+        "By which network the rounds of the job go from now on, and why; only where the site names "
+        "one (`interface` in `[nodes]`).",
+    )
+    BANDWIDTH_MEASURED = (
+        "bandwidth-measured",
+        "How much goes through one connection between two leased nodes of a class, in the network "
+        "that the site names.",
+    )
+    ROUND_STUCK = (
+        "round-stuck",
+        "The job's newest round has made no step within `warmup_timeout`. The sentence says which "
+        "ways between its nodes are blocked, if any, and what is done.",
+    )
     RESCALE_FINISHED = (
         "rescale-finished",
         "The first sample after a change of scale was processed; the pause is known.",

@@ -31,6 +31,7 @@ from malletrain.protocol.bounds import (
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
+from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
@@ -62,6 +63,7 @@ class Hello(Message, frozen=True):
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""
+    networks: tuple[NodeNetwork, ...] = ()
     sick: Sentence = ""
     """Why the node is not fit for jobs; empty: it is, as far as is known."""
 
@@ -196,6 +198,20 @@ class LogEnd(Message, frozen=True):
     """Bytes that the log has in all."""
 
 
+class ProbeUp(Message, frozen=True):
+    """The node listens for a trial of the network."""
+
+    number: Count
+    port: Port
+
+
+class Probed(Message, frozen=True):
+    """What came of a trial of the network, by node."""
+
+    number: Count
+    results: tuple[ProbeResult, ...]
+
+
 class LogsShipped(Message, frozen=True):
     """No log of ``job`` is left on this node; none grows here any more."""
 
@@ -226,13 +242,14 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent). ``key``: a secret of a service's members."""
+    """Start the launcher of this job (idempotent). ``key``: its nodes' secret; ``host``: itself."""
 
     job: str
     spec: JobSpec
     stop_grace_s: float = 5.0
     join_timeout_s: float = 60.0
     key: str = ""
+    host: str = ""
 
 
 class Round(Message, frozen=True):
@@ -249,6 +266,8 @@ class Round(Message, frozen=True):
     group_size: int
     store_host: str = ""
     store_port: int = 0
+    interface: str = ""
+    address: str = ""
     members: tuple[Peer, ...] = ()
 
 
@@ -268,6 +287,23 @@ class Abort(Message, frozen=True):
 
     job: str
     generation: int
+
+
+class ProbeOpen(Message, frozen=True):
+    """Listen at ``address`` for some seconds, for those that know the token; answer ProbeUp."""
+
+    number: int
+    address: str
+    token: str
+
+
+class ProbeTo(Message, frozen=True):
+    """Connect to each target and send for ``seconds`` (0: only connect); answer Probed."""
+
+    number: int
+    token: str
+    targets: tuple[ProbeTarget, ...]
+    seconds: float = 0.0
 
 
 class Release(Message, frozen=True):
@@ -342,6 +378,8 @@ AgentMessage = (
     | LogChunk
     | LogEnd
     | LogsShipped
+    | ProbeUp
+    | Probed
 )
 DaemonMessage = (
     Welcome
@@ -351,6 +389,8 @@ DaemonMessage = (
     | Round
     | Drain
     | Abort
+    | ProbeOpen
+    | ProbeTo
     | Release
     | Goodbye
     | LogAck

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from malletrain.protocol.bounds import Code, Count, Id, Moment, Name, Rank, Sentence, Tail
+from malletrain.protocol.bounds import Amount, Code, Count, Id, Moment, Name, Rank, Sentence, Tail
 from malletrain.protocol.phases import AssignmentPhase
 
 
@@ -92,6 +92,37 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+
+
+class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One interface of a node."""
+
+    interface: Name
+    address: Name
+    """Of the node in it."""
+    bits: Rank
+    """Of the address that are the network's."""
+    mbit: Count = 0
+    """Its speed in Mbit/s; 0: not known."""
+
+
+class ProbeTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node that is to be tried, and where it listens for that."""
+
+    node: str
+    host: str
+    port: int
+
+
+class ProbeResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What came of trying a node."""
+
+    node: Name
+    reached: bool
+    mbit: Amount = 0.0
+    """Mbit/s that went through one connection, where that was asked for."""
+    trouble: Sentence = ""
+    """Why it was not reached."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

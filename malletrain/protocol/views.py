@@ -132,6 +132,8 @@ class JobDetail(View, frozen=True):
     notices: tuple[str, ...] = ()
     failure: str = ""
     profile: ProfileView | None = None
+    network: str = ""
+    """By which network its rounds go and how fast that is, where the site names one."""
 
 
 class NodeView(View, frozen=True):
@@ -165,6 +167,15 @@ class EventView(View, frozen=True):
     data: dict[str, Any] = {}
 
 
+class NetworkView(View, frozen=True):
+    """How fast the network of the jobs is between two leased nodes of a class."""
+
+    node_class: str
+    sentence: str
+    reached: bool
+    """Whether a connection came about at all."""
+
+
 class StatusView(View, frozen=True):
     """The daemon and the machine at a glance."""
 
@@ -184,6 +195,8 @@ class StatusView(View, frozen=True):
     preemptions: int
     last_poll: float | None
     poll_error: str
+    networks: tuple[NetworkView, ...] = ()
+    """Measured since the daemon's start."""
 
 
 class UsageView(View, frozen=True):

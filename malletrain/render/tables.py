@@ -195,6 +195,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("Metrics", metrics(j.metrics))
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
+    if detail.network:
+        fact("Network", detail.network)
     if j.tries:
         fact("Failed tries", str(j.tries))
     return facts

@@ -12,8 +12,6 @@ class SendAssign:
     """Start the job's launcher on ``node``."""
 
     node: str
-    with_key: bool = False
-    """Its processes get the secret that all of the job share."""
 
 
 @dataclass(frozen=True)

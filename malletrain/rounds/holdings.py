@@ -25,8 +25,6 @@ class Holdings:
     """Their agents cannot be reached at present."""
     doubted: set[str] = field(default_factory=set)
     """Workers failed there, and it is being looked whether the node is to blame."""
-    with_key: bool = False
-    """Whether their processes get the job's secret."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of whatever round."""
@@ -53,7 +51,7 @@ class Holdings:
             return []
         self.assigned.add(node)
         self.phases.pop(node, None)
-        return [SendAssign(node, self.with_key)]
+        return [SendAssign(node)]
 
     def doubt(self, node: str, over: bool) -> None:
         """Begin or end to doubt that the workers on ``node`` failed by themselves."""

@@ -167,8 +167,8 @@ class JobRounds:
 
     def drained(self, node: str, generation: int, now: float) -> list[Action]:
         """The snapshot asked for is on disk, or there is none to take."""
-        draining = self.stage is RoundStage.DRAINING and generation == self.generation
-        return self._manner.form(now) if draining and node == self.members[0] else []
+        awaited = self.stage is RoundStage.DRAINING and generation == self.generation
+        return self._manner.form(now) if awaited and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
@@ -191,13 +191,10 @@ class JobRounds:
         if node in self.members:
             self.lost_member = True
             self.failure.clear()
-            if (
-                self.stage is RoundStage.WARMING
-                and self.deadline is not None
-                and len(self._manner.survivors()) >= self.min_nodes
-            ):
+            warming = self.stage is RoundStage.WARMING and self.deadline is not None
+            if warming and len(self._manner.survivors()) >= self.min_nodes:
                 # Those that are left cannot train now.
-                self.deadline = min(self.deadline, now + self.settings.warmup_broken_s)
+                self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._manner.form(now)
         return self._warm(now) if self.stage is RoundStage.WARMING else []
@@ -220,8 +217,11 @@ class JobRounds:
             self.deadline = now + self.settings.failure_grace_s
             return []
         absent = [n for n in self.members if not self.is_in(n, _RUNNING, _SUCCEEDED)]
-        sentence = f"{', '.join(absent)} did not join the round within {self.settings.join_s:g} s."
-        return self._break(Broke((), sentence))
+        why = f"did not join the round within {self.settings.join_s:g} s"
+        if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
+            return self._break(Broke((), f"{', '.join(absent)} {why}."))
+        why += f"; a firewall may block ports between there and {self.members[0]}"
+        return [*self.reject(absent, why), *self._manner.form(now)]
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
@@ -238,8 +238,7 @@ class JobRounds:
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""
-        if self.deadline is not None:
-            self.deadline += by_s
+        self.deadline = None if self.deadline is None else self.deadline + by_s
         self.failure.postpone(by_s)
 
     def next_wakeup(self) -> float | None:

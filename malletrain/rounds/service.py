@@ -57,7 +57,7 @@ class ServiceRounds:
     """The same with the address of each and the time it leaves."""
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
-    held: Holdings = field(default_factory=lambda: Holdings(with_key=True))
+    held: Holdings = field(default_factory=Holdings)
     deadline: float | None = None
     """Until when those of the target that are not up are waited for."""
     drain_s: float = 10.0

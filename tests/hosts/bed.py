@@ -24,6 +24,8 @@ NET, MASK = "10.77.0", 16
 HEAD = f"{NET}.1"
 FRONT = "10.77.1.1"
 """A second address of the head, of which Slurm knows nothing."""
+FAST = "10.78.0"
+"""The second network, ib0, of which neither Slurm nor /etc/hosts knows."""
 INIT = Path(__file__).with_name("init.py")
 NAMESPACES = ("--mount", "--uts", "--pid", "--net", "--ipc")
 
@@ -85,6 +87,8 @@ class Host:
 
     def __init__(self, folder: Path, name: str, address: str) -> None:
         self.folder, self.name, self.address = folder, name, address
+        self.fast = f"{FAST}.{address.rpartition('.')[2]}"
+        """Its address on ib0."""
         self._unshare: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
@@ -163,11 +167,15 @@ class Host:
 
 class Bed:
     """A head and ``nodes`` hosts below ``root``, which is not in /tmp. ``head_hosts``: how the
-    head's /etc/hosts names the head itself.
+    head's /etc/hosts names the head itself; ``node_hosts``: that of a node the node, with its name
+    as {name}.
     """
 
-    def __init__(self, root: Path, nodes: int = 3, head_hosts: str = f"{HEAD} head") -> None:
+    def __init__(
+        self, root: Path, nodes: int = 3, head_hosts: str = f"{HEAD} head", node_hosts: str = ""
+    ) -> None:
         self.root = root
+        self.node_hosts = node_hosts
         self.head_hosts = head_hosts
         self.head = Host(root / "head", "head", HEAD)
         self.nodes = [Host(root / f"n{i}", f"n{i}", f"{NET}.{10 + i}") for i in range(1, nodes + 1)]
@@ -186,16 +194,18 @@ class Bed:
         own = os.readlink("/proc/self/ns/net")
         switch = Path(f"/proc/{self._switch.pid}/ns/net")
         until(lambda: os.readlink(switch) != own, "the switch has a network of its own")
-        self.on_switch("ip", "link", "add", "name", "br0", "type", "bridge")
-        self.on_switch("ip", "link", "set", "br0", "up")
+        for bridge in ("br0", "br1"):
+            self.on_switch("ip", "link", "add", "name", bridge, "type", "bridge")
+            self.on_switch("ip", "link", "set", bridge, "up")
         names = "".join(f"{node.address} {node.name}\n" for node in self.nodes)
         named = [f"NodeName={n.name} NodeAddr={n.address}" for n in self.nodes]
         conf = CONF.format(head=HEAD, nodes="", named="\n".join(named))
         key = os.urandom(128)
         for host in self.hosts:
             itself = self.head_hosts if host is self.head else f"{HEAD} head"
+            own = "" if host is self.head else self.node_hosts.format(name=host.name)
             host.boot(
-                f"127.0.0.1 localhost\n{itself}\n{names}",
+                f"127.0.0.1 localhost\n{own}\n{itself}\n{names}",
                 {"slurm/slurm.conf": conf, "munge/munge.key": key},
             )
             self._connect(host)
@@ -219,14 +229,18 @@ class Bed:
         return self
 
     def _connect(self, host: Host) -> None:
-        port = f"p-{host.name}"
-        self.on_switch(
-            *("ip", "link", "add", "name", port, "type", "veth"),
-            *("peer", "name", "eth0", "netns", str(host.pid)),
+        wires = (
+            (f"p-{host.name}", "br0", "eth0", host.address),
+            (f"q-{host.name}", "br1", "ib0", host.fast),
         )
-        self.on_switch("ip", "link", "set", port, "master", "br0", "up")
-        host.run("ip", "addr", "add", f"{host.address}/{MASK}", "dev", "eth0")
-        host.run("ip", "link", "set", "eth0", "up")
+        for port, bridge, interface, address in wires:
+            self.on_switch(
+                *("ip", "link", "add", "name", port, "type", "veth"),
+                *("peer", "name", interface, "netns", str(host.pid)),
+            )
+            self.on_switch("ip", "link", "set", port, "master", bridge, "up")
+            host.run("ip", "addr", "add", f"{address}/{MASK}", "dev", interface)
+            host.run("ip", "link", "set", interface, "up")
 
     def _can_munge(self, host: Host) -> bool:
         return subprocess.run(host.inside("munge", "-n"), capture_output=True).returncode == 0
@@ -243,7 +257,8 @@ class Bed:
     def drop(self, host: Host, address: str) -> None:
         """What ``host`` sends to this address is lost, as behind a firewall."""
         nobody = "02:00:00:00:00:99"
-        host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", "eth0"))
+        interface = "ib0" if address.startswith(f"{FAST}.") else "eth0"
+        host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))
 
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.bed import Bed, missing
+from tests.hosts.bed import HEAD, Bed, missing
 from tests.hosts.site import HostsSite
 
 
@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def boot():
-    """Call it for a bed and a site on it: ``boot(nodes, head_hosts, daemon=…, allocation=…)``; the
-    daemon is not started yet.
+    """Call it for a bed and a site on it: ``boot(nodes, head_hosts, node_hosts, daemon=…,
+    allocation=…, jobs=…, fabric=…)``; the daemon is not started yet.
     """
     if reason := missing():
         pytest.skip(reason)
@@ -31,8 +31,10 @@ def boot():
     root.chmod(0o755)
     beds: list[Bed] = []
 
-    def start(nodes: int, head_hosts: str | None = None, **lines: str) -> HostsSite:
-        beds.append(Bed(root, nodes, *([head_hosts] if head_hosts else [])))
+    def start(
+        nodes: int, head_hosts: str = f"{HEAD} head", node_hosts: str = "", **lines: str
+    ) -> HostsSite:
+        beds.append(Bed(root, nodes, head_hosts, node_hosts))
         return HostsSite(beds[0].start(), root / "shared", **lines)
 
     yield start

@@ -30,6 +30,9 @@ idle_for = "0 s"
 hold = "0 s"
 [jobs]
 max_tries = 1
+{jobs}
+[nodes]
+{fabric}
 [allocation]
 settle = "0.3 s"
 min_interval = "0 s"
@@ -37,19 +40,22 @@ min_interval = "0 s"
 [profiling]
 enabled = false
 """
+SECTIONS = ("daemon", "allocation", "jobs", "fabric")
 
 
 class HostsSite:
-    """One daemon of root's on the head of ``bed``, with its files below ``folder``."""
+    """One daemon of root's on the head of ``bed``, with its files below ``folder``. ``lines``: more
+    lines of a section (``fabric``: of ``[nodes]``).
+    """
 
-    def __init__(self, bed: Bed, folder: Path, daemon: str = "", allocation: str = "") -> None:
+    def __init__(self, bed: Bed, folder: Path, **lines: str) -> None:
         self.bed, self.folder = bed, folder
         self.work = folder / "work"
         self.work.mkdir(parents=True)
         self.state = folder / "state"
         self.config = folder / "site.toml"
         self.config.write_text(
-            CONFIG.format(state=self.state, port=PORT, daemon=daemon, allocation=allocation)
+            CONFIG.format(state=self.state, port=PORT, **dict.fromkeys(SECTIONS, "") | lines)
         )
         self.environment = {**os.environ, "MALLETRAIN_STATE_DIR": str(self.state)}
 
@@ -86,10 +92,10 @@ class HostsSite:
         lines = made.stdout.strip().splitlines()
         return json.loads(made.stdout) if argv[0] != "events" else [json.loads(x) for x in lines]
 
-    def submit(self, name: str, text: str, nodes: str) -> str:
-        """Submit a script that needs no torch; returns the job's id."""
+    def submit(self, name: str, text: str, nodes: str, *options: str) -> str:
+        """Submit a script; returns the job's id."""
         (self.work / name).write_text(text)
-        given = ("--nodes", nodes, "--no-profile", "--env", "MALLETRAIN_PRELOAD=0")
+        given = ("--nodes", nodes, "--no-profile", "--env", "MALLETRAIN_PRELOAD=0", *options)
         return str(self.ask("submit", *given, name)["id"])
 
     def job(self, job: str) -> Any:

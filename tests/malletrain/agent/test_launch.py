@@ -4,7 +4,12 @@ import sys
 
 import pytest
 
-from malletrain.agent.launch import LauncherEntry, job_environment, launch_arguments
+from malletrain.agent.launch import (
+    JobPlace,
+    LauncherEntry,
+    job_environment,
+    launch_arguments,
+)
 from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
 from malletrain.agent.worker_failures import stock_failures, unfit
@@ -28,6 +33,29 @@ def order(tmp_path, **fields):
     )
 
 
+def place(tmp_path, outside, **fields):
+    values = {"host": "n", "interface": "", "node": "n0", "lease": "l0", **fields}
+    return JobPlace(tmp_path, "ipc:///l", "/w", environment=outside, **values)
+
+
+@pytest.mark.parametrize(
+    ("outside", "own", "chosen", "network"),
+    [
+        ({}, {}, False, {"GLOO_SOCKET_IFNAME": "eth0"}),
+        ({}, {}, True, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({"GLOO_SOCKET_IFNAME": "hsn0"}, {}, False, {"GLOO_SOCKET_IFNAME": "hsn0"}),
+        ({"NCCL_SOCKET_IFNAME": "x"}, {"GLOO_SOCKET_IFNAME": "ib1"}, True,
+         {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "x"}),
+    ],
+    ids=["nobody", "the-site", "the-node", "the-job"],
+)  # fmt: skip
+def test_who_says_by_which_network_a_job_goes(tmp_path, outside, own, chosen, network):
+    launch = order(tmp_path, env=own)
+    on = place(tmp_path, outside, interface="eth0", chosen=chosen)
+    inside = job_environment(on, launch, flags="/f")
+    assert {name: value for name, value in inside.items() if "IFNAME" in name} == network
+
+
 def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     outside = {
         "PATH": "/bin",
@@ -43,7 +71,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "CUDA_VISIBLE_DEVICES": "0,1",
     }
     launch = order(tmp_path, env={"MALLETRAIN_JOB": "forged", "RANKING": "kept", "PATH": "/mine"})
-    inside = job_environment(outside, launch, node="n0", lease="l0", worker_socket="/w", flags="/f")
+    inside = job_environment(place(tmp_path, outside), launch, flags="/f")
     assert inside == {
         "PATH": "/mine",
         "SLURM_JOB_ID": "7",

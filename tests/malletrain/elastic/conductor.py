@@ -211,7 +211,6 @@ class Conductor:
                 round=self.generation,
                 rank=rank,
                 size=len(members),
-                host="127.0.0.1",
                 port=store.port,
             )
         if wait:

@@ -78,7 +78,8 @@ class Cluster:
     def assign(self, name):
         since = len(self.daemon.seen)
         self.daemon.send(
-            name, messages.Assign("j1", self.spec, stop_grace_s=1.0, join_timeout_s=60.0)
+            name,
+            messages.Assign("j1", self.spec, stop_grace_s=1.0, join_timeout_s=60.0, key="5e" * 32),
         )
         return since
 
@@ -173,7 +174,8 @@ def test_a_job_grows_and_shrinks(pair):
     two = pair.form("n0", "n1")
     second = pair.workers(two, 4)
     gone(first)
-    assert len({w["MASTER_PORT"] for w in second.values()}) == 1
+    assert {w["MASTER_ADDR"] for w in second.values()} == {"127.0.0.1"}
+    assert len({w["MASTER_PORT"] for w in second.values()}) == 2, "every node has its own way"
     assert second[0]["MASTER_PORT"] != first[0]["MASTER_PORT"]
     three = pair.form("n1")  # the node of the store leaves, the other becomes rank 0
     third = pair.workers(three, 2)

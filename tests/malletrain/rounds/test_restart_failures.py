@@ -163,13 +163,26 @@ def test_a_plan_that_comes_before_the_failure_is_told_restarts_the_workers_anywa
 
 
 def test_who_does_not_join_the_round_in_time_is_named():
-    r = JobRounds(SETTINGS)
+    r = JobRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     r.store_up("a", 1, *STORE)
     says(r, 2.0, "running", "a")
     assert r.tick(61.0) == [Broke((), "b did not join the round within 60 s.")]
     assert r.move(("a", "b"), 61.0) == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+
+
+def test_who_does_not_join_in_time_is_left_out_where_the_others_are_enough():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    says(r, 1.0, "ready", "a", "b", "c")
+    r.store_up("a", 1, *STORE)
+    says(r, 2.0, "running", "a", "c")
+    release, rejected, *formed = r.tick(61.0)
+    assert release == SendRelease("b")
+    assert rejected.nodes == ("b",)
+    assert "between there and a" in rejected.sentence
+    assert formed == [SaveRound(2, ("a", "c")), SendRound("a", 2, 0, 2, None)]
 
 
 def test_a_member_that_cannot_be_reached_gets_more_time_to_join():

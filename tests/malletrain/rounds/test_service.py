@@ -99,7 +99,7 @@ def test_the_notice_can_be_taken_back():
     rounds.move(("a",), 5.0)
     back = rounds.move(("a", "b"), 6.0)
     assert views(back) == dict.fromkeys("ab", (("a", False), ("b", False)))
-    assert SendAssign("b", with_key=True) not in back
+    assert SendAssign("b") not in back
     assert rounds.tick(100.0) == []
 
 
@@ -118,7 +118,7 @@ def test_a_process_that_ends_is_the_jobs_fault_when_its_node_is_not_lost():
         "killed by signal 9; often the node ran out of memory. Its last line: last words"
         in broke[0].sentence
     )
-    assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b", with_key=True)
+    assert rounds.move(("a", "b"), 4.0)[0] == SendAssign("b")
     lost = serving("a", "b")
     ended(lost, "b", 1.0)
     lost.gone("b", 2.0)

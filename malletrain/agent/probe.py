@@ -1,0 +1,106 @@
+"""Tries the ways between this node and others when the daemon asks: does a connection come about,
+and how many bytes a second go through it.
+
+The listener takes no more than a token and bytes that it counts, and is closed after some seconds.
+Who tries whom, and what follows from it, is the daemon's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from malletrain.protocol.messages import (
+    Message,
+    Probed,
+    ProbeOpen,
+    ProbeTo,
+    ProbeUp,
+)
+from malletrain.protocol.payloads import ProbeResult, ProbeTarget
+
+CONNECT_S = 3.0
+OPEN_S = 20.0
+MOST_S = 2.0
+"""No trial takes longer, whoever asks for it."""
+_CHUNK = bytes(1 << 20)
+_ANSWER_BYTES = 8
+
+log = logging.getLogger("malletrain.agent")
+
+
+class Prober:
+    """The trials of one agent. ``send`` reaches the daemon."""
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def asked(self, message: ProbeOpen | ProbeTo) -> None:
+        """Begin what the daemon asks for."""
+        work = self._open(message) if isinstance(message, ProbeOpen) else self._try(message)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _open(self, message: ProbeOpen) -> None:
+        async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                token = bytes.fromhex(message.token)
+                if hmac.compare_digest(await reader.readexactly(len(token)), token):
+                    total = 0
+                    while data := await reader.read(1 << 20):
+                        total += len(data)
+                    writer.write(total.to_bytes(_ANSWER_BYTES, "big"))
+                    await writer.drain()
+            except (OSError, asyncio.IncompleteReadError):
+                pass  # who does not know the token, or went
+            finally:
+                writer.close()
+
+        try:
+            server = await asyncio.start_server(count, message.address or None, 0, limit=1 << 21)
+        except OSError as error:
+            log.warning("cannot listen at %s for a trial: %s", message.address, error)
+            return
+        try:
+            self._send(ProbeUp(message.number, server.sockets[0].getsockname()[1]))
+            await asyncio.sleep(OPEN_S)
+        finally:
+            server.close()
+
+    async def _try(self, message: ProbeTo) -> None:
+        seconds = min(message.seconds, MOST_S)
+        token = bytes.fromhex(message.token)
+        trials = [asyncio.to_thread(_tried, t, token, seconds) for t in message.targets]
+        self._send(Probed(message.number, tuple(await asyncio.gather(*trials))))
+
+
+def _tried(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult:
+    """Connect, and send for so many seconds (0: nothing but the token)."""
+    try:
+        with socket.create_connection((target.host, target.port), CONNECT_S) as way:
+            way.settimeout(CONNECT_S + seconds)
+            began = time.monotonic()
+            way.sendall(token)
+            while time.monotonic() - began < seconds:
+                way.sendall(_CHUNK)
+            way.shutdown(socket.SHUT_WR)
+            answer = b""
+            while len(answer) < _ANSWER_BYTES and (data := way.recv(_ANSWER_BYTES)):
+                answer += data
+            took = time.monotonic() - began
+    except OSError as error:
+        return ProbeResult(target.node, False, trouble=error.strerror or str(error))
+    if len(answer) != _ANSWER_BYTES:
+        return ProbeResult(target.node, False, trouble="it hung up")
+    return ProbeResult(target.node, True, int.from_bytes(answer, "big") * 8e-6 / max(took, 1e-6))

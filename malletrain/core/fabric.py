@@ -1,0 +1,143 @@
+"""Which network a round goes by, of those that its members have.
+
+Pure: names, addresses and speeds in, a place for every member out. How the members learn of their
+networks is :mod:`malletrain.agent.networks`'s; what they do with the answer the launcher's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from malletrain.protocol.payloads import NodeNetwork
+
+AUTO = "auto"
+_OF_THE_NODE_ALONE = (
+    *("lo", "docker", "podman", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "tun"),
+)
+"""Beginnings of names of interfaces that lead to nobody else."""
+_INTERCONNECTS = ("ib", "hsn", "opa", "mlx", "bond-ib")
+"""Of those that are meant for this, where speeds say nothing."""
+
+_Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class NetworkNameError(ValueError):
+    """What is to name a network names none; the message says what does."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The network of one round."""
+
+    sentence: str
+    """Which it is and why, for people."""
+    places: Mapping[str, NodeNetwork] = field(default_factory=dict)
+    """Member → its interface and address there; empty: every node's usual one is taken."""
+
+
+def checked(wanted: str) -> str:
+    """``wanted``, if it is the name of an interface, a network, ``auto`` or nothing.
+
+    Raises:
+        NetworkNameError: It is not.
+    """
+    if "/" in wanted:
+        try:
+            ipaddress.ip_network(wanted)
+        except ValueError as error:
+            raise NetworkNameError(
+                f'"{wanted}" is no network such as "10.1.0.0/16": {error}'
+            ) from None
+    elif wanted and (len(wanted) > 15 or not wanted.isprintable() or " " in wanted):
+        raise NetworkNameError(
+            f'"{wanted}" is neither the name of an interface ("ib0"), nor a network '
+            '("10.1.0.0/16"), nor "auto"'
+        )
+    return wanted
+
+
+def subnet(network: NodeNetwork) -> _Subnet:
+    """The network that an interface is in."""
+    return ipaddress.ip_interface(f"{network.address}/{network.bits}").network
+
+
+def choose(wanted: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | None:
+    """The network for a round; None where none is wanted.
+
+    Args:
+        wanted: an interface, a network in CIDR form, ``auto``, or empty.
+        members: node → its networks.
+    """
+    if not wanted:
+        return None
+    if wanted == AUTO:
+        return _fastest(members)
+    places = {node: _named(wanted, has) for node, has in members.items()}
+    lacks = sorted(node for node, place in places.items() if place is None)
+    if lacks:
+        return Fabric(
+            f"{_few(lacks)} {'has' if len(lacks) == 1 else 'have'} no {wanted}: the round goes by "
+            "the network on which the nodes reach the daemon."
+        )
+    found = {node: place for node, place in places.items() if place is not None}
+    return Fabric(f"The round goes by {wanted}, as configured.", found)
+
+
+def _named(wanted: str, has: Sequence[NodeNetwork]) -> NodeNetwork | None:
+    if "/" not in wanted:
+        return next((n for n in has if n.interface == wanted), None)
+    inside = ipaddress.ip_network(wanted)
+    return next((n for n in has if ipaddress.ip_address(n.address) in inside), None)
+
+
+def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
+    shared = list(_shared(members))
+    if not shared:
+        return Fabric(
+            f"No network is known that all {len(members)} members share: the round goes by the one "
+            "on which they reach the daemon."
+        )
+
+    def worth(places: Mapping[str, NodeNetwork]) -> tuple[int, int]:
+        slowest = min(n.mbit for n in places.values())
+        meant = all(n.interface.startswith(_INTERCONNECTS) for n in places.values())
+        return slowest, int(meant)
+
+    best = max(shared, key=worth)  # of equals the first: as the nodes list them
+    first, (slowest, _) = next(iter(best.values())), worth(best)
+    speed = f", {slowest / 1000:g} Gbit/s" if slowest else ""
+    count = f"all {len(members)} members share" if len(members) > 1 else "the member has"
+    return Fabric(
+        f"The round goes by {first.interface} ({subnet(first)}{speed}), the fastest network that "
+        f"{count}.",
+        best,
+    )
+
+
+def _shared(members: Mapping[str, Sequence[NodeNetwork]]) -> Iterator[dict[str, NodeNetwork]]:
+    """The networks that every member is in, each under an address of its own."""
+    if not members:
+        return
+    first = next(iter(members.values()))
+    for where in dict.fromkeys(subnet(n) for n in first if _leads_out(n)):
+        places = {
+            node: place
+            for node, has in members.items()
+            for place in reversed(has)
+            if _leads_out(place) and subnet(place) == where
+        }
+        # who has the same address as another is in a network of that name, not in the same one
+        distinct = len({p.address for p in places.values()}) == len(members)
+        if len(places) == len(members) and distinct:
+            yield places
+
+
+def _leads_out(network: NodeNetwork) -> bool:
+    address = ipaddress.ip_address(network.address)
+    return not address.is_loopback and not network.interface.startswith(_OF_THE_NODE_ALONE)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,72 @@
+"""How fast the network between leased nodes is: measured between two nodes of a class, and again
+after a day.
+
+Decides which two and when; what came of it is an event and stands beside the network in
+``malletrain show`` and ``malletrain check``. The main scheduler's jobs are on other nodes; of our
+own one connection takes its part of the network for a quarter of a second.
+"""
+
+from __future__ import annotations
+
+from malletrain.daemon.core import Core
+from malletrain.daemon.probes import Probes, Results
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.views import NetworkView
+
+SEND_S = 0.25
+AGAIN_S = 86_400.0
+FAILED_AGAIN_S = 600.0
+
+
+class Bandwidth:
+    """What was measured, by class of nodes."""
+
+    def __init__(self, core: Core, probes: Probes) -> None:
+        self._core = core
+        self._probes = probes
+        self._due: dict[str, float] = {}
+
+    def look(self, now: float) -> None:
+        """Begin what is due. Call it every half second or so."""
+        wanted = self._core.config.nodes.wanted
+        pairs: dict[str, list[str]] = {}
+        for agent in self._core.agents:
+            if wanted(agent.node_class) and agent.gone_at is None and agent.networks:
+                pairs.setdefault(agent.node_class, []).append(agent.node)
+        for node_class, nodes in pairs.items():
+            if len(nodes) > 1 and now >= self._due.get(node_class, 0.0):
+                self._due[node_class] = now + FAILED_AGAIN_S
+                self._measure(node_class, nodes[0], nodes[1], now)
+
+    def _measure(self, node_class: str, a: str, b: str, now: float) -> None:
+        rounds = self._core.rounds
+        fabric = rounds.networks([a, b])
+        if fabric is None or len(fabric.places) < 2:
+            return
+        places = {node: place.address for node, place in fabric.places.items()}
+        interface = fabric.places[a].interface
+
+        def done(results: Results) -> None:
+            found = results.get((a, b))
+            if found is None:
+                return
+            if found.reached:
+                self._due[node_class] = self._core.clock.now() + AGAIN_S
+                said = f"{found.mbit / 1000:.3g} Gbit/s go through one connection from {a} to {b}"
+            else:
+                said = f"{a} cannot connect to {b} ({found.trouble})"
+            sentence = f"By {interface} {said}."
+            rounds.measured[node_class] = NetworkView(node_class, sentence, found.reached)
+            with self._core.step():
+                self._core.audit.record(
+                    EventKind.BANDWIDTH_MEASURED,
+                    sentence,
+                    node=a,
+                    to=b,
+                    interface=interface,
+                    node_class=node_class,
+                    mbit=round(found.mbit, 1),
+                    reached=found.reached,
+                )
+
+        self._probes.begin(places, ((a, b),), now, done, SEND_S)

@@ -1,0 +1,38 @@
+"""The variables by which gloo and NCCL are told the network of a job.
+
+Which one it is, is decided elsewhere (:mod:`malletrain.core.fabric`); what a job sets itself wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from malletrain.protocol.messages import Round
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def says_itself(environment: Mapping[str, str]) -> bool:
+    """Whether a job's own environment names its network."""
+    return GLOO in environment or NCCL in environment
+
+
+def for_gloo(interface: str) -> dict[str, str]:
+    """The network of a job where nobody chose one: gloo's own guess is what the node's name means
+    there, which may be its loopback; NCCL's is good.
+    """
+    return {GLOO: interface} if interface else {}
+
+
+def for_all(interface: str) -> dict[str, str]:
+    """The network that was chosen; empty: none was."""
+    return {GLOO: interface, NCCL: f"={interface}"} if interface else {}
+
+
+def network_kept(message: Round, own: Mapping[str, str]) -> Round:
+    """A round as the launcher is told of it: a network that the job's own environment names stays
+    its network.
+    """
+    return replace(message, interface="") if says_itself(own) else message

@@ -1,0 +1,162 @@
+"""The store of one round, as a launcher sees it: served here, or reached at the node of rank 0.
+
+Either way the processes of this node find it at a port of their own loopback, which the processes
+of other users cannot use; between the nodes it goes by a connection that only the job's launchers
+can open (:mod:`malletrain.launch.relay`). Decides how long a store is tried for, not who is in a
+round.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+from malletrain.launch.doors import FRONT, pair_of_doors
+from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
+from malletrain.protocol import env
+
+TIMEOUT = timedelta(seconds=300)
+
+
+def job_secret() -> bytes:
+    """The job's secret, from this process's environment.
+
+    Raises:
+        ValueError: There is none.
+    """
+    try:
+        secret = bytes.fromhex(os.environ.get(env.JOB_KEY, ""))
+    except ValueError:
+        secret = b""
+    if not secret:
+        raise ValueError(
+            f"{env.JOB_KEY} in the launcher's environment is not the secret that the daemon gives "
+            "to every job. Are agent and daemon of the same version of MalleTrain?"
+        )
+    return secret
+
+
+def _keys(job: str, generation: int) -> RoundKeys:
+    return RoundKeys(job_secret(), f"{job}/{generation}")
+
+
+class ServedStore:
+    """The store of a round, in this process."""
+
+    def __init__(self, job: str, generation: int, host: str) -> None:
+        """Serve it.
+
+        Args:
+            job, generation: of the round.
+            host: of this node for the others.
+
+        Raises:
+            OSError: There is no port for it.
+            ValueError: This process does not know the job's secret.
+        """
+        keys = _keys(job, generation)
+        doors = pair_of_doors()
+        inside = doors[1].taken()
+        self._relay = ServingRelay(doors, keys, host)
+        self.host = host
+        self.port = self._relay.port
+        """Where the launchers of other nodes call."""
+        self.local_port = self._relay.local_port
+        """Where the processes of this node call."""
+        # Its own client comes in by the front door, too: hence one port number for both.
+        self.store: TCPStore | None = None
+        try:
+            self.store = TCPStore(
+                FRONT,
+                self.local_port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=TIMEOUT,
+                master_listen_fd=inside,
+            )
+        except RuntimeError:
+            self._relay.close()
+            raise
+
+    def close(self) -> None:
+        """The round is over; the store ends with its last user."""
+        self.store = None
+        self._relay.close()
+
+
+class ReachedStore:
+    """The store of a round at another node."""
+
+    def __init__(self, job: str, generation: int, host: str, port: int) -> None:
+        """Begin to connect; processes that call meanwhile wait.
+
+        Args:
+            job, generation: of the round.
+            host, port: what the node of rank 0 announced.
+
+        Raises:
+            ValueError: This process does not know the job's secret.
+        """
+        self._relay = CallingRelay(_keys(job, generation), host, port)
+        self.local_port = self._relay.local_port
+        """Where the processes of this node call."""
+        self.store: TCPStore | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the other node's launcher has let this one in."""
+        return self._relay.connected
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not connected."""
+        return "it has gone again" if self._relay.over else self._relay.trouble
+
+    @property
+    def over(self) -> bool:
+        """Whether it has gone again."""
+        return self._relay.over
+
+    def fileno(self) -> int:
+        """Can be read once there is a connection, or will be none any more."""
+        return self._relay.fileno()
+
+    def close(self) -> None:
+        """The round is over."""
+        self.store = None
+        self._relay.close()
+
+
+class StoreClient(threading.Thread):
+    """A client of a store behind a port of this node, made in a thread that can be left behind.
+
+    TCPStore's constructor cannot be interrupted: when the store goes between the connection and its
+    first answer, as that of a node which is taken does, it tries again until its time limit.
+    :meth:`fileno` can be read when the attempt is over.
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True, name="store-connection")
+        self._port = port
+        self._mine, self._its = socket.socketpair()
+        self.store: TCPStore | None = None
+        self.error: Exception | None = None
+        self.over = False
+        self.start()
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def run(self) -> None:
+        try:
+            self.store = TCPStore(
+                FRONT, self._port, is_master=False, wait_for_workers=False, timeout=TIMEOUT
+            )
+        except (OSError, RuntimeError) as error:
+            self.error = error
+        self.over = True
+        self._its.close()

@@ -1,0 +1,180 @@
+"""Networks of several hosts: names that mean the loopback, ways that are blocked, a second network.
+The jobs are real: torch, gloo, steps that only count when all ranks made them.
+"""
+
+import sys
+
+import pytest
+
+from tests.hosts.bed import FAST
+
+pytest.importorskip("torch")
+
+RESTART = """
+import os, socket, time
+import torch, torch.distributed as dist
+import malletrain
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+one = torch.ones(1)
+for step in range(10**6):
+    time.sleep(0.05)
+    total = one.clone()
+    dist.all_reduce(total)
+    assert total.item() == size
+    malletrain.report(1)
+    with open(f"steps.{rank}.{os.uname().nodename}.{os.getpid()}", "a") as file:
+        file.write(f"{size}\\n")
+    stop = torch.tensor([float(os.path.exists("enough"))])
+    dist.all_reduce(stop)
+    if stop.item():
+        break
+"""
+LIVE = """
+import os, time
+import torch
+from malletrain import elastic
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+run = elastic.Run(model=model, optimizer=optimizer)
+net = run.ddp(model)
+for _ in run.steps(10**6):
+    with run.step(samples=1):
+        optimizer.zero_grad()
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    time.sleep(0.05)
+    with open(f"steps.{run.rank}.{os.uname().nodename}.{os.getpid()}", "a") as file:
+        file.write(f"{run.world_size}\\n")
+    if os.path.exists("enough"):
+        run.request_stop()
+"""
+STRANGER = """
+import os, signal, sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+for port in sys.argv[2:]:
+    pid = os.fork()
+    if not pid:
+        signal.alarm(5)  # at a port that says nothing torch's client waits for ever
+        options = dict(is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1))
+        try:
+            TCPStore(sys.argv[1], int(port), **options).num_keys()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    print("nothing" if os.waitpid(pid, 0)[1] else f"{port} is a store", flush=True)
+"""
+MODES = pytest.mark.parametrize("mode", ["restart", "live"])
+LATE = 'warmup_timeout = "60 s"\njoin_timeout = "180 s"'
+
+
+def begin(site, mode, nodes):
+    live = ["--live"] if mode == "live" else []
+    return site.submit("train.py", LIVE if mode == "live" else RESTART, nodes, *live)
+
+
+def sizes(site):
+    """Node → the sizes of the group in its steps, the newest of its workers last."""
+    found = {}
+    for path in sorted(site.work.glob("steps.*"), key=lambda path: path.stat().st_mtime):
+        found.setdefault(path.name.split(".")[2], []).extend(map(int, path.read_text().split()))
+    return found
+
+
+def trains(site, *nodes):
+    """Wait until the job makes steps on exactly so many nodes, these among them."""
+
+    def together():
+        now = sizes(site)
+        return all(now.get(node, [])[-3:] == [len(nodes)] * 3 for node in nodes)
+
+    site.until(together, f"steps are made on {nodes}")
+
+
+def finish(site, job):
+    (site.work / "enough").touch()
+    site.until(lambda: site.job(job)["state"] == "completed", "the job completes")
+
+
+def remote_ends(host):
+    """The addresses to which this host has connections, and those at which it has them."""
+    lines = host.run("ss", "-Htn", "state", "established").splitlines()
+    return {(f.split()[2].rpartition(":")[0], f.split()[3].rpartition(":")[0]) for f in lines}
+
+
+@pytest.mark.sites
+@MODES
+def test_nodes_whose_names_mean_their_loopback_train_together(boot, mode):
+    """Debian's /etc/hosts: gloo asks for the node's own name by itself."""
+    site = boot(2, node_hosts="127.0.1.1 {name}").start()
+    job = begin(site, mode, "2:2")
+    trains(site, "n1", "n2")
+    assert not site.events("workers-failed")
+    finish(site, job)
+
+
+@pytest.mark.sites
+@MODES
+def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, mode):
+    site = boot(3, jobs=LATE)
+    _, n2, n3 = site.bed.nodes
+    site.bed.drop(n2, n3.address)
+    site.bed.drop(n3, n2.address)
+    site.start()
+    job = begin(site, mode, "2:3")
+    site.until(
+        lambda: site.events("round-stuck", "node-rejected"), "somebody says what is the matter"
+    )
+    site.until(
+        lambda: any(len(s) > 3 and s[-3:] == [2] * 3 for s in sizes(site).values()),
+        "two nodes that reach each other train",
+    )
+    told = " ".join(e["sentence"] for e in site.events("round-stuck", "node-rejected"))
+    assert "n2" in told
+    assert "firewall" in told
+    assert site.job(job)["state"] == "running"
+    finish(site, job)
+
+
+@pytest.mark.sites
+@pytest.mark.parametrize("wanted", ["ib0", f"{FAST}.0/16", "auto"])
+def test_a_job_goes_by_the_network_that_the_site_names(boot, wanted):
+    site = boot(2, fabric=f'interface = "{wanted}"').start()
+    job = begin(site, "restart", "2:2")
+    trains(site, "n1", "n2")
+    [chosen] = site.events("network-chosen")
+    assert "ib0" in chosen["sentence"] or FAST in chosen["sentence"]
+    n1, n2 = site.bed.nodes
+    assert (n1.fast, n2.fast) in remote_ends(n1), "gloo's pairs are on ib0"
+    assert not {ends for ends in remote_ends(n1) if ends[1] == n2.address}, "nothing is on eth0"
+    [measured] = site.until(lambda: site.events("bandwidth-measured"), "it was measured")
+    assert measured["data"]["reached"]
+    assert measured["data"]["mbit"] > 100
+    assert f"ib0 {measured['data']['mbit'] / 1000:.3g}"[:4] in site.ask("show", job)["network"]
+    finish(site, job)
+
+
+@pytest.mark.sites
+def test_what_of_a_job_listens_beyond_its_node_knows_the_jobs_key(boot):
+    """All ports of a node that strangers reach, tried as a client of a TCPStore."""
+    site = boot(2).start()
+    job = begin(site, "restart", "2:2")
+    trains(site, "n1", "n2")
+    n1, n2 = site.bed.nodes
+    lines = n1.run("ss", "-Htln").splitlines()
+    ports = {
+        line.split()[3].rpartition(":")[2]
+        for line in lines
+        if not line.split()[3].startswith(("127.", "[::1]"))
+    }
+    assert ports
+    said = n2.run(sys.executable, "-I", "-c", STRANGER, n1.address, *sorted(ports))
+    assert said.splitlines() == ["nothing"] * len(ports)
+    before = {node: len(s) for node, s in sizes(site).items()}
+    site.until(
+        lambda: all(len(s) > before[node] + 5 for node, s in sizes(site).items()),
+        "the job trains on",
+    )
+    assert not site.events("workers-failed", "node-lost")
+    finish(site, job)

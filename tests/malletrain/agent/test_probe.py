@@ -1,0 +1,78 @@
+"""Trials of the way between nodes, over real connections."""
+
+import asyncio
+import socket
+
+import pytest
+
+from malletrain.agent.probe import Prober
+from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
+from malletrain.protocol.payloads import ProbeTarget
+from tests.waiting import PATIENCE_S
+
+TOKEN, OTHER = "ab" * 16, "cd" * 16
+
+
+class Ends:
+    """Two agents' probers, and what they tell the daemon."""
+
+    def __init__(self):
+        self.said = asyncio.Queue()
+        self.listener = Prober(self.tell)
+        self.caller = Prober(self.tell)
+
+    def tell(self, message):
+        self.said.put_nowait(message)
+        return True
+
+    async def hear(self):
+        return await asyncio.wait_for(self.said.get(), PATIENCE_S)
+
+    async def listening(self):
+        self.listener.asked(ProbeOpen(1, "127.0.0.1", TOKEN))
+        up = await self.hear()
+        assert isinstance(up, ProbeUp)
+        return up.port
+
+    async def tried(self, *targets, token=TOKEN, seconds=0.0):
+        self.caller.asked(ProbeTo(1, token, targets, seconds))
+        probed = await self.hear()
+        assert isinstance(probed, Probed)
+        return {r.node: r for r in probed.results}
+
+    def close(self):
+        self.listener.close()
+        self.caller.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05], ids=["connect", "measure"])
+def test_a_way_that_is_open(seconds):
+    async def play():
+        ends = Ends()
+        target = ProbeTarget("n1", "127.0.0.1", await ends.listening())
+        result = (await ends.tried(target, seconds=seconds))["n1"]
+        ends.close()
+        return result
+
+    result = asyncio.run(play())
+    assert result.reached
+    # what went through in the time, counted by the other end: at least the first mebibyte
+    assert (result.mbit > 0) == (seconds > 0)
+
+
+def test_ways_that_are_not():
+    async def play():
+        ends = Ends()
+        port = await ends.listening()
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # not listening
+            shut = ProbeTarget("n2", "127.0.0.1", nobody.getsockname()[1])
+            first = await ends.tried(ProbeTarget("n1", "127.0.0.1", port), shut)
+        second = await ends.tried(ProbeTarget("n1", "127.0.0.1", port), token=OTHER)
+        ends.close()
+        return first, second
+
+    first, second = asyncio.run(play())
+    assert first["n1"].reached
+    assert (first["n2"].reached, first["n2"].trouble) == (False, "Connection refused")
+    assert not second["n1"].reached, "who does not know the token is hung up on"

@@ -1,0 +1,96 @@
+"""Which network a round goes by: tables of nodes and what is chosen for them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malletrain.core.fabric import NetworkNameError, checked, choose, subnet
+from malletrain.protocol.payloads import NodeNetwork
+
+
+def eth(n, mbit=1000):
+    return NodeNetwork("eth0", f"10.77.0.{n}", 16, mbit)
+
+
+def ib(n, mbit=100_000):
+    return NodeNetwork("ib0", f"10.1.0.{n}", 24, mbit)
+
+
+def docker(n):
+    return NodeNetwork("docker0", "172.17.0.1", 16, 10_000)
+
+
+LO = NodeNetwork("lo", "127.0.0.1", 8)
+BOTH = {"n1": (eth(1), ib(1), docker(1), LO), "n2": (eth(2), ib(2), docker(2), LO)}
+MIXED = {**BOTH, "n3": (eth(3), docker(3), LO)}
+
+
+def chosen(fabric):
+    return {node: place.interface for node, place in fabric.places.items()}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "members", "interface", "words"),
+    [
+        ("auto", BOTH, "ib0", "ib0 (10.1.0.0/24, 100 Gbit/s), the fastest network that all 2"),
+        ("auto", MIXED, "eth0", "eth0 (10.77.0.0/16, 1 Gbit/s), the fastest network that all 3"),
+        ("ib0", BOTH, "ib0", "goes by ib0, as configured"),
+        ("ib0", MIXED, None, "n3 has no ib0"),
+        ("10.77.0.0/16", MIXED, "eth0", "goes by 10.77.0.0/16"),
+        ("10.9.0.0/16", BOTH, None, "n1, n2 have no 10.9.0.0/16"),
+        ("auto", {"n1": (LO,), "n2": (LO,)}, None, "No network is known that all 2"),
+        ("auto", {"n1": (eth(1),), "n2": ()}, None, "No network is known"),
+        # one machine: what all have is the same place
+        ("auto", {"n1": (eth(1), LO), "n2": (eth(1), LO)}, None, "No network is known"),
+        # speeds that nobody knows: what is meant for it
+        ("auto", {"n1": (eth(1, 0), ib(1, 0)), "n2": (ib(2, 0), eth(2, 0))}, "ib0", "ib0 (10.1"),
+        # the slowest member counts
+        ("auto", {"n1": (eth(1), ib(1)), "n2": (eth(2), ib(2, 100))}, "eth0", "eth0"),
+        ("auto", {"n1": (ib(1),)}, "ib0", "that the member has"),
+    ],
+)  # fmt: skip
+def test_the_network_and_why(wanted, members, interface, words):
+    fabric = choose(wanted, members)
+    assert words in fabric.sentence
+    assert chosen(fabric) == (dict.fromkeys(members, interface) if interface else {})
+
+
+def test_where_none_is_wanted_nothing_is_said():
+    assert choose("", BOTH) is None
+
+
+NETWORKS = st.sampled_from(["eth0", "ib0", "hsn0", "docker0", "lo"]).flatmap(
+    lambda name: st.builds(
+        NodeNetwork,
+        st.just(name),
+        st.sampled_from(["10.1.0.1", "10.1.0.2", "10.2.0.1", "10.2.0.9", "fd00::1", "fd00::2"]),
+        st.sampled_from([8, 24]),
+        st.sampled_from([0, 1000, 100_000]),
+    )
+)
+
+
+@given(
+    st.sampled_from(["auto", "ib0", "10.1.0.0/16"]),
+    st.dictionaries(st.sampled_from("abc"), st.lists(NETWORKS, max_size=4), min_size=1),
+)
+def test_all_members_get_a_place_of_their_own_or_none_does(wanted, members):
+    fabric = choose(wanted, members)
+    assert set(fabric.places) in (set(), set(members))
+    for node, place in fabric.places.items():
+        assert place in members[node]
+    if wanted == "auto":
+        assert len({subnet(place) for place in fabric.places.values()}) <= 1
+        addresses = [place.address for place in fabric.places.values()]
+        assert len(set(addresses)) == len(addresses)
+
+
+@pytest.mark.parametrize("wanted", ["ib0", "10.1.0.0/16", "fd00::/8", "auto", ""])
+def test_what_may_be_written(wanted):
+    assert checked(wanted) == wanted
+
+
+@pytest.mark.parametrize("wanted", ["10.1.0.1/16", "10.1/x", "the fast one", "x" * 16])
+def test_what_may_not(wanted):
+    with pytest.raises(NetworkNameError, match="network"):
+        checked(wanted)

@@ -1,0 +1,173 @@
+"""Rounds that make no step: the ways between their nodes are tried, by agents of the test."""
+
+from collections import deque
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
+from malletrain.daemon.probes import LISTEN_S, TRY_S, Probes
+from malletrain.daemon.stuck import StuckRounds
+from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
+from malletrain.protocol.payloads import ProbeResult
+from malletrain.rounds.interface import RoundStage
+
+LIMIT = 300.0
+
+
+class Agents:
+    """Answer the daemon; ``shut``: ways that are blocked, ``deaf``: who says nothing."""
+
+    def __init__(self, shut=(), deaf=()):
+        self.shut, self.deaf = set(shut), set(deaf)
+        self.probes = None
+        self.answers = deque()
+        self.trials = 0
+
+    def tell(self, node, message):
+        if node in self.deaf:
+            return
+        if isinstance(message, ProbeOpen):
+            self.trials += node == "a"
+            self.answers.append((self.probes.up, node, ProbeUp(message.number, 4000)))
+        elif isinstance(message, ProbeTo):
+            results = tuple(
+                ProbeResult(t.node, (node, t.node) not in self.shut, trouble="timed out")
+                for t in message.targets
+            )
+            self.answers.append((self.probes.tried, node, Probed(message.number, results)))
+
+    def answer(self):
+        while self.answers:
+            take, node, message = self.answers.popleft()
+            take(node, message)
+
+
+class Site:
+    """One job on a, b and c in its first round, and the part of the daemon that watches it."""
+
+    def __init__(self, shut=(), deaf=(), mode="restart", samples=0.0):
+        self.agents = Agents(shut, deaf)
+        self.events, self.notices, self.fed = [], [], []
+        self.run = SimpleNamespace(
+            row=SimpleNamespace(id="j1"),
+            spec=SimpleNamespace(mode=mode),
+            monitor=SimpleNamespace(total=samples),
+            rounds=SimpleNamespace(
+                generation=1, stage=RoundStage.RUNNING, members=("a", "b", "c"), min_nodes=1
+            ),
+        )
+
+        @contextmanager
+        def step():
+            yield self.now
+
+        core = SimpleNamespace(
+            runs={"j1": self.run},
+            config=SimpleNamespace(jobs=SimpleNamespace(warmup_timeout=LIMIT)),
+            rounds=SimpleNamespace(address_of=lambda node: f"10.0.0.{ord(node)}"),
+            audit=SimpleNamespace(record=lambda kind, text, **_: self.events.append(text)),
+            repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
+            feed=self.fed.append,
+            step=step,
+        )
+        self.probes = self.agents.probes = Probes(self.agents)
+        self.stuck = StuckRounds(core, self.probes)
+        self.now = 0.0
+
+    def at(self, now):
+        self.now = now
+        self.probes.tick(now)
+        self.stuck.look(now)
+        self.agents.answer()
+
+
+def rejected(site):
+    return [event.node for event in site.fed if isinstance(event, NodeRejected)]
+
+
+def test_a_blocked_way_is_named_and_one_of_its_ends_left_out():
+    site = Site(shut=[("b", "c"), ("c", "b")])
+    site.at(0.0)
+    site.at(LIMIT - 1)
+    assert not site.agents.trials
+    site.at(LIMIT)
+    assert rejected(site) == ["c"]
+    assert site.fed[-1] == RoundInterrupted("j1")
+    assert "Round 1 has made no step within 5 min: b cannot connect to c" in site.events[0]
+    assert "The job goes on without c" in site.events[0]
+    assert "firewall" in site.notices[0]
+
+
+def test_a_script_that_never_reported_is_left_alone_and_its_owner_told():
+    site = Site()
+    site.at(0.0)
+    site.at(LIMIT)
+    assert not site.fed
+    assert "does not call malletrain.report()" in site.notices[0]
+
+
+def test_workers_that_made_steps_before_are_started_again():
+    site = Site(samples=10.0)
+    site.at(0.0)
+    site.run.monitor.total = 20.0  # steps in round 1
+    site.at(LIMIT)
+    assert not site.agents.trials
+    site.run.rounds.generation = 2
+    site.at(LIMIT + 1)
+    site.at(2 * LIMIT + 1)
+    [failed] = site.fed
+    assert isinstance(failed, WorkersFailed)
+    assert "nodes reach each other" in failed.reason
+
+
+def test_rounds_that_follow_each_other_without_a_step_are_one_wait():
+    """Live mode forms a round again and again where its group cannot connect."""
+    site = Site(shut=[("a", "b")], mode="live")
+    for number in range(10):
+        site.run.rounds.generation = number + 1
+        site.run.rounds.stage = (RoundStage.FORMING, RoundStage.RUNNING)[number % 2]
+        site.at(number * LIMIT / 9)
+    assert rejected(site) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": RoundStage.WARMING},
+        {"stage": RoundStage.IDLE},
+        {"stage": RoundStage.COMPLETED},
+    ],
+)
+def test_a_job_that_waits_for_nodes_is_not_stuck(change):
+    site = Site(shut=[("a", "b")])
+    vars(site.run.rounds).update(change)
+    for now in (0.0, LIMIT, 2 * LIMIT):
+        site.at(now)
+    assert not site.agents.trials
+
+
+def test_a_service_makes_no_steps():
+    site = Site(mode="service")
+    site.at(0.0)
+    site.at(LIMIT)
+    assert not site.agents.trials
+
+
+def test_who_says_nothing_is_not_waited_for_and_not_blamed():
+    site = Site(shut=[("a", "b")], deaf=["c"])
+    for now in (0.0, LIMIT, LIMIT + LISTEN_S, LIMIT + LISTEN_S + TRY_S):
+        site.at(now)
+    assert rejected(site) == ["b"]
+
+
+def test_steps_made_while_the_ways_are_tried_count():
+    site = Site(shut=[("a", "b")])
+    site.at(0.0)
+    site.now = LIMIT
+    site.stuck.look(LIMIT)
+    site.run.monitor.total = 5.0
+    site.stuck.look(LIMIT + 1)
+    site.agents.answer()
+    assert not site.fed

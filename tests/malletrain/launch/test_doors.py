@@ -1,0 +1,135 @@
+"""Ports of the loopback that are not open to others: asked of the kernel, not of a model of it."""
+
+import os
+import select
+import socket
+
+import pytest
+
+from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, owner_of, pair_of_doors
+from tests.waiting import PATIENCE_S
+
+SOMEBODY = 4242
+"""Another user's number."""
+
+
+def calls(port):
+    """What a process of another user hears at the door: its exit code is 0 for nothing."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 2
+    try:
+        os.setgroups([])
+        os.setuid(SOMEBODY)
+        with socket.create_connection((FRONT, port)) as call:
+            try:
+                code = int(call.recv(10) != b"")
+            except ConnectionResetError:
+                code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.fixture
+def front():
+    door = FrontDoor()
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def back():
+    door = BackDoor()
+    yield door
+    door.close()
+
+
+def accepted(listener, patience_s=PATIENCE_S):
+    """Who has come in at a back door, if anybody has."""
+    if not select.select([listener], [], [], patience_s)[0]:
+        return None
+    listener.setblocking(False)
+    return listener.accept()[0]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_front_door_lets_a_process_of_this_user_in(front, family):
+    with socket.socket(family) as call:
+        call.connect((FRONT if family == socket.AF_INET else f"::ffff:{FRONT}", front.port))
+        own = front.accept()
+        assert own is not None
+        caller = own.getpeername()
+        assert owner_of(caller, own.getsockname()) == os.geteuid()
+        own.sendall(b"come in")
+        assert call.recv(10) == b"come in"
+        own.close()
+    assert owner_of(caller, (FRONT, front.port)) is None, "the caller has gone"
+
+
+def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
+    with socket.create_connection((FRONT, front.port)) as call:
+        assert front.accept() is None
+        assert call.recv(1) == b"", "hung up on"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")
+def test_the_front_door_hangs_up_on_another_user(front):
+    caller = calls(front.port)
+    assert select.select([front], [], [], PATIENCE_S)[0]
+    assert front.accept() is None
+    assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0
+
+
+def test_nothing_comes_in_at_the_back_door_but_what_is_let_in(back):
+    with socket.socket(fileno=back.taken()) as listener, socket.socket() as stranger:
+        stranger.setblocking(False)
+        stranger.connect_ex((BACK, back.port))
+        let_in = back.connect()
+        known = accepted(listener)
+        assert known.getpeername() == let_in.getsockname()
+        let_in.sendall(b"ours")
+        assert known.recv(10) == b"ours"
+        known.sendall(b"answer")
+        assert let_in.recv(10) == b"answer"
+        # the stranger has called first and is still not there
+        assert accepted(listener, 0.0) is None
+        back.hang_up(let_in)
+        known.close()
+
+
+def test_a_port_that_was_let_in_is_not_any_more(back):
+    with socket.socket(fileno=back.taken()) as listener:
+        let_in = back.connect()
+        port = let_in.getsockname()[1]
+        accepted(listener).close()
+        back.hang_up(let_in)
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stranger.bind((FRONT, port))
+            stranger.setblocking(False)
+            stranger.connect_ex((BACK, back.port))
+            following = back.connect()
+            assert accepted(listener).getpeername() == following.getsockname()
+            assert accepted(listener, 0.0) is None
+            back.hang_up(following)
+
+
+def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
+    with socket.socket(fileno=back.taken()) as listener, socket.socket() as stranger:
+        let_in = back.connect()
+        accepted(listener).close()
+        stranger.bind(("127.0.0.3", let_in.getsockname()[1]))
+        stranger.setblocking(False)
+        stranger.connect_ex((BACK, back.port))
+        following = back.connect()
+        assert accepted(listener).getpeername() == following.getsockname()
+        assert accepted(listener, 0.0) is None
+
+
+def test_a_pair_of_doors_has_one_port():
+    front, back = pair_of_doors()
+    assert front.port == back.port
+    front.close()
+    back.close()

@@ -1,0 +1,185 @@
+"""The store of a round against strangers: real stores, real sockets, somebody without the key."""
+
+import os
+import select
+import socket
+import threading
+from datetime import timedelta
+
+import pytest
+import zmq
+
+pytest.importorskip("torch")
+
+from torch.distributed import TCPStore
+
+from malletrain.launch.doors import BACK, FRONT
+from malletrain.launch.round_store import ReachedStore, ServedStore
+from tests.waiting import PATIENCE_S, until
+
+KEY = "5e" * 32
+MANY = 200
+CHUNK = b"\x00\x00\x00\x01k" * 4096
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setenv("MALLETRAIN_JOB_KEY", KEY)
+    store = ServedStore("j1", 1, FRONT)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def reach(served):
+    """Call it with the names of a round for its store; connected unless told otherwise."""
+    made = []
+
+    def connect(job="j1", generation=1):
+        made.append(ReachedStore(job, generation, FRONT, served.port))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def connected(one):
+    assert select.select([one], [], [], PATIENCE_S)[0], one.trouble
+    assert one.connected
+    return one
+
+
+def client(port):
+    return TCPStore(FRONT, port, is_master=False, wait_for_workers=False)
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_all_nodes_see_one_store(served, reach):
+    other = client(connected(reach()).local_port)
+    third = client(reach().local_port)
+    served.store.set("from", "rank 0")
+    assert other.get("from") == b"rank 0"
+    assert [store.add("n", 1) for store in (other, third, served.store)] == [1, 2, 3]
+    big = os.urandom(1 << 20)
+    other.set("big", big)
+    assert third.get("big") == big
+
+
+def test_a_wait_ends_when_somebody_sets_the_key(served, reach):
+    other = client(connected(reach()).local_port)
+    waited = threading.Thread(target=lambda: other.wait(["late"]), daemon=True)
+    waited.start()
+    served.store.set("late", "x")
+    waited.join(PATIENCE_S)
+    assert not waited.is_alive()
+
+
+def test_the_end_of_the_store_ends_its_clients_at_once(served, reach):
+    way = connected(reach())
+    other = client(way.local_port)
+    failed = []
+
+    def wait():
+        try:
+            other.wait(["never"])
+        except RuntimeError as error:
+            failed.append(error)
+
+    waited = threading.Thread(target=wait, daemon=True)
+    waited.start()
+    served.close()
+    waited.join(PATIENCE_S)
+    assert failed
+    assert way.over
+
+
+@pytest.mark.parametrize("names", [("j2", 1), ("j1", 2)], ids=["job", "round"])
+def test_the_key_of_another_job_or_round_opens_nothing(served, reach, names):
+    """The others' key is tried for as long as the right one takes to be let in, ten times over."""
+    wrong = reach(*names)
+    for _ in range(10):
+        connected(reach()).close()
+    assert not wrong.connected
+
+
+def test_a_client_whose_own_key_is_not_the_rounds_is_turned_away(served):
+    """Who knows the server's public half, which is no secret by its nature, is asked for more."""
+    from malletrain.launch.relay import RoundKeys
+
+    keys = RoundKeys(bytes.fromhex(KEY), "j1/1")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        public, secret = zmq.curve_keypair()
+        stranger.curve_serverkey = keys.server_public
+        stranger.curve_publickey, stranger.curve_secretkey = public, secret
+        refused = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        monitor = stranger.get_monitor_socket(refused | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        stranger.connect(f"tcp://{FRONT}:{served.port}")
+        assert monitor.poll(int(PATIENCE_S * 1000))
+        event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+        assert event == refused
+        stranger.disable_monitor()
+        monitor.close(0)
+
+
+def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach):
+    other = client(connected(reach()).local_port)
+    served.store.set("here", "x")
+    before, grown = served.store.num_keys(), resident()
+    limit = timedelta(seconds=1)
+    with pytest.raises(RuntimeError):
+        TCPStore(FRONT, served.port, is_master=False, wait_for_workers=False, timeout=limit)
+    strangers = []
+    try:
+        for number in range(MANY):
+            call = socket.create_connection((FRONT, served.port))
+            strangers.append(call)
+            call.setblocking(False)
+            try:  # as a client of a TCPStore, as one of ZeroMQ, as nobody
+                hello = (CHUNK, b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE", os.urandom(4096))
+                call.send(hello[number % 3] * 16)
+            except BlockingIOError:
+                pass
+        # each is hung up on or not answered as a store answers; members are served all the while
+        assert other.get("here") == b"x"
+        later = connected(reach())
+        assert client(later.local_port).add("n", 1) == 1
+        until(
+            lambda: all(
+                not select.select([c], [], [], 0)[0] or not said(c) for c in strangers[::3]
+            ),
+            "nobody who speaks the store's language is answered",
+        )
+    finally:
+        for call in strangers:
+            call.close()
+    assert served.store.num_keys() == before + 1
+    assert resident() - grown < 100 << 20
+
+
+def said(call):
+    try:
+        return b"CURVE" not in (data := call.recv(1 << 16)) and data[:1] != b"\xff" and data
+    except OSError:
+        return b""
+
+
+def test_the_store_itself_takes_no_connection_of_another_process(served):
+    with socket.socket() as stranger:
+        stranger.setblocking(False)
+        stranger.connect_ex((BACK, served.local_port))
+        for _ in range(3):  # those that are let in pass it by
+            client(served.local_port).add("n", 1)
+        assert not select.select([], [stranger], [], 0)[1], "a stranger is connected to the store"
+
+
+def test_without_the_jobs_secret_there_is_a_sentence(monkeypatch):
+    for value in ("", "no hexadecimal"):
+        monkeypatch.setenv("MALLETRAIN_JOB_KEY", value)
+        with pytest.raises(ValueError, match=r"MALLETRAIN_JOB_KEY .* same version"):
+            ServedStore("j1", 1, FRONT)

@@ -43,11 +43,12 @@ Finding = tuple[str, bool | None, str]
 @json_option
 def check(config_file: Path, as_json: bool) -> None:
     """Say what would and would not work with a configuration, and what to do about it. Starts
-    nothing.
+    nothing; on PBS a held job is submitted and deleted.
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), and the network of the jobs. Exit code 1 when
+    users (where there are several), the network of the jobs,
+    allocation and accounting. Exit code 1 when
     something would not work.
 
     \b

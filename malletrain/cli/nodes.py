@@ -22,8 +22,8 @@ def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
     """Show the nodes that MalleTrain holds or that are idle, and the job on each.
 
     The states: training (a job is on it); held, no job; asked for (of the main scheduler); leaving
-    (the main scheduler wants it); idle (nobody uses it, MalleTrain neither); sick (it failed a
-    health check and is left alone for a while). In --json they are job, free, leasing, leaving,
+    (it goes back to the main scheduler); idle (nobody uses it, MalleTrain neither); sick (it failed
+    a health check and is left alone for a while). In --json they are job, free, leasing, leaving,
     idle and sick.
 
     \b

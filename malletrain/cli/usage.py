@@ -18,18 +18,21 @@ WORDS = ("user", "class", "month")
     "--by",
     type=click.Choice(WORDS),
     multiple=True,
-    help="Keep these apart; may be given several times.  [default: user]",
+    help="A row for each user, class of nodes or month; may be given several times.  "
+    "[default: user]",
 )
 @click.option(
     "--since",
     type=click.DateTime(DAY),
-    help="Count from this day on, 2026-11-01, 2026-11-01T08:00 or 2026-11, UTC.  "
+    metavar="DATE",
+    help="Count from this time on, UTC: 2026-11-01, 2026-11-01T08:00 or 2026-11.  "
     "[default: the beginning]",
 )
 @click.option(
     "--until",
     type=click.DateTime(DAY),
-    help="Count up to the beginning of this day.  [default: now]",
+    metavar="DATE",
+    help="Count up to this time, in the same forms.  [default: now]",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @state_dir_option
@@ -44,9 +47,9 @@ def usage(
 ) -> None:
     """Add up the node-hours that were leased, and what they went to.
 
-    Of the node-hours LEASED, samples were processed in TRAINED. STARTS, RESCALES and PREEMPTED were
-    lost to starts of jobs, to changes of scale, and to changes of scale because the main scheduler
-    took a node. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
+    LEASED are the node-hours held, TRAINED those in which samples were processed. STARTS,
+    RESCALES and PREEMPTED were lost to starts of jobs, to changes of scale, and to changes of scale
+    because the main scheduler took a node. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
     You see what you used; operators see everybody's.
 
     \b

@@ -147,8 +147,8 @@ class BatchScheduler(SchedulerTable):
     lease_shape: Literal["single", "array", "block"] = key(
         "single",
         description="How leases that are asked for together become jobs: each a job of one node; "
-        "or one job array with a task for each (Slurm); or one job of several nodes, which gives "
-        "them back one by one, and which a preemption takes as a whole.",
+        "or, with Slurm only, one job array with a task for each, or one job of several nodes, "
+        "which gives them back one by one, and which a preemption takes as a whole.",
     )
     lease_nodes: int = key(16, ge=2, le=64, description="Leases in one array or block at most.")
     max_leases: int = key(

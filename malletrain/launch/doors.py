@@ -2,29 +2,27 @@
 
 Torch's store knows no other sockets than TCP, and everybody on a host may connect to its loopback.
 A :class:`FrontDoor` asks the kernel whose process called and hangs up on other users. A
-:class:`BackDoor` lets nobody in but connections of its own object: the kernel drops all other
-packets before they are a connection (a socket filter, SO_ATTACH_FILTER of socket(7)), so that torch
-may accept there itself. Decides nothing else.
+:class:`BackDoor` lets nobody in but connections of its own object: every segment carries a
+signature by a key that only this process knows (RFC 2385, TCP_MD5SIG of tcp(7), which takes no
+privilege), and the kernel drops all others before they are a connection. So torch may accept there
+itself. Decides nothing else.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+import secrets
 import socket
 import struct
 import sys
 
 FRONT, BACK = "127.0.0.1", "127.0.0.2"
-SO_ATTACH_FILTER = 26
 _ATTEMPTS = 50
-_ACCEPT, _DROP = 0xFFFFFFFF, 0
-_LOAD_WORD, _LOAD_HALF, _IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-"""Of bpf(4): what is loaded, compared and answered."""
-_SOURCE_ADDRESS = 0xFFF0000C
-"""SKF_NET_OFF + 12: the source address in the packet's IP header."""
-_SOURCE_PORT = 0
+TCP_MD5SIG, TCP_MD5SIG_EXT = 14, 32
+_ANY_ADDRESS = 1
+"""TCP_MD5SIG_FLAG_PREFIX: the key is for all addresses that begin alike; here, for all."""
+_KEY_BYTES = 64
 _CONNECT_S = 10.0
 
 
@@ -109,20 +107,32 @@ class FrontDoor:
         self._listener.close()
 
 
+def _signature(address: str, flags: int, key: bytes) -> bytes:
+    """A struct tcp_md5sig (linux/tcp.h): sign what goes to ``address`` and comes from there."""
+    peer = struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_aton(address)).ljust(128, b"\0")
+    return peer + struct.pack("=BBHi", flags, 0, len(key), 0) + key.ljust(80, b"\0")
+
+
 class BackDoor:
     """A loopback port at which nothing but :meth:`connect` arrives."""
 
     def __init__(self) -> None:
-        """Listen, with every packet dropped.
+        """Listen for signed segments alone.
 
         Raises:
-            OSError: The kernel takes no filter.
+            OSError: The port cannot be had.
         """
+        self._key = secrets.token_bytes(_KEY_BYTES)
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._let_in: dict[socket.socket, int] = {}
+        self.closed = True
+        """Whether the kernel keeps others out. One without MD5 (FIPS) does not."""
         try:
             self._listener.bind((BACK, 0))
-            self._filter()
+            try:
+                given = _signature("0.0.0.0", _ANY_ADDRESS, self._key)
+                self._listener.setsockopt(socket.IPPROTO_TCP, TCP_MD5SIG_EXT, given)
+            except OSError:
+                self.closed = False
             self._listener.listen(1024)
         except OSError:
             self._listener.close()
@@ -135,49 +145,26 @@ class BackDoor:
         return os.dup(self._listener.fileno())
 
     def connect(self) -> socket.socket:
-        """A connection through the door; hand it to :meth:`hang_up` when it is over.
+        """A connection through the door.
 
         Raises:
             OSError: Nobody accepts any more.
         """
         own = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # While this socket has the port, nobody else on this host can send from it.
-            own.bind((FRONT, 0))
-            self._let_in[own] = own.getsockname()[1]
-            self._filter()
+            if self.closed:
+                given = _signature(BACK, 0, self._key)
+                own.setsockopt(socket.IPPROTO_TCP, TCP_MD5SIG, given)
             own.settimeout(_CONNECT_S)
             own.connect((BACK, self.port))
         except OSError:
-            self.hang_up(own)
+            own.close()
             raise
         return own
-
-    def hang_up(self, own: socket.socket) -> None:
-        """Close a connection; its port is let in no more before another may have it."""
-        if self._let_in.pop(own, None) is not None and self._listener.fileno() >= 0:
-            self._filter()
-        own.close()
 
     def close(self) -> None:
         """The port is left to those that have it."""
         self._listener.close()
-
-    def _filter(self) -> None:
-        """Have the kernel drop what comes from another port than those of our connections."""
-        mine = int.from_bytes(socket.inet_aton(FRONT), "big")
-        program = [
-            (_LOAD_WORD, 0, 0, _SOURCE_ADDRESS),
-            (_IF_EQUAL, 1, 0, mine),
-            (_RETURN, 0, 0, _DROP),
-            (_LOAD_HALF, 0, 0, _SOURCE_PORT),
-        ]
-        for port in self._let_in.values():
-            program += [(_IF_EQUAL, 0, 1, port), (_RETURN, 0, 0, _ACCEPT)]
-        program.append((_RETURN, 0, 0, _DROP))
-        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
-        given = struct.pack("HP", len(program), ctypes.addressof(code))
-        self._listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, given)
 
 
 def pair_of_doors() -> tuple[FrontDoor, BackDoor]:

@@ -168,10 +168,10 @@ class _Relay:
             os.close(self._stop)
             self._context.destroy(linger=0)
 
-    def _end(self, own: socket.socket, hang_up: Callable[[socket.socket], None]) -> _End:
+    def _end(self, own: socket.socket) -> _End:
         def gone() -> None:
             self._ends.discard(end)
-            hang_up(own)
+            own.close()
 
         end = _End(self, own, gone)
         self._ends.add(end)
@@ -180,7 +180,7 @@ class _Relay:
     def _called(self, _: int) -> None:
         own = self._front.accept()
         if own is not None:
-            self._opened(self._end(own, socket.socket.close))
+            self._opened(self._end(own))
 
     def _opened(self, end: _End) -> None:
         """A process on this host has called."""
@@ -236,7 +236,7 @@ class ServingRelay(_Relay):
     def _inner(self, back: Callable[[bytes], None]) -> _End | None:
         """A connection to the store, whose bytes go ``back``."""
         try:
-            inner = self._end(self._back.connect(), self._back.hang_up)
+            inner = self._end(self._back.connect())
         except OSError:
             back(_OVER)
             return None

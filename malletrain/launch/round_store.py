@@ -20,6 +20,10 @@ from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
 from malletrain.protocol import env
 
 TIMEOUT = timedelta(seconds=300)
+_OPEN = (
+    "malletrain launcher: this kernel signs no TCP segments (no MD5, as under FIPS), so other "
+    "users of this node can reach the store of the round. Give leases whole nodes."
+)
 
 
 def job_secret() -> bytes:
@@ -60,6 +64,8 @@ class ServedStore:
         """
         keys = _keys(job, generation)
         doors = pair_of_doors()
+        if not doors[1].closed:
+            print(_OPEN, flush=True)
         inside = doors[1].taken()
         self._relay = ServingRelay(doors, keys, host)
         self.host = host

@@ -29,8 +29,8 @@ class RoundStage(str, Enum):
 STAGES: dict[RoundStage, str] = {
     RoundStage.IDLE: "No round runs or is being made; the next plan begins one.",
     RoundStage.WARMING: "The launchers of joiners come up while the others train on.",
-    RoundStage.DRAINING: "Rank 0 saves what is done so far; restart mode only, unless a live job "
-    "lets go of all its nodes.",
+    RoundStage.DRAINING: "The workers save what is done so far; restart mode only, unless a live "
+    "job lets go of all its nodes.",
     RoundStage.FORMING: "The members are told of the new round and join it.",
     RoundStage.RUNNING: "Every member of the newest round runs; of a service: somebody is there.",
     RoundStage.COMPLETED: "Every worker ended well.",

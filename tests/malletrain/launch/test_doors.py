@@ -95,16 +95,16 @@ def test_nothing_comes_in_at_the_back_door_but_what_is_let_in(back):
         assert let_in.recv(10) == b"answer"
         # the stranger has called first and is still not there
         assert accepted(listener, 0.0) is None
-        back.hang_up(let_in)
+        let_in.close()
         known.close()
 
 
-def test_a_port_that_was_let_in_is_not_any_more(back):
+def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
     with socket.socket(fileno=back.taken()) as listener:
         let_in = back.connect()
         port = let_in.getsockname()[1]
         accepted(listener).close()
-        back.hang_up(let_in)
+        let_in.close()
         with socket.socket() as stranger:
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             stranger.bind((FRONT, port))
@@ -113,7 +113,6 @@ def test_a_port_that_was_let_in_is_not_any_more(back):
             following = back.connect()
             assert accepted(listener).getpeername() == following.getsockname()
             assert accepted(listener, 0.0) is None
-            back.hang_up(following)
 
 
 def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
@@ -126,6 +125,28 @@ def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
         following = back.connect()
         assert accepted(listener).getpeername() == following.getsockname()
         assert accepted(listener, 0.0) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")
+def test_the_back_door_takes_no_privilege():
+    """What root may do in a test a user's job may not."""
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            os.setgroups([])
+            os.setuid(SOMEBODY)
+            door = BackDoor()
+            listener = socket.socket(fileno=door.taken())
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex((BACK, door.port))
+            let_in = door.connect()
+            known = accepted(listener)
+            code = int(known.getpeername() != let_in.getsockname() or not door.closed)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_pair_of_doors_has_one_port():

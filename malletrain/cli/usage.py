@@ -49,8 +49,8 @@ def usage(
 
     LEASED are the node-hours held, TRAINED those in which samples were processed. STARTS,
     RESCALES and PREEMPTED were lost to starts of jobs, to changes of scale, and to changes of scale
-    because the main scheduler took a node. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
-    You see what you used; operators see everybody's.
+    because the main scheduler took a node. NO JOB is the rest. KWH needs watts in [accounting] of
+    the daemon's configuration. You see what you used; operators see everybody's.
 
     \b
     Examples:

@@ -42,6 +42,8 @@ class NodeFitness:
         self._send = send
         self._doubted = ""
         """The job whose workers failed here, while it is being looked why."""
+        self._said: Doubt | None = None
+        """The last doubt, or that it is over."""
         self._told = False
         self._looked = asyncio.Event()
         if self._watch.looked:
@@ -62,7 +64,7 @@ class NodeFitness:
             broken = message.assignment.phase in BROKEN
             if broken and self._checked and not self._told and not self._doubted:
                 self._doubted = message.assignment.job
-                self._send(Doubt(self._doubted))
+                self._say(Doubt(self._doubted))
                 self._watch.look_soon()
         return self._send(message)
 
@@ -76,8 +78,19 @@ class NodeFitness:
             self._send(Sick(self._watch.sick, bool(self._doubted)))
         if self._doubted and not self._watch.looking:
             if not self._watch.sick:
-                self._send(Doubt(self._doubted, over=True))
+                self._say(Doubt(self._doubted, over=True))
             self._doubted = ""
+
+    def reconnected(self) -> None:
+        """The daemon is there (again). It waits for the end of a doubt that it has heard of, so
+        what may have been lost with the connection is said once more.
+        """
+        if self._said is not None and not self._watch.sick:
+            self._send(self._said)
+
+    def _say(self, doubt: Doubt) -> None:
+        self._said = doubt
+        self._send(doubt)
 
     def stop(self) -> None:
         """The lease ends."""

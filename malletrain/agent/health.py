@@ -19,6 +19,8 @@ LONGEST = 500
 """Characters of a check's words that are passed on."""
 AGAIN_S = 1.0
 """A check that somebody else's killing ended is begun anew so much later."""
+MOST_UNKNOWN = 3
+"""Runs one after the other of which nobody knows how they ended: more are not tried."""
 
 Verdict = Callable[[int | None, str], str]
 """Exit code (None: it took too long) and what was printed → what is wrong; empty: nothing."""
@@ -78,6 +80,14 @@ def _of_site(name: str, limit_s: float, code: int | None, printed: str) -> str:
     return f"The health check {name} failed with code {code}{said}"
 
 
+def _without_result(check: Check) -> str:
+    name = check.command[0].rpartition("/")[2]
+    return (
+        f"The health check {name} ran {MOST_UNKNOWN} times and its result cannot be written, or is "
+        "lost: the disk of the agent's run directory may be full"
+    )
+
+
 class HealthWatch:
     """The checks of one node over the time of its lease.
 
@@ -104,6 +114,8 @@ class HealthWatch:
         self._current: Check | None = None
         self._running: Running | None = None
         self._kill_at = 0.0
+        self._unknown = 0
+        """Runs of which nobody knows how they ended, since the last of which it is known."""
         self._due = 0.0
         self._stopped = False
         self.looked = not self._checks
@@ -147,13 +159,17 @@ class HealthWatch:
 
     def _look_at(self, check: Check, running: Running, now: float) -> None:
         if running.over():
-            if running.code is None:
+            code = running.code
+            self._unknown = self._unknown + 1 if code is None else 0
+            if code is not None:
+                self._judge(check.verdict(code, running.printed), now)
+            elif self._unknown >= MOST_UNKNOWN:
+                self._judge(_without_result(check), now)
+            else:
                 # It was swept away with the processes of a job: nobody knows what it found.
                 self._left.insert(0, check)
                 self._current = self._running = None
                 self._due = now + AGAIN_S
-            else:
-                self._judge(check.verdict(running.code, running.printed), now)
         elif now >= self._kill_at:
             # One that cannot be killed (a disk that does not answer) is not waited for.
             running.kill()

@@ -154,6 +154,7 @@ class NodeAgent:
     def _welcomed(self, welcome: Welcome) -> None:
         self._logs.limit_bytes = welcome.log_limit_bytes
         self._logs.reconnected()
+        self._fitness.reconnected()
         if self._run is not None:
             self._run.reports.reconnected()
         now = self._run.assignment() if self._run else None

@@ -4,7 +4,7 @@ real ones are in test_checks.
 
 from __future__ import annotations
 
-from malletrain.agent.health import AGAIN_S, Check, HealthWatch, checks_of
+from malletrain.agent.health import AGAIN_S, MOST_UNKNOWN, Check, HealthWatch, checks_of
 from malletrain.protocol.health import HealthPlan, read, written
 
 EVERY, LIMIT = 100.0, 10.0
@@ -107,6 +107,31 @@ def test_a_check_that_was_swept_away_with_a_job_is_begun_anew():
     assert node.step(1.0 + AGAIN_S) == "aa"
     node.step(3.0, 0)
     assert node.step(3.1) == "aab"
+
+
+def test_a_check_whose_result_is_always_lost_is_not_begun_anew_for_ever():
+    node = Node("ab")
+    now = 0.0
+    while node.watch.looking and len(node.runs) < 20:
+        if node.step(now):
+            node.runs[-1].done = True  # and nobody knows its exit code
+        now += AGAIN_S
+    assert [run.command for run in node.runs] == ["a"] * MOST_UNKNOWN
+    assert node.watch.looked
+    assert "The health check a ran 3 times and its result cannot be written" in node.watch.sick
+
+
+def test_lost_results_count_anew_after_one_that_is_known():
+    node = Node("ab")
+    now = 0.0
+    for known in (False, False, True, False, False, True):
+        node.step(now)
+        node.runs[-1].end(0 if known else None)
+        node.step(now)
+        now += AGAIN_S
+    assert "".join(run.command for run in node.runs) == "aaabbb"
+    assert node.watch.looked
+    assert not node.watch.sick
 
 
 def test_a_failure_of_workers_is_looked_into_at_once_and_from_the_beginning():

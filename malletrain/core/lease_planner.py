@@ -38,7 +38,8 @@ class LeasePlanner:
         self._planner = planner
         self._settings = settings
         self._reclaim_at = -math.inf
-        self._way = LeaseWay(settings.reclaim_way_s)
+        self._longest_way_s = settings.reclaim_s + settings.lease_wait_s
+        self._way = LeaseWay(settings.reclaim_way_s, self._longest_way_s)
 
     def joined(self, node: str, owner: str, now: float) -> None:
         """A lease of ``owner`` on ``node`` is up."""
@@ -194,7 +195,7 @@ class LeasePlanner:
             lacking[needy] -= 1
             spare[node.pool] -= 1
             reclaimed.append(name)
-            until = now + settings.reclaim_s + settings.lease_wait_s
+            until = now + self._longest_way_s
             self._gaps.promise(name, node.info, owner_of(needy), until)
             self._way.begins(name, owner_of(needy), now)
         if not reclaimed:

@@ -31,11 +31,13 @@ class LeaseWay:
 
     Args:
         expected_s: until one was seen, seconds.
+        longest_s: one that took longer went elsewhere in between, and says nothing of the way.
     """
 
-    def __init__(self, expected_s: float) -> None:
+    def __init__(self, expected_s: float, longest_s: float) -> None:
         self._seen: deque[float] = deque(maxlen=REMEMBERED)
         self._expected_s = expected_s
+        self._longest_s = longest_s
         self._began: dict[str, tuple[float, str]] = {}
 
     @property
@@ -50,7 +52,7 @@ class LeaseWay:
     def joined(self, node: str, owner: str, now: float) -> None:
         """A lease of ``owner`` on ``node`` is up."""
         began, wanted = self._began.pop(node, (now, ""))
-        if wanted and wanted == owner:
+        if wanted and wanted == owner and now - began <= self._longest_s:
             self._seen.append(now - began)
 
 

@@ -14,33 +14,39 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
-import time
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
 from supervisor import env, rank_log_name
 
-LOOKS, LOOK_S = 40, 0.005
-"""How often, and how long apart, it is looked whether the worker has taken a SIGTERM."""
+LOOK_S = 0.005
+"""Seconds between two looks at whether the worker has taken a SIGTERM."""
 
 
-def _stop(worker: int) -> None:
-    """SIGTERM, and another one where the first was let pass (malletrain.training.steadfast)."""
+def _stop(worker: int) -> bool:
+    """SIGTERM. Whether it has to be looked what becomes of it."""
     try:
         os.kill(worker, signal.SIGTERM)
-        for _ in range(LOOKS):
-            time.sleep(LOOK_S)
-            pending, caught = _masks(worker)
-            if pending:
-                continue
-            if not caught:
-                os.kill(worker, signal.SIGTERM)
-            return
     except OSError:
-        return  # it has ended
+        return False  # it has ended
+    return True
+
+
+def _still_waits(worker: int) -> bool:
+    """Whether the worker has yet to take its SIGTERM: all its threads may wait for a disk or a
+    driver. Sends another one where the first was let pass (malletrain.training.steadfast).
+    """
+    try:
+        pending, caught = _masks(worker)
+        if not pending and not caught:
+            os.kill(worker, signal.SIGTERM)
+    except OSError:
+        return False  # it has ended
+    return pending
 
 
 def _masks(pid: int) -> tuple[bool, bool]:
@@ -74,16 +80,10 @@ def main(argv: list[str]) -> int:
     output = os.open(
         os.path.join(options["--per-rank-log"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
     )
-    worker = 0
-    waiting: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        if worker:
-            _stop(worker)
-        else:
-            waiting.append(number)
-
-    signal.signal(signal.SIGINT, pass_on)
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     request: dict[str, object] = {
         "argv": command[2:],
@@ -99,15 +99,29 @@ def main(argv: list[str]) -> int:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], command)
-    while packet := connection.recv(4096):
-        said = json.loads(packet)
-        if "pid" in said:
+    return _serve(connection, woken)
+
+
+def _serve(connection: socket.socket, woken: socket.socket) -> int:
+    """Until the worker has ended; returns its exit code. SIGINT shows at ``woken``."""
+    worker = 0
+    asked = looking = False
+    while True:
+        ready = select.select([connection, woken], [], [], LOOK_S if looking else None)[0]
+        if connection in ready:
+            packet = connection.recv(4096)
+            if not packet:
+                return 1  # the fork server is gone, and the worker with it
+            said = json.loads(packet)
+            if "exit" in said:
+                return _end_as(said["exit"])
             worker = said["pid"]
-            if waiting:
-                _stop(worker)
-        else:
-            return _end_as(said["exit"])
-    return 1  # the fork server is gone, and the worker with it
+        if woken in ready:
+            asked = bool(woken.recv(4096))
+        if asked and worker:
+            asked, looking = False, _stop(worker)
+        elif looking:
+            looking = _still_waits(worker)
 
 
 def _end_as(code: int) -> int:

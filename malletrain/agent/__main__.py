@@ -7,29 +7,39 @@ import logging
 import os
 import sys
 
-from malletrain.agent.config import parse_config
+from malletrain.agent.config import AgentConfig, parse_config
 from malletrain.agent.session import NodeAgent
 from malletrain.protocol import env
 
 
-async def _run() -> int:
-    return await NodeAgent(parse_config(sys.argv[1:], os.environ)).run()
+async def _run(config: AgentConfig) -> int:
+    return await NodeAgent(config).run()
 
 
 def main() -> int:
-    """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options."""
+    """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options. Ends the process
+    once an agent has run.
+    """
     level = os.environ.get(env.LOG_LEVEL, "INFO").upper()
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s"
     )
     try:
-        return asyncio.run(_run())
+        config = parse_config(sys.argv[1:], os.environ)
     except ValueError as error:
         print(f"malletrain agent: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
+    try:
+        code = asyncio.new_event_loop().run_until_complete(_run(config))
+    except (OSError, ValueError) as error:
         print(f"malletrain agent: {error}", file=sys.stderr)
-        return 1
+        code = 1 if isinstance(error, OSError) else 2
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The agent has left nothing behind. To close its loop would be to wait for threads that look up
+    # a name or try a way to another node, while the main scheduler wants this one.
+    os._exit(code)
 
 
 if __name__ == "__main__":

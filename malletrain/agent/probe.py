@@ -53,17 +53,13 @@ class Prober:
             task.cancel()
 
     async def _open(self, message: ProbeOpen) -> None:
+        token = bytes.fromhex(message.token)
+
         async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                token = bytes.fromhex(message.token)
-                if hmac.compare_digest(await reader.readexactly(len(token)), token):
-                    total = 0
-                    while data := await reader.read(1 << 20):
-                        total += len(data)
-                    writer.write(total.to_bytes(_ANSWER_BYTES, "big"))
-                    await writer.drain()
-            except (OSError, asyncio.IncompleteReadError):
-                pass  # who does not know the token, or went
+                await asyncio.wait_for(_counted(reader, writer, token), OPEN_S)
+            except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+                pass  # who does not know the token, or went, or says no more
             finally:
                 writer.close()
 
@@ -83,6 +79,18 @@ class Prober:
         token = bytes.fromhex(message.token)
         trials = [asyncio.to_thread(_tried, t, token, seconds) for t in message.targets]
         self._send(Probed(message.number, tuple(await asyncio.gather(*trials))))
+
+
+async def _counted(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes
+) -> None:
+    """Tell who knows the token how many bytes came after it."""
+    if hmac.compare_digest(await reader.readexactly(len(token)), token):
+        total = 0
+        while data := await reader.read(1 << 20):
+            total += len(data)
+        writer.write(total.to_bytes(_ANSWER_BYTES, "big"))
+        await writer.drain()
 
 
 def _tried(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult:

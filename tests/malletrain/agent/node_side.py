@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,14 @@ def _field(message: Any, name: str) -> Any:
 class AgentProcess:
     """A real agent; everything it starts carries ``mark`` in its environment."""
 
-    def __init__(self, daemon: FakeDaemon, node: str, directory: Path, **options: str) -> None:
+    def __init__(
+        self,
+        daemon: FakeDaemon,
+        node: str,
+        directory: Path,
+        program: Sequence[str] = ("-m", "malletrain.agent"),
+        **options: str,
+    ) -> None:
         self.node = node
         self.run_dir = directory / "run"
         self.mark = f"MALLETRAIN_LEASE=lease-{node}-{directory.name}"
@@ -172,7 +179,7 @@ class AgentProcess:
             "host": "127.0.0.1",
             **options,
         }
-        command = [sys.executable, "-m", "malletrain.agent"]
+        command = [sys.executable, *program]
         for name, value in arguments.items():
             command += [f"--{name}", value]
         with open(self.log, "ab") as log:

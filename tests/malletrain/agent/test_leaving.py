@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from malletrain.protocol import messages
+from malletrain.protocol.payloads import ProbeTarget
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
 from tests.malletrain.agent.node_side import AgentProcess, eventually
 from tests.waiting import PATIENCE_S
@@ -94,6 +96,28 @@ def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     agent.signal(signal.SIGTERM)
     assert daemon.expect("n0", messages.Leaving).in_s == 600
     assert agent.process.wait(PATIENCE_S) == 0
+
+
+PATIENT = """
+import sys
+from malletrain.agent import probe
+from malletrain.agent.__main__ import main
+probe.CONNECT_S = 3600.0
+sys.exit(main())
+"""
+
+
+def test_an_agent_does_not_wait_for_a_trial_of_a_way_that_stalls(daemon, start):
+    agent = start(program=("-c", PATIENT))
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        target = ProbeTarget("n1", *elsewhere.getsockname())
+        daemon.send("n0", messages.ProbeTo(1, "ab" * 16, (target,)))
+        waits, _ = elsewhere.accept()
+        assert waits.recv(1), "it has sent its token, and waits for an answer"
+        agent.signal(signal.SIGTERM)
+        assert agent.process.wait(PATIENCE_S) == 0
+        waits.close()
+    assert is_clean(agent)
 
 
 def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tmp_path):

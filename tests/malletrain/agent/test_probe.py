@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from malletrain.agent import probe
 from malletrain.agent.probe import Prober
 from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeTarget
@@ -76,3 +77,17 @@ def test_ways_that_are_not():
     assert first["n1"].reached
     assert (first["n2"].reached, first["n2"].trouble) == (False, "Connection refused")
     assert not second["n1"].reached, "who does not know the token is hung up on"
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
+    async def play():
+        ends = Ends()
+        port = await ends.listening()
+        monkeypatch.setattr(probe, "OPEN_S", 0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        heard = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+        ends.close()
+        return heard
+
+    assert asyncio.run(play()) == b""

@@ -272,12 +272,15 @@ def submit(
 
 def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
     """The job with the folders of its snapshots among what its container sees, as far as they are
-    there.
+    there. Its container may be the site's, of which only the daemon knows.
     """
     import msgspec
 
-    software = spec.software
-    if software is None or not software.container:
+    from malletrain.protocol.messages import SoftwareEnvironment
+
+    software = spec.software or SoftwareEnvironment()
+    elsewhere = software.container is None and (software.conda or software.venv)
+    if software.container == "" or elsewhere:
         return spec
     paths = snapshot_paths(spec.script, spec.args, spec.workdir)
     if resume_from is not None and os.path.isabs(resume_from):
@@ -289,6 +292,7 @@ def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
         for folder in named
         if os.path.isdir(folder)
         and ":" not in folder
+        and folder.isprintable()
         and not any(os.path.commonpath([folder, place]) == place for place in seen)
     )
     if not extra:

@@ -296,6 +296,7 @@ class Api:
             user_name(),
             {name: Drawn(*each) for name, each in watts.items()},
             lambda owner: core.accounts.may_manage(user, owner),
+            now,
         )
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:

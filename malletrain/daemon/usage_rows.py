@@ -22,16 +22,18 @@ def usage_views(
     own_user: str,
     watts: Mapping[str, Drawn],
     visible: Callable[[str], bool],
+    now: float,
 ) -> list[UsageView]:
     """A row for each month, user and class of nodes, in that order.
 
     Args:
         store: where leases, jobs and rescales are.
         since: epoch seconds.
-        until: epoch seconds; leases and jobs that have not ended are counted to then.
+        until: epoch seconds; what has not ended is counted to then.
         own_user: whose the leases without a named owner are.
         watts: what nodes of each class draw.
         visible: whether what a user used is to be told.
+        now: epoch seconds, not before ``until``; to then count the samples of jobs that run.
     """
     leases = store.leases_between(since, until)
     classes = {lease.node: lease.node_class for lease in leases}
@@ -45,7 +47,7 @@ def usage_views(
         for lease in leases
         if lease.started is not None
     ]
-    histories = [_history(store, row, classes, until) for row in store.jobs_between(since, until)]
+    histories = [_history(store, row, classes, now) for row in store.jobs_between(since, until)]
     sums = usage(spans, histories, since, until)
     kwh = kwh_of(sums, watts)
     return [
@@ -67,12 +69,12 @@ def usage_views(
     ]
 
 
-def _history(store: Store, row: JobRow, classes: Mapping[str, str], until: float) -> JobHistory:
+def _history(store: Store, row: JobRow, classes: Mapping[str, str], now: float) -> JobHistory:
     stops, moves = [], []
     for event in store.job_events(row.id, (*MOVES, EventKind.JOB_SUSPENDED)):
         if event.kind == EventKind.JOB_SUSPENDED:
             stops.append(event.time)
         elif nodes := event.data.get("nodes"):
             moves.append((event.time, classes.get(nodes[0], "default")))
-    stops.append(until if row.ended is None else row.ended)
+    stops.append(now if row.ended is None else row.ended)
     return JobHistory(row.owner, store.rescales(row.id), stops, moves, row.samples)

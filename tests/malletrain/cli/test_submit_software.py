@@ -73,6 +73,28 @@ def test_a_container_sees_the_folders_of_snapshots_too(run, daemon, tmp_path):
     assert spec_of(daemon)["python"] == "python"
 
 
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ([], True),
+        (["--module", "cuda/12"], True),
+        (["--no-container"], False),
+        (["--conda", "train"], False),
+    ],
+)
+def test_the_folders_of_snapshots_are_named_for_the_sites_image_too(
+    run, daemon, tmp_path, options, bound
+):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "saved").mkdir()
+    script = tmp_path / "work" / "train.py"
+    script.touch()
+    arguments = ["--snapshot", tmp_path / "saved" / "x.pt"]
+    assert run("submit", "--workdir", script.parent, *options, script, *arguments).exit_code == 0
+    binds = spec_of(daemon).get("software", {}).get("binds", [])
+    assert binds == ([str(tmp_path / "saved")] if bound else [])
+
+
 def test_names_of_a_registry_stay_as_they_are(run, daemon, script):
     name = "nvcr.io/nvidia/pytorch:24.01-py3"
     options = ["--container", name, "--container-runtime", "podman"]

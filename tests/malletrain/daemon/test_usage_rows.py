@@ -47,7 +47,7 @@ def store(tmp_path):
 
 def rows(store, since=0.0, until=T + 2 * HOUR, visible=lambda user: True):
     watts = {"a100": Drawn(500, 1000)}
-    return usage_views(store, since, until, "daemon", watts, visible)
+    return usage_views(store, since, until, "daemon", watts, visible, now=T + 2 * HOUR)
 
 
 def test_known_node_hours(store):
@@ -72,3 +72,15 @@ def test_others_are_not_shown_and_other_times_not_counted(store):
     assert {row.user for row in rows(store, visible=lambda user: user == "daemon")} == {"daemon"}
     assert [row.leased_nh for row in rows(store, until=T + 36.0)] == pytest.approx([0.02, 0.01])
     assert rows(store, until=T - 1) == []
+
+
+def test_a_job_that_goes_on_has_in_a_time_that_is_over_what_it_trained_in_it(store):
+    """Two hours on one node, 720 samples, of which the first hour is asked for."""
+    lease(store, 6, "n6", 0, None, owner="bob")
+    store.add_job(JobRow("j2", "j", "bob", "{}", "running", submitted=T, samples=720.0))
+    store.put_rescale(RescaleRow("j2", 1, "start", 0, 1, T, T, 0.0))
+    (bob,) = [row for row in rows(store, until=T + HOUR) if row.user == "bob"]
+    assert bob.trained_nh == pytest.approx(1.0)
+    assert bob.samples == pytest.approx(360.0)
+    halves = [rows(store), rows(store, since=T + HOUR)]
+    assert [row.samples for half in halves for row in half if row.user == "bob"] == [720.0, 360.0]

@@ -14,6 +14,7 @@ from malletrain.client import ClientError
 from malletrain.daemon.redaction import FAILED
 from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
+from malletrain.protocol.payloads import NodeNetwork
 from malletrain.store.schema import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -116,6 +117,19 @@ def test_counts_at_the_edge_of_what_is_allowed_end_nothing(world, changes):
     }
     world.say(counts(world.job["ann"], **first), counts(world.job["ann"], **second))
     assert world.daemon.alive()
+
+
+def test_addresses_that_are_none_end_nothing(tmp_path):
+    machine = Imagined("n0")
+    daemon = RunningDaemon(tmp_path, machine, allocation='[nodes]\ninterface = "auto"')
+    job = daemon.submit("ann")
+    agent = Agent(daemon, until(lambda: machine.of("ann"), "ann has a lease")[0])
+    bad = tuple(NodeNetwork("ib0", a, 99) for a in ("x", "", "10.1.0.1"))
+    agent.hello(networks=(*bad, NodeNetwork("ib0", "10.1.0.1", 24)))
+    assert agent.hear(messages.Assign).host == "10.1.0.1"
+    assert daemon.job(job).state
+    agent.close()
+    daemon.stop()
 
 
 NO_FACTS = [

@@ -84,7 +84,7 @@ class StuckRounds:
     def _examine(self, run: ActiveJob, now: float) -> None:
         job, generation, all_members = run.row.id, run.rounds.generation, run.rounds.members
         members = all_members[:MOST_NODES]
-        places = {node: self._core.rounds.address_of(node) for node in members}
+        places = {node: self._core.rounds.place(run, node)[1] for node in members}
         tries = tuple((a, b) for a in members for b in members if a != b)
 
         def done(results: Results) -> None:

@@ -168,12 +168,16 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
 
 def test_a_stranger_who_announces_a_large_frame_is_hung_up_on(served, reach):
     grown, part = resident(), bytes(1 << 20)
+
+    def pour():
+        for _ in range(2 * LIMIT // len(part)):
+            stranger.sendall(part)
+
     with socket.create_connection((FRONT, served.port)) as stranger:
         stranger.settimeout(PATIENCE_S)
         stranger.sendall(GREETING + LARGE)
         with pytest.raises(ConnectionError):
-            for _ in range(2 * LIMIT // len(part)):
-                stranger.sendall(part)
+            pour()
     assert resident() - grown < LIMIT
     other = client(connected(reach()).local_port)
     assert other.add("n", 1) == 1

@@ -133,24 +133,31 @@ def test_addresses_that_are_none_end_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("second", "place"),
-    [("ib0", ("ib0", "10.1.0.1")), ("eth1", ("eth0", "10.77.0.1"))],
+    ("second", "interface", "network"),
+    [("ib0", "ib0", "10.1.0"), ("eth1", "eth0", "10.77.0")],
     ids=["has-it", "lacks-it"],
 )
-def test_a_round_whose_member_lacks_the_network_says_which_it_goes_by(tmp_path, second, place):
+def test_a_round_whose_member_lacks_the_network_says_which_it_goes_by(
+    tmp_path, second, interface, network
+):
     machine = Imagined("n0", "n1")
     daemon = RunningDaemon(tmp_path, machine, allocation='[nodes]\ninterface = "ib0"')
     job = daemon.submit("ann", min_nodes=2, max_nodes=2)
     leases = until(lambda: len(machine.of("ann")) == 2 and machine.of("ann"), "ann has two leases")
     agents = [Agent(daemon, lease) for lease in leases]
-    for agent, interface, n in zip(agents, ("ib0", second), (1, 2), strict=True):
+    for agent, other in zip(agents, ("ib0", second), strict=True):
+        n = int(agent.node[1]) + 1
         usual = NodeNetwork("eth0", f"10.77.0.{n}", 16)
-        agent.hello(host=usual.address, networks=(usual, NodeNetwork(interface, f"10.1.0.{n}", 24)))
+        agent.hello(host=usual.address, networks=(usual, NodeNetwork(other, f"10.1.0.{n}", 24)))
     for agent in agents:
         agent.hear(messages.Assign)
         agent.say(messages.Phase(messages.Assignment(job, "ready")))
-    told = agents[0].hear(messages.Round)
-    assert (told.interface, told.address) == place
+    [formed] = until(
+        lambda: [e for e in daemon.events() if e.kind == "round-formed"], "the round is formed"
+    )
+    first = formed.data["members"][0]
+    told = next(a for a in agents if a.node == first).hear(messages.Round)
+    assert (told.interface, told.address) == (interface, f"{network}.{int(first[1]) + 1}")
     for agent in agents:
         agent.close()
     daemon.stop()

@@ -63,6 +63,20 @@ def subnet(network: NodeNetwork) -> _Subnet:
     return ipaddress.ip_interface(f"{network.address}/{network.bits}").network
 
 
+def with_addresses(networks: Sequence[NodeNetwork]) -> tuple[NodeNetwork, ...]:
+    """Those of ``networks`` whose address is one: agents say what they like."""
+    return tuple(network for network in networks if _has_address(network))
+
+
+def _has_address(network: NodeNetwork) -> bool:
+    try:
+        ipaddress.ip_address(network.address)
+        subnet(network)
+    except ValueError:
+        return False
+    return True
+
+
 def choose(wanted: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | None:
     """The network for a round; None where none is wanted.
 
@@ -120,14 +134,12 @@ def _shared(members: Mapping[str, Sequence[NodeNetwork]]) -> Iterator[dict[str, 
     """The networks that every member is in, each under an address of its own."""
     if not members:
         return
-    first = next(iter(members.values()))
-    for where in dict.fromkeys(subnet(n) for n in first if _leads_out(n)):
-        places = {
-            node: place
-            for node, has in members.items()
-            for place in reversed(has)
-            if _leads_out(place) and subnet(place) == where
-        }
+    known = {
+        node: {subnet(place): place for place in reversed(has) if _leads_out(place)}
+        for node, has in members.items()
+    }
+    for where in reversed(next(iter(known.values()))):
+        places = {node: has[where] for node, has in known.items() if where in has}
         # who has the same address as another is in a network of that name, not in the same one
         distinct = len({p.address for p in places.values()}) == len(members)
         if len(places) == len(members) and distinct:

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from malletrain.core.events import NodeJoined, RoundInterrupted
+from malletrain.core.fabric import with_addresses
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
@@ -225,7 +226,7 @@ class Inbox:
                         started=row.started or now,
                     )
             self._seen(agent, peer)
-            agent.host, agent.networks = hello.host, hello.networks
+            agent.host, agent.networks = hello.host, with_addresses(hello.networks)
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)

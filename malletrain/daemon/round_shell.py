@@ -174,7 +174,7 @@ class RoundShell:
     def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:
         """What a member of a round is told."""
         host, port = action.store or ("", 0)
-        place = run.fabric.places.get(action.node) if run.fabric else None
+        interface, address = self.place(run, action.node) if run.fabric else ("", "")
         return messages.Round(
             run.row.id,
             action.generation,
@@ -182,9 +182,19 @@ class RoundShell:
             action.size,
             host,
             port,
-            interface=place.interface if place else "",
-            address=place.address if place else "",
+            interface=interface,
+            address=address,
         )
+
+    def place(self, run: ActiveJob, node: str) -> tuple[str, str]:
+        """Interface (empty: not known) and address of a member in the network of its round."""
+        if run.fabric and (chosen := run.fabric.places.get(node)):
+            return chosen.interface, chosen.address
+        agent = self._agents.on(node)
+        if agent is None:
+            return "", ""
+        named = (n.interface for n in agent.networks if n.address == agent.host)
+        return next(named, ""), agent.host
 
     def networks(self, nodes: Sequence[str]) -> Fabric | None:
         """The network for ``nodes``, which are of one class."""

@@ -1,9 +1,9 @@
 """Rounds that make no step: looks whether the ways between their nodes are open, and acts on it.
 
 Decides when a round is stuck and what is done. Where a way is blocked the job goes on without one
-of its two ends; where all are open, workers that made steps before are started again, which uses up
-a try; of a script that never reported a step the owner is told, and it is left alone: not every
-script reports.
+of its two ends; where all are known to be open, workers are started again, which uses up a try, if
+they have been silent for much longer than ever between two reports of theirs; of a script that was
+never seen to report the owner is told, and it is left alone: not every script reports.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import RoundStage
 
 _BEGUN = (RoundStage.FORMING, RoundStage.RUNNING)
+_PAUSES = 3
+"""So many times the longest pause between reports is no pause any more."""
 
 
 @dataclass
@@ -27,10 +29,27 @@ class _Watch:
     """How one job has come on."""
 
     samples: float
-    since: float | None
-    """When the first round began in which no step was made; None: steps are made."""
     works: int = 0
     """The newest round in which a step was made."""
+    since: float | None = None
+    """When the first round began in which no step was made; None: steps are made."""
+    due: float = 0.0
+    """When the ways are tried next, if no step is made until then."""
+    quiet: float | None = None
+    """When the job last reported, or else began; None: that is not known."""
+    pause: float = 0.0
+    """The longest time for which it was quiet before it reported; 0: it was not seen to."""
+
+    def follow(self, run: ActiveJob, now: float) -> None:
+        """Take what the job has reported."""
+        monitor, generation = run.monitor, run.rounds.generation
+        if monitor.total > self.samples:
+            self.samples = monitor.total
+            if self.quiet is not None:
+                self.pause = max(self.pause, now - self.quiet)
+            self.quiet = now
+        if monitor.generation == generation and monitor.first_sample is not None:
+            self.works = generation
 
 
 class StuckRounds:
@@ -46,62 +65,92 @@ class StuckRounds:
         core = self._core
         self._watches = {job: w for job, w in self._watches.items() if job in core.runs}
         limit = core.config.jobs.warmup_timeout
-        for job, run in core.runs.items():
-            watch = self._watches.setdefault(job, _Watch(run.monitor.total, None))
-            generation = run.rounds.generation
-            if run.monitor.total > watch.samples:
-                watch.samples, watch.since, watch.works = run.monitor.total, None, generation
-            begun = run.rounds.stage in _BEGUN and run.spec.mode != "service"
-            if not begun or watch.works == generation:
+        for job, run in list(core.runs.items()):
+            watch = self._watches.get(job)
+            if watch is None:
+                watch = self._watches[job] = _Watch(run.monitor.total, _adopted(run))
+            watch.follow(run, now)
+            if not _begun(run):
+                watch.since = watch.quiet = None
+            elif watch.works == run.rounds.generation:
                 watch.since = None
             elif watch.since is None:
-                watch.since = now
-            elif now - watch.since >= limit:
-                watch.since = now
+                watch.since, watch.due = now, now + limit
+                watch.quiet = now if watch.quiet is None else watch.quiet
+            elif now >= watch.due:
+                watch.due = now + limit
                 self._examine(run, now)
 
     def _examine(self, run: ActiveJob, now: float) -> None:
-        job, generation = run.row.id, run.rounds.generation
-        members = run.rounds.members[:MOST_NODES]
-        places = {node: self._core.rounds.address_of(node) for node in members}
+        job, generation, all_members = run.row.id, run.rounds.generation, run.rounds.members
+        members = all_members[:MOST_NODES]
+        places = {node: self._core.rounds.place(run, node)[1] for node in members}
         tries = tuple((a, b) for a in members for b in members if a != b)
 
         def done(results: Results) -> None:
-            current = self._core.runs.get(job)
-            if current is not None and not self._works(current, generation):
-                self._act(current, results)
+            current, watch = self._core.runs.get(job), self._watches.get(job)
+            if current is None or watch is None or watch.since is None:
+                return
+            if not _begun(current) or watch.works >= generation:
+                return
+            if current.rounds.members != all_members:
+                return  # what was found out is of another round's nodes
+            if any(not result.reached for result in results.values()):
+                self._go_around(current, results)
+            elif current.rounds.generation == generation:
+                self._open(current, watch, now - watch.since, len(results) == len(tries))
 
         if tries:
             self._probes.begin(places, tries, now, done)
         else:
             done({})
 
-    def _works(self, run: ActiveJob, generation: int) -> bool:
-        watch = self._watches.get(run.row.id)
-        return watch is None or watch.works >= generation
+    def _began(self, run: ActiveJob) -> str:
+        limit = format_duration(self._core.config.jobs.warmup_timeout)
+        return f"Round {run.rounds.generation} has made no step within {limit}"
 
-    def _act(self, run: ActiveJob, results: Results) -> None:
+    def _go_around(self, run: ActiveJob, results: Results) -> None:
+        """Some ways are blocked."""
         core, job = self._core, run.row.id
         shut = [(a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached]
-        limit = format_duration(core.config.jobs.warmup_timeout)
-        began = f"Round {run.rounds.generation} has made no step within {limit}"
-        without = blocked.left_out(run.rounds.members, [(a, b) for a, b, _ in shut])
+        why = f"{self._began(run)}: {blocked.sentence(shut)}"
         with core.step():
-            if without:
-                why = f"{began}: {blocked.sentence(shut)}"
-                for node in without:
-                    text = f"{why} The job goes on without {node}."
-                    core.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
-                    core.feed(NodeRejected(node))
-                core.repository.notice(run, why)
-                core.feed(RoundInterrupted(job))
-            elif run.monitor.total > 0:
-                text = f"{began}, though its nodes reach each other; its workers are started again."
-                core.audit.record(EventKind.ROUND_STUCK, text, job=job)
-                core.feed(WorkersFailed(job, text))
-            else:
+            for node in blocked.left_out(run.rounds.members, [(a, b) for a, b, _ in shut]):
+                text = f"{why} The job goes on without {node}."
+                core.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
+                core.feed(NodeRejected(node))
+            core.repository.notice(run, why)
+            core.feed(RoundInterrupted(job))
+
+    def _open(self, run: ActiveJob, watch: _Watch, silent: float, known: bool) -> None:
+        """No way was found blocked. ``known``: all were tried."""
+        core, job, began = self._core, run.row.id, self._began(run)
+        with core.step():
+            if not known:
+                text = (
+                    f"{began}, and whether its nodes reach each other could not be found out: not "
+                    "all of their agents answered."
+                )
+                core.repository.notice(run, text)
+            elif not watch.pause:
                 text = (
                     f"{began}, though its nodes reach each other: it prepares for long, it hangs, "
                     "or its script does not call malletrain.report()."
                 )
                 core.repository.notice(run, text)
+            elif silent >= _PAUSES * watch.pause:
+                text = f"{began}, though its nodes reach each other; its workers are started again."
+                core.audit.record(EventKind.ROUND_STUCK, text, job=job)
+                core.feed(WorkersFailed(job, text))
+
+
+def _begun(run: ActiveJob) -> bool:
+    return run.rounds.stage in _BEGUN and run.spec.mode != "service"
+
+
+def _adopted(run: ActiveJob) -> int:
+    """The round that was at work when the daemon started; 0: none. Reports of its steps may have
+    come before.
+    """
+    at_work = run.rounds.stage is RoundStage.RUNNING and run.monitor.pending is None
+    return run.rounds.generation if at_work else 0

@@ -134,7 +134,7 @@ class Group:
             self._form(store, cuda)
 
     def _form(self, store: RoundStore | None, cuda: bool) -> None:
-        os.environ.update(self.place.network)  # gloo reads it for every group
+        self.place.go_by_network()  # gloo reads it for every group
         before = _sockets()
         nccl = cuda and dist.is_nccl_available()
         backend = "gloo" if store is None else _BACKEND

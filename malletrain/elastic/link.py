@@ -28,7 +28,8 @@ from malletrain.training.steadfast import bear_one_sigterm
 @dataclass(frozen=True)
 class Place:
     """This process in a round: ``rank`` of ``size`` processes, the round's store at ``port`` of the
-    loopback (0: torchrun's, or none). ``network``: variables that say by which network it goes.
+    loopback (0: torchrun's, or none). ``network``: variables that say by which network it goes;
+    those without a value are not to be set.
     """
 
     generation: int
@@ -36,6 +37,14 @@ class Place:
     size: int
     port: int = 0
     network: tuple[tuple[str, str], ...] = ()
+
+    def go_by_network(self) -> None:
+        """Have the groups that are formed from now on go by the round's network."""
+        for name, value in self.network:
+            if value:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
 
 
 class Link:

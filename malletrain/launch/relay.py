@@ -25,6 +25,10 @@ from zmq.utils.monitor import parse_monitor_message
 from malletrain.launch.doors import BackDoor, FrontDoor
 
 _READ_BYTES = 1 << 18
+_MOST_BYTES = 2 * _READ_BYTES
+"""Of a frame between hosts, with what CURVE adds; who announces more, as strangers can, is hung up
+on.
+"""
 _STREAM = struct.Struct(">I")
 _RETRY_MS = 50
 _CONNECT_MS = 2000
@@ -213,6 +217,7 @@ class ServingRelay(_Relay):
         router.zap_domain = b"store"
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.maxmsgsize = _MOST_BYTES
         self.port = _bind(router, address)
         """Where the relays of other hosts call."""
         self.watch(zap, self._asked)
@@ -304,6 +309,7 @@ class CallingRelay(_Relay):
         dealer.curve_serverkey = keys.server_public
         dealer.curve_secretkey, dealer.curve_publickey = keys.client_secret, keys.client_public
         dealer.sndhwm = dealer.rcvhwm = 0
+        dealer.maxmsgsize = _MOST_BYTES
         dealer.ipv6 = ":" in host
         dealer.reconnect_ivl = _RETRY_MS
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)

@@ -236,7 +236,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._inbox.take()
         self._leave_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)
-        os.environ.update(fabric.for_all(pending.interface))
+        fabric.put(os.environ, pending.interface)
         self._say(AssignmentPhase.RUNNING)
         where = RendezvousStoreInfo(FRONT, store.local_port)
         return RendezvousInfo(store.store, pending.group_rank, pending.group_size, where)

@@ -9,7 +9,7 @@ seconds).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Hello(Message, frozen=True):
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""
-    networks: tuple[NodeNetwork, ...] = ()
+    networks: Annotated[tuple[NodeNetwork, ...], msgspec.Meta(max_length=64)] = ()
     sick: Sentence = ""
     """Why the node is not fit for jobs; empty: it is, as far as is known."""
 

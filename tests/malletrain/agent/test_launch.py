@@ -1,5 +1,6 @@
 """Command and environment of a launcher; and what is understood of torchrun's own words."""
 
+import os
 import sys
 
 import pytest
@@ -13,6 +14,8 @@ from malletrain.agent.launch import (
 from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
 from malletrain.agent.worker_failures import stock_failures, unfit
+from malletrain.elastic.link import Place
+from malletrain.launch import fabric
 from malletrain.launch.torchrun import stock_arguments
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe
@@ -54,6 +57,35 @@ def test_who_says_by_which_network_a_job_goes(tmp_path, outside, own, chosen, ne
     on = place(tmp_path, outside, interface="eth0", chosen=chosen)
     inside = job_environment(on, launch, flags="/f")
     assert {name: value for name, value in inside.items() if "IFNAME" in name} == network
+
+
+@pytest.mark.parametrize(
+    ("interface", "own", "network"),
+    [
+        ("eth0", {}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}),
+        ("", {}, {}),
+        ("", {"GLOO_SOCKET_IFNAME": "ib1"}, {"GLOO_SOCKET_IFNAME": "ib1"}),
+        ("eth0", {"NCCL_SOCKET_IFNAME": "ib1"}, {"NCCL_SOCKET_IFNAME": "ib1"}),
+    ],
+    ids=["known", "unknown", "the-job", "the-job-too"],
+)
+def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own, network):
+    earlier = own or {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
+    told = fabric.network_kept(
+        messages.Round("j1", 2, 0, 2, interface=interface, address="10.77.0.1"), own
+    )
+    assert told.address == "10.77.0.1"
+    restarted = dict(earlier)
+    fabric.put(restarted, told.interface)
+    monkeypatch.setattr(os, "environ", live := dict(earlier))
+    Place(2, 0, 2, network=tuple(fabric.for_all(told.interface).items())).go_by_network()
+    assert restarted == live == network
+
+
+def test_where_no_network_is_wanted_the_sites_own_stays():
+    environment = {"GLOO_SOCKET_IFNAME": "hsn0"}
+    fabric.put(environment, fabric.network_kept(messages.Round("j1", 2, 0, 2), {}).interface)
+    assert environment == {"GLOO_SOCKET_IFNAME": "hsn0"}
 
 
 def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.fabric import NetworkNameError, checked, choose, subnet
+from malletrain.core.fabric import NetworkNameError, checked, choose, subnet, with_addresses
 from malletrain.protocol.payloads import NodeNetwork
 
 
@@ -83,6 +83,26 @@ def test_all_members_get_a_place_of_their_own_or_none_does(wanted, members):
         assert len({subnet(place) for place in fabric.places.values()}) <= 1
         addresses = [place.address for place in fabric.places.values()]
         assert len(set(addresses)) == len(addresses)
+
+
+@given(
+    st.sampled_from(["auto", "ib0", "10.1.0.0/16"]),
+    st.lists(
+        st.builds(
+            NodeNetwork,
+            st.just("ib0"),
+            st.sampled_from(["10.1.0.1", "fd00::1", "fe80::1%ib0", "10.1.0.1/8", "", "x", "127.1"])
+            | st.text(max_size=9),
+            st.integers(0, 200),
+        )
+    ),
+)
+def test_what_is_no_address_is_left_out(wanted, said):
+    kept = with_addresses(said)
+    assert set(choose(wanted, {"a": kept}).places) <= {"a"}
+    assert [n for n in said if n.address == "10.1.0.1" and n.bits <= 32] == [
+        n for n in kept if n.address == "10.1.0.1"
+    ]
 
 
 @pytest.mark.parametrize("wanted", ["ib0", "10.1.0.0/16", "fd00::/8", "auto", ""])

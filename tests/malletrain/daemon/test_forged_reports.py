@@ -14,6 +14,7 @@ from malletrain.client import ClientError
 from malletrain.daemon.redaction import FAILED
 from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
+from malletrain.protocol.payloads import NodeNetwork
 from malletrain.store.schema import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -116,6 +117,50 @@ def test_counts_at_the_edge_of_what_is_allowed_end_nothing(world, changes):
     }
     world.say(counts(world.job["ann"], **first), counts(world.job["ann"], **second))
     assert world.daemon.alive()
+
+
+def test_addresses_that_are_none_end_nothing(tmp_path):
+    machine = Imagined("n0")
+    daemon = RunningDaemon(tmp_path, machine, allocation='[nodes]\ninterface = "auto"')
+    job = daemon.submit("ann")
+    agent = Agent(daemon, until(lambda: machine.of("ann"), "ann has a lease")[0])
+    bad = tuple(NodeNetwork("ib0", a, 99) for a in ("x", "", "10.1.0.1"))
+    agent.hello(networks=(*bad, NodeNetwork("ib0", "10.1.0.1", 24)))
+    assert agent.hear(messages.Assign).host == "10.1.0.1"
+    assert daemon.job(job).state
+    agent.close()
+    daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("second", "interface", "network"),
+    [("ib0", "ib0", "10.1.0"), ("eth1", "eth0", "10.77.0")],
+    ids=["has-it", "lacks-it"],
+)
+def test_a_round_whose_member_lacks_the_network_says_which_it_goes_by(
+    tmp_path, second, interface, network
+):
+    machine = Imagined("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine, allocation='[nodes]\ninterface = "ib0"')
+    job = daemon.submit("ann", min_nodes=2, max_nodes=2)
+    leases = until(lambda: len(machine.of("ann")) == 2 and machine.of("ann"), "ann has two leases")
+    agents = [Agent(daemon, lease) for lease in leases]
+    for agent, other in zip(agents, ("ib0", second), strict=True):
+        n = int(agent.node[1]) + 1
+        usual = NodeNetwork("eth0", f"10.77.0.{n}", 16)
+        agent.hello(host=usual.address, networks=(usual, NodeNetwork(other, f"10.1.0.{n}", 24)))
+    for agent in agents:
+        agent.hear(messages.Assign)
+        agent.say(messages.Phase(messages.Assignment(job, "ready")))
+    [formed] = until(
+        lambda: [e for e in daemon.events() if e.kind == "round-formed"], "the round is formed"
+    )
+    first = formed.data["members"][0]
+    told = next(a for a in agents if a.node == first).hear(messages.Round)
+    assert (told.interface, told.address) == (interface, f"{network}.{int(first[1]) + 1}")
+    for agent in agents:
+        agent.close()
+    daemon.stop()
 
 
 NO_FACTS = [

@@ -53,7 +53,9 @@ class Site:
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
             spec=SimpleNamespace(mode=mode),
-            monitor=SimpleNamespace(total=samples),
+            monitor=SimpleNamespace(
+                total=samples, generation=1, first_sample=None, pending="a rescale"
+            ),
             rounds=SimpleNamespace(
                 generation=1, stage=RoundStage.RUNNING, members=("a", "b", "c"), min_nodes=1
             ),
@@ -63,10 +65,10 @@ class Site:
         def step():
             yield self.now
 
-        core = SimpleNamespace(
+        core = self.core = SimpleNamespace(
             runs={"j1": self.run},
             config=SimpleNamespace(jobs=SimpleNamespace(warmup_timeout=LIMIT)),
-            rounds=SimpleNamespace(address_of=lambda node: f"10.0.0.{ord(node)}"),
+            rounds=SimpleNamespace(place=lambda run, node: ("", f"10.0.0.{ord(node)}")),
             audit=SimpleNamespace(record=lambda kind, text, **_: self.events.append(text)),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
             feed=self.fed.append,
@@ -75,6 +77,16 @@ class Site:
         self.probes = self.agents.probes = Probes(self.agents)
         self.stuck = StuckRounds(core, self.probes)
         self.now = 0.0
+
+    def reports(self, samples):
+        """Steps of the present round."""
+        monitor = self.run.monitor
+        monitor.total, monitor.first_sample = samples, monitor.first_sample or self.now
+
+    def forms(self, generation):
+        """The job's next round."""
+        self.run.rounds.generation = self.run.monitor.generation = generation
+        self.run.monitor.first_sample = None
 
     def at(self, now):
         self.now = now
@@ -108,25 +120,103 @@ def test_a_script_that_never_reported_is_left_alone_and_its_owner_told():
     assert "does not call malletrain.report()" in site.notices[0]
 
 
+def at_work(pause, **site):
+    """A job that reported ``pause`` seconds after its start, and whose second round began then."""
+    made = Site(**site)
+    made.at(0.0)
+    made.now = pause
+    made.reports(20.0)
+    made.at(pause)
+    made.forms(2)
+    made.at(pause)
+    return made
+
+
 def test_workers_that_made_steps_before_are_started_again():
-    site = Site(samples=10.0)
-    site.at(0.0)
-    site.run.monitor.total = 20.0  # steps in round 1
-    site.at(LIMIT)
-    assert not site.agents.trials
-    site.run.rounds.generation = 2
-    site.at(LIMIT + 1)
-    site.at(2 * LIMIT + 1)
+    site = at_work(10.0)
+    site.at(10.0 + LIMIT)
     [failed] = site.fed
     assert isinstance(failed, WorkersFailed)
     assert "nodes reach each other" in failed.reason
+
+
+def test_who_reports_seldom_is_waited_for_longer():
+    site = at_work(0.8 * LIMIT)
+    for number in (1, 2):
+        site.at((0.8 + number) * LIMIT)
+    assert site.agents.trials == 2
+    assert not site.fed
+    site.at(3.8 * LIMIT)
+    assert [type(event) for event in site.fed] == [WorkersFailed]
+
+
+def test_who_was_not_seen_to_report_since_the_daemons_start_is_left_alone():
+    site = Site(samples=10.0)
+    site.at(0.0)
+    site.at(LIMIT)
+    assert not site.fed
+    assert site.notices
+
+
+def test_a_round_that_was_adopted_works():
+    site = Site(samples=10.0, shut=[("a", "b")])
+    site.run.monitor.pending = None
+    for now in (0.0, LIMIT, 2 * LIMIT):
+        site.at(now)
+    assert not site.agents.trials
+
+
+def test_a_job_that_breaks_while_it_is_looked_at_ends_nothing():
+    site = at_work(10.0)
+    site.run.rounds.members = ("a",)
+    site.core.feed = lambda event: (site.fed.append(event), site.core.runs.clear())
+    site.at(10.0 + LIMIT)
+    assert [type(event) for event in site.fed] == [WorkersFailed]
+
+
+def test_late_steps_of_the_round_before_are_none_of_this_one():
+    site = at_work(10.0, shut=[("a", "b")])
+    site.run.monitor.total = 30.0
+    site.at(11.0)
+    site.at(11.0 + LIMIT)
+    assert rejected(site) == ["b"]
+
+
+@pytest.mark.parametrize("deaf", ["abc", "c"])
+def test_where_agents_do_not_answer_nobody_says_that_nodes_reach_each_other(deaf):
+    site = at_work(10.0, deaf=deaf)
+    for late in (0.0, LISTEN_S, LISTEN_S + TRY_S):
+        site.at(10.0 + LIMIT + late)
+    assert not site.fed
+    assert not site.events
+    [notice] = site.notices
+    assert "could not be found out" in notice
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": RoundStage.WARMING},
+        {"members": ("a", "b"), "generation": 3},
+        {"generation": 3},
+    ],
+)
+def test_what_is_found_out_too_late_is_not_acted_on(change):
+    site = at_work(10.0)
+    site.now = 10.0 + LIMIT
+    site.stuck.look(site.now)
+    vars(site.run.rounds).update(change)
+    site.agents.answer()
+    assert site.agents.trials
+    assert not site.fed
+    assert not site.notices
 
 
 def test_rounds_that_follow_each_other_without_a_step_are_one_wait():
     """Live mode forms a round again and again where its group cannot connect."""
     site = Site(shut=[("a", "b")], mode="live")
     for number in range(10):
-        site.run.rounds.generation = number + 1
+        site.forms(number + 1)
         site.run.rounds.stage = (RoundStage.FORMING, RoundStage.RUNNING)[number % 2]
         site.at(number * LIMIT / 9)
     assert rejected(site) == ["b"]
@@ -167,7 +257,7 @@ def test_steps_made_while_the_ways_are_tried_count():
     site.at(0.0)
     site.now = LIMIT
     site.stuck.look(LIMIT)
-    site.run.monitor.total = 5.0
+    site.reports(5.0)
     site.stuck.look(LIMIT + 1)
     site.agents.answer()
     assert not site.fed

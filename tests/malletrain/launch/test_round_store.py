@@ -19,6 +19,10 @@ from tests.waiting import PATIENCE_S, until
 
 KEY = "5e" * 32
 MANY = 200
+LIMIT = 100 << 20
+GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(52, b"\0")
+LARGE = b"\x06" + (2 << 30).to_bytes(8, "big")
+"""Announces a command of 2 GiB."""
 CHUNK = b"\x00\x00\x00\x01k" * 4096
 
 
@@ -159,7 +163,24 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
         for call in strangers:
             call.close()
     assert served.store.num_keys() == before + 1
-    assert resident() - grown < 100 << 20
+    assert resident() - grown < LIMIT
+
+
+def test_a_stranger_who_announces_a_large_frame_is_hung_up_on(served, reach):
+    grown, part = resident(), bytes(1 << 20)
+
+    def pour():
+        for _ in range(2 * LIMIT // len(part)):
+            stranger.sendall(part)
+
+    with socket.create_connection((FRONT, served.port)) as stranger:
+        stranger.settimeout(PATIENCE_S)
+        stranger.sendall(GREETING + LARGE)
+        with pytest.raises(ConnectionError):
+            pour()
+    assert resident() - grown < LIMIT
+    other = client(connected(reach()).local_port)
+    assert other.add("n", 1) == 1
 
 
 def said(call):

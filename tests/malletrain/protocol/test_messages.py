@@ -67,6 +67,16 @@ FORGED = [
     ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "node_class": "default\x1fbob"}),
     ("hello", {"node": "n" * 256, "lease": "l1", "host": "h", "pid": 1}),
     ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "leaving_in_s": math.nan}),
+    (
+        "hello",
+        {
+            "node": "n1",
+            "lease": "l1",
+            "host": "h",
+            "pid": 1,
+            "networks": [{"interface": "ib0", "address": "10.1.0.1", "bits": 24}] * 65,
+        },
+    ),
     ("leaving", {"in_s": math.nan}),
     ("leaving", {"in_s": math.inf}),
     ("leaving", {"in_s": -1.0}),

@@ -132,6 +132,15 @@ def test_a_limit_of_one_user_stops_no_other():
     assert made.room(0, NOW, "bob")[0] == 3
 
 
+@pytest.mark.parametrize("meanwhile", [{"l1": job(ENDED)}, {}])
+def test_what_ended_once_stays_ended(meanwhile):
+    made = books()
+    made.look({"l1": job(RUNNING)}, "", {}, NOW)
+    made.look(meanwhile, "", {}, NOW + 5)
+    [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 10)
+    assert (lease.state, len(unwanted)) == (ENDED, 1)
+
+
 class Named(NamedTuple):
     """A job of a scheduler."""
 

@@ -188,9 +188,7 @@ def test_what_nobody_asked_for_and_cannot_be_cancelled_is_left_alone_for_a_while
     scavenger = several(slurm, refused="scancel")
     refuse(slurm, "ann", "sudo: a password is required\n")
     scavenger.know({"l1": "ann"}, {"l1": "n1"})
-    slurm.queue(
-        runs(slurm, 41, "l1", "ann", "n1"), forged(slurm, 666, "l9000-9001", "ann", "n7")
-    )
+    slurm.queue(runs(slurm, 41, "l1", "ann", "n1"), forged(slurm, 666, "l9000-9001", "ann", "n7"))
     for _ in range(5):
         scavenger.poll()
         slurm.now += 5

@@ -169,6 +169,9 @@ class LeaseLedger:
             lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S
         }
         self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
+        for user, most in self._allowed.items():
+            if self._alive(user) < most:
+                self._limits.pop(user, None)  # one may be asked for again
         leases, unwanted = [], []
         for lease_id, job in self.jobs.items():
             lease = job.lease
@@ -199,9 +202,11 @@ class LeaseLedger:
 
     def limit_reached(self, user: str, words: str, now: float) -> None:
         """The main scheduler refused this user a lease because there are too many of their jobs."""
-        alive = sum(job.alive and job.user == user for job in list(self.jobs.values()))
         self._limits.setdefault(user, Backoff(*LIMIT_S)).refused(now, words)
-        self._allowed[user] = alive
+        self._allowed[user] = self._alive(user)
+
+    def _alive(self, user: str) -> int:
+        return sum(job.alive and job.user == user for job in list(self.jobs.values()))
 
     def refused(self, user: str, words: str, now: float) -> None:
         """The main scheduler refused this user a lease for another reason."""

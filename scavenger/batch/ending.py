@@ -125,7 +125,8 @@ class LeaseEnder:
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
         """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
-        node of one that shares a job is given back as soon as nothing runs there any more.
+        node of one that shares a job is given back as soon as nothing runs there any more. The first
+        node of a job goes last, so the others leave with it.
 
         Args:
             leave: lease id → why.
@@ -135,6 +136,7 @@ class LeaseEnder:
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
+        leave = {**self._others(leave), **leave}
         steps = self._steps_of([*leave, *self.asked]) if options else {}
         over = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
         if options and steps is not None:
@@ -147,6 +149,16 @@ class LeaseEnder:
         else:
             told = self._signal([jobs[lease] for lease in new], steps, options)
         self.asked.update({lease: (now, leave[lease]) for lease in told})
+
+    def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
+        """Lease → why it has to leave, of jobs whose first node has to go."""
+        parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
+        ends = {part.job for part in parts if part is not None and part.first}
+        return {
+            lease: "the first node of its job is wanted"
+            for lease, job in self.ledger.jobs.items()
+            if job.alive and (part := _removable(job)) is not None and part.job in ends
+        }
 
     def _signal(
         self,

@@ -125,8 +125,8 @@ class LeaseEnder:
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
         """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
-        node of one that shares a job is given back as soon as nothing runs there any more. The first
-        node of a job goes last, so the others leave with it.
+        node of one that shares a job is given back as soon as nothing runs there any more. The
+        first node of a job goes last, so the others leave with it.
 
         Args:
             leave: lease id → why.

@@ -138,7 +138,7 @@ class LeaseLedger:
 
     @property
     def users(self) -> Set[str]:
-        """Who has leases, or had some lately: this process's user, and those they were taken for."""
+        """Who has leases, or had some lately, and this process's user."""
         return {self.user, *(user for user, _ in list(self._users.values()))}
 
     def give_up(self, lease_id: str, reason: str, now: float) -> None:

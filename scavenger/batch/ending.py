@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError
-from scavenger.batch.groups import PartOf
+from scavenger.batch.groups import PartOf, is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Shrink, Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -20,6 +20,10 @@ from scavenger.interface import Lease, LeaseState, SchedulerError
 CANCEL_AGAIN_S = 15.0
 """So long after the grace time an accepted cancel is repeated. Not sooner: PBS starts the time to
 its SIGKILL anew at each (OpenPBS 23.06), so that a job deleted at every poll was never killed.
+"""
+REFUSED_AGAIN_S = 300.0
+"""So long after it was refused the cancel of a job that is of no lease is tried again: anybody who
+has leases can give a job such a name.
 """
 REMEMBERED_S = 3600.0
 
@@ -50,6 +54,8 @@ class LeaseEnder:
         """Running lease → when it was asked to leave, and why."""
         self._cancelled: dict[str, float] = {}
         """Lease → when the scheduler accepted to end it."""
+        self._refused: dict[str, float] = {}
+        """What is of no lease → when the scheduler refused to end it."""
 
     def forget(self, running: Collection[str], now: float) -> None:
         """Only these leases run still."""
@@ -57,13 +63,21 @@ class LeaseEnder:
         self._cancelled = {
             lease: at for lease, at in self._cancelled.items() if now - at < REMEMBERED_S
         }
+        self._refused = {
+            lease: at for lease, at in self._refused.items() if now - at < REFUSED_AGAIN_S
+        }
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
         """End leases, those left out whose end was accepted a short while ago. A job that they
         share with others only gives back their nodes. Returns what went wrong.
         """
         since = now - grace_s - CANCEL_AGAIN_S
-        due = [job for job in jobs if self._cancelled.get(job.lease.id, -math.inf) <= since]
+        due = [
+            job
+            for job in jobs
+            if self._cancelled.get(job.lease.id, -math.inf) <= since
+            and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_AGAIN_S
+        ]
         ends: dict[WholeJob, list[LeaseJob]] = {}
         problem = None
         removable: dict[str, list[LeaseJob]] = {}
@@ -76,8 +90,8 @@ class LeaseEnder:
             if (shrink := self._shrink(name, some)) is None:
                 ends.setdefault(WholeJob(name, some[0].user), []).extend(some)
             elif shrink.given:
-                if refused := self.submitter.shrink(shrink):
-                    problem = refused
+                if failed := self.submitter.shrink(shrink):
+                    problem = failed
                     continue
                 gone = [j.lease.id for j in some if j.part and j.part.node in shrink.given]
                 self._cancelled.update(dict.fromkeys(gone, now))
@@ -86,6 +100,8 @@ class LeaseEnder:
         done = self.submitter.cancel(list(ends))
         accepted = [one for job, of in ends.items() if job.id in done.accepted for one in of]
         self._cancelled.update((one.lease.id, now) for one in accepted)
+        refused = [one for job, of in ends.items() if job.id not in done.accepted for one in of]
+        self._refused.update((one.lease.id, now) for one in refused if is_unknown(one.lease.id))
         return done.problem or problem
 
     def _shrink(self, name: str, some: Sequence[LeaseJob]) -> Shrink | None:
@@ -109,7 +125,8 @@ class LeaseEnder:
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
         """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
-        node of one that shares a job is given back as soon as nothing runs there any more.
+        node of one that shares a job is given back as soon as nothing runs there any more. The
+        first node of a job goes last, so the others leave with it.
 
         Args:
             leave: lease id → why.
@@ -119,6 +136,7 @@ class LeaseEnder:
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
+        leave = {**self._others(leave), **leave}
         steps = self._steps_of([*leave, *self.asked]) if options else {}
         over = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
         if options and steps is not None:
@@ -131,6 +149,16 @@ class LeaseEnder:
         else:
             told = self._signal([jobs[lease] for lease in new], steps, options)
         self.asked.update({lease: (now, leave[lease]) for lease in told})
+
+    def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
+        """Lease → why it has to leave, of jobs whose first node has to go."""
+        parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
+        ends = {part.job for part in parts if part is not None and part.first}
+        return {
+            lease: "the first node of its job is wanted"
+            for lease, job in self.ledger.jobs.items()
+            if job.alive and (part := _removable(job)) is not None and part.job in ends
+        }
 
     def _signal(
         self,

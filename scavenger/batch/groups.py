@@ -16,6 +16,8 @@ a job of several for each.
 """
 MAX_NAME = 160
 """Longest list of leases in the name of a job, in characters. PBS allows 230 in all."""
+MOST = 64
+"""Most leases that share a job."""
 ALIKE = 2.0
 """Leases that share a job have one time limit, the shortest: their own are within this factor."""
 _LEASES = re.compile(r"([A-Za-z]+)(\d+(?:-\d+)?(?:\+\d+(?:-\d+)?)*)")
@@ -75,13 +77,13 @@ def name_of(leases: Iterable[str]) -> str | None:
 def leases_in(name: str) -> tuple[str, ...]:
     """The leases that the job of this name is of; none when it is of one."""
     match = _LEASES.fullmatch(name)
-    if match is None or _LEASE.fullmatch(name):
+    if match is None or len(name) > MAX_NAME + len(match[1]) or _LEASE.fullmatch(name):
         return ()
     found: list[str] = []
     for run in match[2].split("+"):
         first, _, last = run.partition("-")
         low, high = int(first), int(last or first)
-        if high - low > 10 * MAX_NAME:  # none of ours
+        if high - low >= MOST - len(found):  # none of ours
             return ()
         found += [f"{match[1]}{number}" for number in range(low, high + 1)]
     return tuple(found)

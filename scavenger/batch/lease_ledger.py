@@ -8,7 +8,7 @@ no command. What a job's own state means is decided by :mod:`scavenger.slurm.sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -136,6 +136,11 @@ class LeaseLedger:
         """Whose job the lease is."""
         return self._users[lease_id][0] if lease_id in self._users else self.user
 
+    @property
+    def users(self) -> Set[str]:
+        """Who has leases, or had some lately, and this process's user."""
+        return {self.user, *(user for user, _ in list(self._users.values()))}
+
     def give_up(self, lease_id: str, reason: str, now: float) -> None:
         """The lease is not wanted any more. The first reason counts."""
         self.given_up.setdefault(lease_id, (now, reason))
@@ -144,9 +149,12 @@ class LeaseLedger:
         self, jobs: Mapping[str, LeaseJob], hold: str, kept: Mapping[str, str], now: float
     ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
         """Every lease, and the jobs that have to be cancelled: given up before, lost, or waiting
-        for too long or for a node that is not to be had. ``hold``: why no lease may be asked for;
-        ``kept``: node → why this one may not.
+        for too long or for a node that is not to be had. A lease that has ended stays so: in an
+        array its node may get the task that waited for another's. ``hold``: why no lease may be
+        asked for; ``kept``: node → why this one may not.
         """
+        for lease_id in self.jobs.keys() - jobs.keys():
+            self.give_up(lease_id, "the main scheduler ended it", now)
         self.jobs = dict(jobs)
         self.given_up = {
             lease: known
@@ -161,12 +169,15 @@ class LeaseLedger:
             lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S
         }
         self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
+        for user, most in self._allowed.items():
+            if self._alive(user) < most:
+                self._limits.pop(user, None)  # one may be asked for again
         leases, unwanted = [], []
         for lease_id, job in self.jobs.items():
             lease = job.lease
-            if job.alive and (
-                reason := self._over(lease_id, job, hold or kept.get(job.wanted, ""), now)
-            ):
+            if not job.alive:
+                self.give_up(lease_id, lease.reason or "the main scheduler ended it", now)
+            elif reason := self._over(lease_id, job, hold or kept.get(job.wanted, ""), now):
                 self.give_up(lease_id, reason, now)
                 if not job.ending:
                     unwanted.append(job)
@@ -191,9 +202,11 @@ class LeaseLedger:
 
     def limit_reached(self, user: str, words: str, now: float) -> None:
         """The main scheduler refused this user a lease because there are too many of their jobs."""
-        alive = sum(job.alive and job.user == user for job in list(self.jobs.values()))
         self._limits.setdefault(user, Backoff(*LIMIT_S)).refused(now, words)
-        self._allowed[user] = alive
+        self._allowed[user] = self._alive(user)
+
+    def _alive(self, user: str) -> int:
+        return sum(job.alive and job.user == user for job in list(self.jobs.values()))
 
     def refused(self, user: str, words: str, now: float) -> None:
         """The main scheduler refused this user a lease for another reason."""

@@ -19,6 +19,12 @@ POLL_REQUESTS = 5
 """What a poll of Slurm sends: squeue and sinfo two each, scontrol one."""
 BURST = 30
 """Requests at one moment: the bucket that Slurm's rl_enable gives each user by default."""
+RESERVE = 2 * POLL_REQUESTS + BURST / 3
+"""What has to be there for a poll out of turn: with one for each event there would never be
+anything left for leases.
+"""
+LEASES_RATE = 0.5
+"""Requests a second that are left for leases where polls alone would use up the budget."""
 
 
 class TokenBucket:
@@ -75,7 +81,8 @@ class TokenBucket:
 
 class RequestBudget:
     """Requests to a controller, in the long run ``rate`` a second, BURST at one moment. Counted are
-    those of ``calls``; a poll as often as ``poll_interval_s`` is always within it.
+    those of ``calls``; a poll as often as ``poll_interval_s`` is always within it. Safe to use from
+    threads.
     """
 
     def __init__(
@@ -87,7 +94,9 @@ class RequestBudget:
     ) -> None:
         self._calls = calls
         self._seen = calls.requests
-        self._bucket = TokenBucket(max(rate, POLL_REQUESTS / poll_interval_s), BURST, clock)
+        self._lock = threading.Lock()
+        least = POLL_REQUESTS / poll_interval_s + LEASES_RATE
+        self._bucket = TokenBucket(max(rate, least), BURST, clock)
 
     @property
     def room(self) -> int:
@@ -97,11 +106,12 @@ class RequestBudget:
 
     @property
     def poll_after_s(self) -> float:
-        """Seconds after which another poll is within the budget."""
+        """Seconds after which a poll out of turn is within the budget, and leases beside it."""
         self._settle()
-        return self._bucket.missing_s(POLL_REQUESTS)
+        return self._bucket.missing_s(RESERVE)
 
     def _settle(self) -> None:
-        spent = self._calls.requests
-        self._bucket.spend(spent - self._seen)
-        self._seen = spent
+        with self._lock:
+            spent = self._calls.requests
+            self._bucket.spend(spent - self._seen)
+            self._seen = spent

@@ -270,10 +270,12 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self.site
 
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking, a third while nodes are taken back."""
+        """At most a tenth of the time goes into asking, a third while nodes are taken back. The
+        budget of requests puts off no such poll, only those that events ask for.
+        """
         usual, urgent = self._usual_s(view.site), view.answer.urgent
         again_s = max(min(usual, HOLD_POLL_S), 3 * took_s) if urgent else max(usual, 10 * took_s)
-        return max(again_s, self.commands.calls.left_alone_s(), self.budget.poll_after_s)
+        return max(again_s, self.commands.calls.left_alone_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
         """What the gaps of this site were like, and no longer than to the next known use."""

@@ -153,8 +153,10 @@ def shared_script(
         parts = [one.part._replace(env={**one.env, **env}) for one in pack]
         return lease_script.shared_script(settings.template, NODE, parts)
     chosen = "\n".join(lease_script.choice("$node", [one.part for one in pack]))
-    argv = ["/bin/sh", "-c", BLOCK.replace(CHOICE, chosen)]
-    return lease_script.lease_script(settings.template, lease_script.Part("", argv, {AS_STEP: ""}))
+    # Everybody on the node can read a command line, and the leases' keys are in it.
+    argv = ["/bin/sh", "-c", f'eval "${BLOCK_TEXT}"']
+    env = {AS_STEP: "", BLOCK_TEXT: BLOCK.replace(CHOICE, chosen)}
+    return lease_script.lease_script(settings.template, lease_script.Part("", argv, env))
 
 
 def shrink(wanted: Shrink) -> list[str]:
@@ -164,8 +166,10 @@ def shrink(wanted: Shrink) -> list[str]:
 
 NODE = "$SLURMD_NODENAME"
 AS_STEP = "MALLETRAIN_AS_STEP"
+BLOCK_TEXT = "MALLETRAIN_BLOCK"
 CHOICE = "#CHOICE"
-BLOCK = f"""counts= later=$SLURM_JOB_CPUS_PER_NODE,
+BLOCK = f"""unset {BLOCK_TEXT}
+counts= later=$SLURM_JOB_CPUS_PER_NODE,
 while [ -n "$later" ]; do
     count=${{later%%,*}} later=${{later#*,}} times=1
     case $count in *"(x"*) times=${{count#*x}} times=${{times%")"}} count=${{count%%"("*}};; esac

@@ -16,6 +16,8 @@ from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
+NEVER = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
+"""Limits that the end of a lease does not help: of a single job, and of what has been used up."""
 OF_USER = re.compile(r"AssocMax\w*|QOSMax\w*PerUser\w*|QOSMax\w*PU\w*|Max\w+PerUser")
 OF_ACCOUNT = re.compile(r"AssocGrp\w*|QOSMax\w*PerAccount\w*|Max\w+PerAccount|Association\w*Limit")
 OF_QOS = re.compile(r"QOSGrp\w*")
@@ -70,6 +72,8 @@ def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) 
     ``job`` waits. One with a QOS of its own counts against no other QOS.
     """
     reason = job.reason
+    if NEVER.fullmatch(reason):
+        return False
     if reason.startswith("QOS") and options.qos:
         return False
     if OF_USER.fullmatch(reason):

@@ -7,7 +7,7 @@ node. Tasks that wait are of all the leases whose nodes have no task yet. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from scavenger.batch.groups import PartOf, leases_in, unknown
 from scavenger.slurm.hostlist import expand
@@ -17,21 +17,25 @@ RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
 
 
 def taken_apart(
-    jobs: Iterable[SlurmJob], prefix: str, node_of: Callable[[str], str]
+    jobs: Iterable[SlurmJob],
+    prefix: str,
+    node_of: Callable[[str], str],
+    users: Collection[str],
 ) -> list[SlurmJob]:
     """One job for each lease, named after it; ``id`` is then what ends with it.
 
     Args:
-        jobs: ours.
+        jobs: of names like ours; anybody may give a job such a name.
         prefix: what their names begin with.
         node_of: the node of a lease; empty: nobody knows it.
+        users: who has leases. A job of anybody else stays as it is.
     """
     found: list[SlurmJob] = []
     waiting: list[tuple[SlurmJob, tuple[str, ...]]] = []
     placed: set[str] = set()
     for job in jobs:
         name = job.name[len(prefix) :]
-        leases = leases_in(name)
+        leases = leases_in(name) if job.user in users else ()
         if not leases:
             found.append(job)
         elif not job.node_list:

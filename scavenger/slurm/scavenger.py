@@ -98,7 +98,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of)
+        ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
@@ -153,7 +153,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         theirs = {
             lease: job.user
             for job in ours
-            if is_unknown(lease := job.name[prefix:]) and (s.submit_as or job.user == s.user)
+            if job.part is not None
+            and is_unknown(lease := job.name[prefix:])
+            and (s.submit_as or job.user == s.user)
         }
         return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
 

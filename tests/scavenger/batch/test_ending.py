@@ -159,6 +159,19 @@ def test_one_of_them_is_asked_alone_and_its_node_given_back_when_it_has_left(blo
     assert scheduler.shrunk[1:] == [(("n1", "n4"), ("n3",))], "it stayed for too long"
 
 
+def test_a_job_whose_first_node_is_wanted_ends(block, scheduler):
+    signal = ("--signal=TERM",)
+    block.ask({"l1": "its node drains"}, signal, GRACE_S, 0.0)
+    assert scheduler.asked == [(["8.1", "8.2", "8.3", "8.4"], signal)]
+    assert block.asked["l1"][1] == "its node drains"
+    del block.all_steps["8", "n1"], block.all_steps["8", "n2"]
+    block.ask({"l1": "its node drains"}, signal, GRACE_S, 2.0)
+    assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
+    block.all_steps.clear()
+    block.ask({"l1": "its node drains"}, signal, GRACE_S, 4.0)
+    assert scheduler.asked[1:] == [(["8"], ())]
+
+
 def test_nobody_is_taken_for_gone_while_the_scheduler_says_nothing(block, scheduler):
     signal = ("--signal=TERM",)
     block.ask({"l2": "its node drains"}, signal, GRACE_S, 0.0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scavenger.batch.groups import MAX_NAME, is_part, leases_in, name_of, packs
 
-NUMBERS = st.sets(st.integers(1, 400), min_size=1, max_size=40)
+NUMBERS = st.sets(st.integers(1, 400), min_size=1, max_size=64)
 
 
 @given(NUMBERS)
@@ -27,6 +27,14 @@ def test_a_name_says_which_leases_share_the_job(numbers):
 )
 def test_other_names_are_of_no_such_job(name):
     assert leases_in(name) == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["l1-65", "l1-33+100-131", "l" + "+".join(["1-60"] * 140), "l" + "0" * 170 + "1-2"]
+)
+def test_a_name_of_more_leases_than_a_job_can_have_is_none_of_ours(name):
+    assert leases_in(name) == ()
+    assert len(leases_in("l1-64")) == 64
 
 
 def test_what_the_store_does_not_number_shares_no_job():

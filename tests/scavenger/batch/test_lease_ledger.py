@@ -132,6 +132,15 @@ def test_a_limit_of_one_user_stops_no_other():
     assert made.room(0, NOW, "bob")[0] == 3
 
 
+@pytest.mark.parametrize("meanwhile", [{"l1": job(ENDED)}, {}])
+def test_what_ended_once_stays_ended(meanwhile):
+    made = books()
+    made.look({"l1": job(RUNNING)}, "", {}, NOW)
+    made.look(meanwhile, "", {}, NOW + 5)
+    [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 10)
+    assert (lease.state, len(unwanted)) == (ENDED, 1)
+
+
 class Named(NamedTuple):
     """A job of a scheduler."""
 
@@ -215,6 +224,18 @@ def test_a_user_who_stays_at_a_limit_is_asked_for_more_and_more_rarely():
     made.accepted("me", now)
     made.limit_reached("me", "full", now)
     assert made.backing_off_s(now) == 60
+
+
+def test_a_limit_counts_only_while_there_are_as_many_leases_as_it_allows():
+    made = books()
+    two = {f"l{i}": job(RUNNING, f"l{i}") for i in (1, 2)}
+    made.look(two, "", {}, NOW)
+    made.limit_reached("me", "full", NOW)
+    made.look({**two, "l2": job(RUNNING, "l2")}, "", {}, NOW + 5)
+    assert made.refusal("me", NOW + 5)
+    made.look({**two, "l2": job(ENDED, "l2")}, "", {}, NOW + 10)
+    assert (made.refusal("me", NOW + 10), made.backing_off_s(NOW + 10)) == ("", 0)
+    assert made.room(1, NOW + 10, "me") is None
 
 
 def test_refused_submissions_have_a_back_off_of_their_own_and_one_refusal_may_be_the_nodes_fault():

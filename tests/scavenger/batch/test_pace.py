@@ -1,5 +1,6 @@
 """At which pace requests may be made."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,11 +66,14 @@ def test_polls_and_leases_keep_to_the_budget_together():
     calls, time = CallLog(), Time()
     budget = RequestBudget(calls, 2.0, 5.0, lambda: time.now)
     assert (budget.room, budget.poll_after_s) == (25, 0)
-    for _ in range(5):
+    for _ in range(2):
         calls.count("x", "ok", requests=5)
-    assert (budget.room, budget.poll_after_s) == (0, 0)
+    assert (budget.room, budget.poll_after_s) == (15, 0)
+    for _ in range(3):
+        calls.count("x", "ok", requests=5)
+    assert (budget.room, budget.poll_after_s) == (0, 7.5)
     calls.count("x", "ok", requests=5)
-    assert budget.poll_after_s == 2.5
+    assert budget.poll_after_s == 10
     time.now += 10
     assert (budget.room, budget.poll_after_s) == (15, 0)
 
@@ -81,6 +85,27 @@ def test_a_site_that_polls_often_on_purpose_may():
         calls.count("x", "ok", requests=5)
         time.now += 1
         assert budget.poll_after_s == 0
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 2.5, 5.0, 7.5, 30.0])
+@pytest.mark.parametrize("event_every_s", [0.1, 1.0, 2.0, 3.0, 5.0, 1000.0])
+def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, interval_s):
+    """As the daemon polls: each interval, and after events as soon as the budget allows."""
+    calls, time, leases = CallLog(), Time(), 0
+    budget = RequestBudget(calls, 2.0, min(interval_s, 5.0), lambda: time.now)
+    began, polls = time.now, 0
+    while time.now - began < 1200:
+        calls.count("squeue", "ok", requests=5)
+        polls += 1
+        room = budget.room
+        calls.count("sbatch", "ok", requests=room)
+        leases += room
+        pause = min(interval_s, max(min(1.0, interval_s / 5), budget.poll_after_s))
+        time.now += min(interval_s, max(pause, event_every_s))
+    took = time.now - began
+    assert leases >= 0.49 * took
+    assert polls >= 0.99 * took / interval_s, "the regular ones are made whatever happens"
+    assert polls * 5 + leases <= max(2.0, 5 / interval_s + 0.5) * took + 60
 
 
 @given(

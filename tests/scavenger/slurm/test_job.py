@@ -232,6 +232,38 @@ def test_a_block_starts_the_agent_of_each_node_that_it_has(tmp_path, cpus, count
     assert sorted(said.stdout.decode().splitlines()) == found
 
 
+@pytest.mark.parametrize("shape", ["array", "block"])
+def test_keys_stand_in_no_command_line_and_each_agent_has_its_own_alone(tmp_path, shape):
+    settings, pack = shared(shape)
+    pack = [replace(one, env={**one.env, "KEY": f"secret-{one.lease}"}) for one in pack]
+    shows = 'printf "argv %s\\n" "$*"; exec "$@"'
+    settings = replace(settings, template=TEMPLATE.replace('exec "$@"', shows))
+    for name, text in {
+        "srun": '#!/bin/sh\necho "argv $*"\nenv\n',
+        "scontrol": "#!/bin/sh\nenv >&2\necho n1\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    said = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=shared_script(settings, pack, step=True),
+        capture_output=True,
+        check=True,
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_JOB_CPUS_PER_NODE": "4",
+        },
+    )
+    lines = said.stdout.decode().splitlines()
+    assert [line for line in lines if line.startswith("argv ")]
+    assert not [line for line in lines if line.startswith("argv ") and "secret" in line]
+    assert b"secret" not in said.stderr
+    if shape == "block":
+        assert [line for line in lines if "secret" in line] == ["KEY=secret-l1"]
+
+
 def test_what_leases_of_one_job_print_is_kept_apart(tmp_path):
     settings, pack = shared("array")
     pack = [replace(one, output=tmp_path / f"it's {one.lease}.out") for one in pack]

@@ -163,3 +163,36 @@ def test_a_signal_that_fails_for_one_is_not_sent_to_the_others_again(slurm):
     asked = [owner for owner, options in as_owner(slurm, "scancel") if "--signal=TERM" in options]
     assert asked.count("ann") == 1
     assert asked.count("bob") > 1
+
+
+def forged(slurm, number, name, user, node):
+    return world.job(
+        "RUNNING", number, PREFIX + name, nodes=node, user=user, end=slurm.now + 99, batch=node
+    )
+
+
+def test_jobs_of_those_who_have_no_lease_are_nobodys_whatever_their_names(slurm):
+    scavenger = several(slurm)
+    scavenger.know({"l1": "ann"}, {"l1": "n1"})
+    slurm.queue(
+        runs(slurm, 41, "l1", "ann", "n1"),
+        forged(slurm, 666, "l9000-9001", "eve", "n7"),
+        forged(slurm, 667, "l9000@n7", "eve", "n7"),
+        forged(slurm, 668, "x@y", "ann", "n6"),
+    )
+    assert {lease.id for lease in scavenger.poll().leases} == {"l1"}
+    assert slurm.tools.calls("scancel") == as_owner(slurm, "scancel") == []
+
+
+def test_what_nobody_asked_for_and_cannot_be_cancelled_is_left_alone_for_a_while(slurm):
+    scavenger = several(slurm, refused="scancel")
+    refuse(slurm, "ann", "sudo: a password is required\n")
+    scavenger.know({"l1": "ann"}, {"l1": "n1"})
+    slurm.queue(runs(slurm, 41, "l1", "ann", "n1"), forged(slurm, 666, "l9000-9001", "ann", "n7"))
+    for _ in range(5):
+        scavenger.poll()
+        slurm.now += 5
+    assert as_owner(slurm, "scancel") == [("ann", "666")]
+    slurm.now += 300
+    scavenger.poll()
+    assert len(as_owner(slurm, "scancel")) == 2

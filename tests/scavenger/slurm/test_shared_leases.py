@@ -69,6 +69,24 @@ def test_of_an_array_those_that_run_end_alone_and_those_that_wait_together(slurm
     assert slurm.tools.calls("scancel")[2:] == ["scancel 70_[2]"]
 
 
+@pytest.mark.parametrize("state", ["FAILED", "PREEMPTED"])
+def test_a_lease_of_an_array_that_ended_does_not_come_back_with_the_next_task(slurm, state):
+    one = slurm.ready(shape="array")
+    one.take([request(i) for i in (1, 2)])
+    first = job("RUNNING", "70_0", "l1-2", nodes="n1", end=200_000, batch="n1")
+    slurm.queue(first, job("PENDING", "70_[1]", "l1-2"))
+    assert states(one) == {"l1": RUNNING, "l2": PENDING}
+    ended = job(state, "70_0", "l1-2", nodes="n1", end=100_070, batch="n1")
+    slurm.queue(ended, job("PENDING", "70_[1]", "l1-2"))
+    assert states(one)["l1"] is ENDED
+    # The task that waited for n2 starts where the first one was.
+    second = job("RUNNING", "70_1", "l1-2", nodes="n1", end=200_000, batch="n1")
+    for queue in ((ended, second), (second,)):
+        slurm.queue(*queue)
+        assert states(one)["l1"] is ENDED
+    assert slurm.tools.calls("scancel")[-1] == "scancel 70_1"
+
+
 def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(slurm):
     slurm.tools.runs(
         "sbatch",

@@ -10,9 +10,11 @@ CONSTRAINTS ?= -c constraints.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
+# Half as many workers again as cores: many tests wait for processes of their own.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 test: lint
 	bash tests/slurm/install.sh
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not sites"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"
 
 # Head and nodes as hosts of their own, by namespaces: cables, firewalls, names. Needs root and Slurm's packages; else it says why not.
 test-sites: $(VENV)/.installed-test

@@ -17,9 +17,8 @@ import click
 
 from malletrain.cli.check_accounting import accounting
 from malletrain.cli.check_users import users
-from malletrain.cli.common import REFUSED, json_option, print_json, print_text
+from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
-from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
@@ -30,16 +29,7 @@ Finding = tuple[str, bool | None, str]
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_file",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar=env.CONFIG,
-    show_envvar=True,
-    help="Configuration of the site (TOML).",
-)
+@config_option("Configuration of the site (TOML).")
 @json_option
 def check(config_file: Path, as_json: bool) -> None:
     """Say what would and would not work with a configuration, and what to do about it. Starts
@@ -47,9 +37,8 @@ def check(config_file: Path, as_json: bool) -> None:
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs,
-    allocation and accounting. Exit code 1 when
-    something would not work.
+    users (where there are several), the network of the jobs, allocation and accounting. Exit code 1
+    when something would not work.
 
     \b
     Example:

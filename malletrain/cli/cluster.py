@@ -10,23 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import Refused, Sentences, json_option, print_json, say
+from malletrain.cli.common import Refused, Sentences, config_option, json_option, print_json, say
 from malletrain.cli.daemon import load, missing
-from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from scavenger.embedded.cluster_process import ClusterProcess
 
-config_option = click.option(
-    "--config",
-    "config_file",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar=env.CONFIG,
-    show_envvar=True,
-    help="Configuration with which the daemon started the cluster (TOML).",
-)
+of_cluster = config_option("Configuration with which the daemon started the cluster (TOML).")
 
 SLACK_S = 30.0
 """How long the cluster may take to end beyond its grace time."""
@@ -48,7 +38,7 @@ def cluster() -> None:
 
 
 @cluster.command()
-@config_option
+@of_cluster
 @json_option
 def status(config_file: Path, as_json: bool) -> None:
     """Say whether the embedded cluster runs, and with what.
@@ -79,7 +69,7 @@ def status(config_file: Path, as_json: bool) -> None:
 
 
 @cluster.command()
-@config_option
+@of_cluster
 def stop(config_file: Path) -> None:
     """Stop the embedded cluster with everything that runs on its nodes.
 

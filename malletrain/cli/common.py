@@ -119,6 +119,20 @@ def state_dir_option(command: F) -> F:
     )(command)
 
 
+def config_option(purpose: str) -> Callable[[F], F]:
+    """``--config FILE``, which the command needs; ``purpose``: its help."""
+    return click.option(
+        "--config",
+        "config_file",
+        required=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        envvar=env.CONFIG,
+        show_envvar=True,
+        help=purpose,
+    )
+
+
 def json_option(command: F) -> F:
     """``--json``: data instead of a table."""
     return click.option(

@@ -6,21 +6,11 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, SentenceCommand
-from malletrain.protocol import env
+from malletrain.cli.common import Refused, SentenceCommand, config_option
 
 
 @click.command(cls=SentenceCommand)
-@click.option(
-    "--config",
-    "config_file",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar=env.CONFIG,
-    show_envvar=True,
-    help="Configuration of the site (TOML).",
-)
+@config_option("Configuration of the site (TOML).")
 def daemon(config_file: Path) -> None:
     """Run the daemon until it gets SIGTERM or SIGINT. Jobs go on without it; the next daemon of
     this state directory adopts them.

@@ -62,6 +62,7 @@ def export(job: str, out: str | None, name: str, state_dir: Path | None) -> None
 
 def _snapshot_of(job: str, state_dir: Path | None) -> str:
     from malletrain.training.owner import path_of
+    from malletrain.training.snapshot_file import SnapshotError
 
     if os.sep in job or os.path.isfile(job):
         return path_of(job)
@@ -71,7 +72,7 @@ def _snapshot_of(job: str, state_dir: Path | None) -> str:
     except (Away, Refused) as error:
         try:
             return path_of(job)  # a job of another daemon, or of one that does not run
-        except Exception:
+        except SnapshotError:
             raise error from None
     spec = view.spec
     named = snapshot_paths(spec["script"], spec.get("args", ()), spec["workdir"])

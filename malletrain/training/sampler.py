@@ -16,13 +16,14 @@ from types import FrameType
 from typing import Any
 
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
+from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 
 _STATE_VERSION = 1
 
 
-class ElasticSampler:
+class ElasticSampler(CountedEpochs):
     """A batch sampler for ``DataLoader(dataset, batch_sampler=sampler)``: yields this rank's share
     of each global batch.
 
@@ -52,6 +53,8 @@ class ElasticSampler:
         ValueError: when the sizes do not fit each other; the message says which.
     """
 
+    _name, _ordered = "sampler", "sample"
+
     def __init__(
         self,
         num_samples: int,
@@ -80,8 +83,7 @@ class ElasticSampler:
         self.epoch = 0
         self.position = 0
         self._handed_out = (0, 0)
-        self._advances = 0
-        self._ended = False
+        super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
 
     def _planned(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
@@ -183,43 +185,15 @@ class ElasticSampler:
 
     # --- what the training loop needs ---
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """``for epoch in sampler.epochs(10)``: the epochs not finished yet of 10, starting with the
-        one the restored position is in.
-
-        Leaving the inner loop early goes on with the next epoch, as in any script.
-
-        Raises:
-            RuntimeError: when an epoch ends without its steps having been counted by
-                :meth:`advance`.
-        """
-        while self.epoch < count and not self._ended:
-            epoch, advances = self.epoch, self._advances
-            yield epoch
-            if self._ended:
-                return
-            if self.epoch != epoch:
-                continue
-            if self._advances == advances:
-                raise RuntimeError(
-                    f"Epoch {epoch} ended without a single call of sampler.advance(), so that "
-                    "no snapshot knows how far it came. "
-                    "Call sampler.advance() at the end of each training step, on every rank."
-                )
-            tell(
-                f"Epoch {epoch} was left after {self.position} of {self.num_samples} samples, "
-                "as sampler.advance() counted them. If the "
-                "loop did not end early on purpose, call advance() once for each batch "
-                "(advance(batches=k) after k of them).",
-                once="epoch left",
-            )
-            self.set_position(epoch + 1, 0)
-
-    def end(self) -> None:
-        """End :meth:`epochs` when the loop asks for the next one; the position stays where it
-        is.
-        """
-        self._ended = True
+    def _leave_epoch(self) -> None:
+        tell(
+            f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples, "
+            "as sampler.advance() counted them. If the "
+            "loop did not end early on purpose, call advance() once for each batch "
+            "(advance(batches=k) after k of them).",
+            once="epoch left",
+        )
+        self.set_position(self.epoch + 1, 0)
 
     def advance(self, batches: int = 1) -> None:
         """A step is done: move the position past its global batch. Call it on every rank at the end
@@ -314,14 +288,7 @@ class ElasticSampler:
                 f"{self.num_samples}. Train with the same data, or start anew with another "
                 "snapshot path."
             )
-        seed, shuffle = int(state["seed"]), bool(state["shuffle"])
-        if (seed, shuffle) != (self.seed, self.shuffle):
-            tell(
-                f"The sample order goes on as the snapshot began it (seed {seed}, shuffle "
-                f"{shuffle}); the script's "
-                f"(seed {self.seed}, shuffle {self.shuffle}) would repeat samples."
-            )
-        self.seed, self.shuffle = seed, shuffle
+        self._keep_order(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
 
     def set_position(self, epoch: int, position: int) -> None:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from malletrain.training.epoch_plan import order, piece, whole_number
+from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
@@ -59,7 +60,7 @@ class _HandedOut:
         return self._after
 
 
-class ElasticStream:
+class ElasticStream(CountedEpochs):
     """The batches of this rank from a dataset made of shards; iterate it as a ``DataLoader``.
 
     Args:
@@ -85,6 +86,8 @@ class ElasticStream:
     Raises:
         ValueError: when the sizes do not fit each other; the message says which.
     """
+
+    _name, _ordered = "stream", "shard"
 
     def __init__(
         self,
@@ -132,8 +135,7 @@ class ElasticStream:
         self._options = loader
         self._group = group
         self._waiting: deque[_HandedOut] = deque()
-        self._steps = 0
-        self._ended = False
+        super().__init__()
         self._begin(0)
 
     def _begin(self, epoch: int, position: StreamPosition | None = None, samples: int = 0) -> None:
@@ -223,35 +225,9 @@ class ElasticStream:
 
     # --- what the training loop needs ---
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """``for epoch in stream.epochs(10)``: the epochs not finished yet of 10, starting with the
-        one the restored position is in.
-
-        Raises:
-            RuntimeError: when an epoch ends without its steps having been counted by
-                :meth:`advance`.
-        """
-        while self.epoch < count and not self._ended:
-            epoch, steps = self.epoch, self._steps
-            yield epoch
-            if self._ended:
-                return
-            if self.epoch != epoch:
-                continue
-            if self._steps == steps:
-                raise RuntimeError(
-                    f"Epoch {epoch} ended without a single call of stream.advance(), so that "
-                    "no snapshot knows how far it came. "
-                    "Call stream.advance() at the end of each training step, on every rank."
-                )
-            tell(f"Epoch {epoch} was left after {self.samples} records.", once="epoch left")
-            self._begin(epoch + 1)
-
-    def end(self) -> None:
-        """End :meth:`epochs` when the loop asks for the next one; the position stays where it
-        is.
-        """
-        self._ended = True
+    def _leave_epoch(self) -> None:
+        tell(f"Epoch {self.epoch} was left after {self.samples} records.", once="epoch left")
+        self._begin(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
         """A step is done: move the position past its global batch. Call it on every rank at the end
@@ -272,7 +248,7 @@ class ElasticStream:
             step = self._waiting.popleft()
             self._position = step.deal.position(step.cursors())
             self.samples += step.total
-            self._steps += 1
+            self._advances += 1
             if not self._position.left():
                 self._begin(self.epoch + 1)
 
@@ -284,7 +260,7 @@ class ElasticStream:
                 f"{self.world_size} ranks."
             )
         tell(f"The last records of epoch {self.epoch} are fewer than the ranks, and left out.")
-        self._steps += 1
+        self._advances += 1
         self._begin(self.epoch + 1)
 
     @property
@@ -329,13 +305,6 @@ class ElasticStream:
                 f"{len(self.shards)} now. Train with the same data, or start anew with another "
                 "snapshot path."
             )
-        seed, shuffle = int(state["seed"]), bool(state["shuffle"])
-        if (seed, shuffle) != (self.seed, self.shuffle):
-            tell(
-                f"The order of the shards goes on as the snapshot began it (seed {seed}, shuffle "
-                f"{shuffle}); the script's (seed {self.seed}, shuffle {self.shuffle}) would repeat "
-                "records."
-            )
-        self.seed, self.shuffle = seed, shuffle
+        self._keep_order(state)
         position = StreamPosition.from_state(len(self.shards), state)
         self._begin(int(state["epoch"]), position, int(state["samples"]))

@@ -1,0 +1,75 @@
+"""What sampler and stream have in common: epochs that follow each other from a restored position,
+and an order that a snapshot began.
+
+Decides when an epoch is over for the training loop; what a position is, and how far a step moves
+it, is the subclass's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from malletrain.training.report import tell
+
+
+class CountedEpochs:
+    """Epochs whose steps the training loop counts by ``advance()``."""
+
+    epoch: int
+    seed: int
+    shuffle: bool
+
+    _name = ""
+    """What scripts call it, for sentences."""
+    _ordered = ""
+    """What is put in order, and what would come again in another one."""
+
+    def __init__(self) -> None:
+        self._advances = 0
+        self._ended = False
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``for epoch in sampler.epochs(10)``: the epochs not finished yet of 10, starting with the
+        one the restored position is in.
+
+        Leaving the inner loop early goes on with the next epoch, as in any script.
+
+        Raises:
+            RuntimeError: when an epoch ends without its steps having been counted by ``advance``.
+        """
+        while self.epoch < count and not self._ended:
+            epoch, advances = self.epoch, self._advances
+            yield epoch
+            if self._ended:
+                return
+            if self.epoch != epoch:
+                continue
+            if self._advances == advances:
+                raise RuntimeError(
+                    f"Epoch {epoch} ended without a single call of {self._name}.advance(), so that "
+                    "no snapshot knows how far it came. "
+                    f"Call {self._name}.advance() at the end of each training step, on every rank."
+                )
+            self._leave_epoch()
+
+    def end(self) -> None:
+        """End :meth:`epochs` when the loop asks for the next one; the position stays where it
+        is.
+        """
+        self._ended = True
+
+    def _leave_epoch(self) -> None:
+        """The loop has left the epoch early: say so, and go to the next one."""
+        raise NotImplementedError
+
+    def _keep_order(self, state: Mapping[str, Any]) -> None:
+        """Go on in the order of a snapshot's ``state``: its seed wins."""
+        seed, shuffle = int(state["seed"]), bool(state["shuffle"])
+        if (seed, shuffle) != (self.seed, self.shuffle):
+            tell(
+                f"The {self._ordered} order goes on as the snapshot began it (seed {seed}, shuffle "
+                f"{shuffle}); the script's (seed {self.seed}, shuffle {self.shuffle}) would repeat "
+                f"{self._ordered}s."
+            )
+        self.seed, self.shuffle = seed, shuffle

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from malletrain.cli.common import asking, json_option, print_json, print_text, state_dir_option
 
-DAY = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m")
+
+class _Date(click.DateTime):
+    """A date with what else of a time is given."""
+
+    def __init__(self) -> None:
+        super().__init__(("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m"))
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime.datetime:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is no date; write 2026-11-01, 2026-11-01T08:00 or 2026-11.")
+
+
+DATE = _Date()
 WORDS = ("user", "class", "month")
 
 
@@ -23,14 +40,14 @@ WORDS = ("user", "class", "month")
 )
 @click.option(
     "--since",
-    type=click.DateTime(DAY),
+    type=DATE,
     metavar="DATE",
     help="Count from this time on, UTC: 2026-11-01, 2026-11-01T08:00 or 2026-11.  "
     "[default: the beginning]",
 )
 @click.option(
     "--until",
-    type=click.DateTime(DAY),
+    type=DATE,
     metavar="DATE",
     help="Count up to this time, in the same forms.  [default: now]",
 )

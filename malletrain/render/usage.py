@@ -50,6 +50,11 @@ def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
     return [found[key] for key in sorted(found)]
 
 
+def _amount(value: float) -> str:
+    """Tenths, below one thousandths: a first try of some seconds is not nothing."""
+    return f"{value:,.1f}" if value >= 1 or not value else f"{value:.3f}"
+
+
 def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
     """Node-hours, and a last line with the sums."""
     if not rows:
@@ -64,9 +69,9 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
     for row in (*rows, *(total if len(rows) > 1 else ())):
         made.add_row(
             *(plain(getattr(row, BY[each])) for each in by),
-            *(f"{getattr(row, field):,.1f}" for _, field, _ in HOURS),
+            *(_amount(getattr(row, field)) for _, field, _ in HOURS),
             count(row.samples),
-            "?" if row.kwh is None else f"{row.kwh:,.1f}",
+            "?" if row.kwh is None else _amount(row.kwh),
         )
     return made
 

@@ -71,3 +71,19 @@ def test_what_makes_no_sense_is_refused(usage, words):
 def test_nothing_was_leased(run, daemon):
     daemon.answers["usage"] = lambda params: []
     assert run("usage").stdout.strip() == "No node was leased in that time."
+
+
+def test_a_first_try_of_some_seconds_is_not_nothing(run, daemon):
+    short = UsageView(
+        "2026-11", "ann", "default", 0.0052, 0.0002, 0.002, 0.0, 0.0, 0.003, 9.0, None
+    )
+    daemon.answers["usage"] = lambda params: [short]
+    shown = run("usage").stdout.splitlines()[2].split()
+    assert shown[:4] == ["ann", "0.005", "0.000", "0.002"]
+    assert shown[4] == "0.0"
+
+
+def test_what_is_no_date_is_told_by_examples(usage):
+    refused = usage("--since", "yesterday")
+    assert refused.exit_code == 2
+    assert "'yesterday' is no date; write 2026-11-01" in refused.output

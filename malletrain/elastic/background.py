@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from malletrain.training import report
-from malletrain.training.snapshot import Snapshot, Taken
+from malletrain.training.snapshot import Snapshot, SnapshotError, Taken
 
 
 class BackgroundSnapshot(Snapshot):
@@ -24,6 +24,8 @@ class BackgroundSnapshot(Snapshot):
 
     _thread: threading.Thread | None = None
     _due_now = False
+    _refused: SnapshotError | None = None
+    """What the thread met that ends the run."""
 
     def wait(self) -> None:
         """Wait for the one being written."""
@@ -34,6 +36,7 @@ class BackgroundSnapshot(Snapshot):
     def _announce_or_save(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
+        self._raise_refused()
         self._due_now = True
         try:
             super()._announce_or_save()
@@ -43,17 +46,27 @@ class BackgroundSnapshot(Snapshot):
     def _save(self, taken: Taken | None = None) -> str | None:
         if not self._due_now:
             self.wait()
+            self._raise_refused()
             return super()._save(taken)
         try:
             copied = Taken(to_host(self._payload()), report.totals())
         except Exception:  # said in a sentence, and tried again, by the one place that does
             return super()._save()
         write = super()._save
-        self._thread = threading.Thread(
-            target=lambda: write(copied), name="malletrain-snapshot", daemon=True
-        )
+
+        def written() -> None:
+            try:
+                write(copied)
+            except SnapshotError as error:
+                self._refused = error
+
+        self._thread = threading.Thread(target=written, name="malletrain-snapshot", daemon=True)
         self._thread.start()
         return None
+
+    def _raise_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
 
 
 def to_host(value: Any) -> Any:

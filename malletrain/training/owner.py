@@ -17,7 +17,7 @@ from typing import Any
 
 from malletrain.protocol import env
 from malletrain.training import report
-from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 
 FOLDER = "malletrain-snapshots"
 """In the folder in which the script runs: the snapshots of runs that name no path."""
@@ -146,3 +146,32 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
         f"finds one by itself. To go on from it: malletrain submit --resume-from {theirs.job} …, "
         f'or restore(resume_from="{theirs.job}").'
     )
+
+
+def refuse_to_overwrite(
+    payload: Mapping[str, Any], path: str, mine: Owner, generation: int
+) -> None:
+    """Leave a snapshot alone that this process did not expect where it saves.
+
+    Args:
+        payload: the snapshot that is there.
+        path: its path.
+        mine: this run.
+        generation: the round that this process belongs to.
+
+    Raises:
+        ForeignSnapshotError: when it is another run's.
+        SnapshotError: when a later round of this run has saved there.
+    """
+    theirs = of(payload)
+    if theirs and theirs != mine and (theirs.job or mine.job):
+        raise ForeignSnapshotError(
+            f"Snapshot {path} is that of {theirs}, and is not overwritten. Give each run a path of "
+            "its own, or none at all."
+        )
+    round_there = int(payload.get("generation", 0))
+    if round_there > generation:
+        raise SnapshotError(
+            f"Round {round_there} of this job has saved there, and this process belongs to round "
+            f"{generation}: it is left over and its work is not kept."
+        )

@@ -26,6 +26,7 @@ def save(
     keep: int,
     keep_newest: bool,
     team: Team,
+    overtaken: Callable[[], None] | None = None,
 ) -> int:
     """Take a snapshot at ``path``. Collective.
 
@@ -34,7 +35,7 @@ def save(
         objects: the script's, by name.
         header: asked on rank 0, before anything is written: what a snapshot says beside its
             objects. It raises for a snapshot that must not be overwritten.
-        keep, keep_newest: see :func:`malletrain.training.snapshot_file.write`.
+        keep, keep_newest, overtaken: see :func:`malletrain.training.snapshot_file.write`.
         team: all ranks.
 
     Returns:
@@ -52,7 +53,7 @@ def save(
         shards = {"folder": shard_files.relative(path, folder), "files": files}
         skeletons, _ = taken[0]
         payload = {**head, "objects": skeletons, shard_files.KEY: shards, _RNG: states}
-        size = snapshot_file.write(path, payload, keep, keep_newest)
+        size = snapshot_file.write(path, payload, keep, keep_newest, overtaken)
         return size + sum(n for n, _ in files.values())
 
     try:

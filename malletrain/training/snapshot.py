@@ -17,6 +17,7 @@ import hashlib
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
-from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.steadfast import bear_one_sigterm
 
 __all__ = ["Snapshot", "SnapshotError"]
@@ -204,11 +205,14 @@ class Snapshot:
 
     def save(self) -> bool:
         """Take a snapshot now; call it on every rank. Rank 0 writes, and nothing happens on other
-        ranks, unless a model is sharded: then all write. Never raises into training.
+        ranks, unless a model is sharded: then all write. A failing disk stops no training.
 
         Returns:
             True when this process wrote it and it is on disk. When it cannot be written the last
             good one stays, the user is told once per cause, and :meth:`step` tries again.
+
+        Raises:
+            SnapshotError: another run has saved at this path: nothing of this one would be kept.
         """
         return self._writes() and self._save() is None
 
@@ -226,6 +230,8 @@ class Snapshot:
         failed: Exception | None = None
         try:
             size = self._write(taken)
+        except ForeignSnapshotError:
+            raise
         # a full disk, a state_dict that fails, memory, an object that cannot be pickled: none may
         # stop the training
         except Exception as error:
@@ -255,13 +261,15 @@ class Snapshot:
                 self.keep,
                 not self._newest_is_bad,
                 self._all_ranks(),
+                overtaken=self._if_first(),
             )
         else:
             self._refuse_if_overtaken()
+            first = self._if_first()
             # A damaged newest file is replaced and not kept: it would push the last good one out.
             payload = taken.payload if taken else self._payload()
             size = snapshot_file.write(
-                self.path, payload, self.keep, keep_newest=not self._newest_is_bad
+                self.path, payload, self.keep, not self._newest_is_bad, overtaken=first
             )
             if os.path.isdir(self.path + shard_files.SUFFIX):
                 shard_files.sweep(self.path, self.keep)
@@ -274,6 +282,10 @@ class Snapshot:
         self._refuse_if_overtaken()
         return self._facts()
 
+    def _if_first(self) -> Callable[[], None] | None:
+        """What is asked when somebody is before this process with the first snapshot."""
+        return None if os.path.exists(self.path) else self._refuse_if_overtaken
+
     def _refuse_if_overtaken(self) -> None:
         """Neither another run that names the same path, nor a worker left over from an earlier
         round (its launcher was killed), overwrites what is there.
@@ -285,19 +297,7 @@ class Snapshot:
             there = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
-        theirs = owner.of(there)
-        if theirs and theirs != self._owner and (theirs.job or self._owner.job):
-            raise SnapshotError(
-                f"It is that of {theirs}, and is not overwritten. Give each run a path of its own, "
-                "or none at all."
-            )
-        round_there = int(there.get("generation", 0))
-        if round_there > report.generation():
-            raise SnapshotError(
-                f"Round {round_there} of this job has saved there, and this process belongs to "
-                f"round {report.generation()}: it is left over "
-                "and its work is not kept."
-            )
+        owner.refuse_to_overwrite(there, self.path, self._owner, report.generation())
         self._known = now
 
     def _payload(self) -> dict[str, Any]:
@@ -317,7 +317,8 @@ class Snapshot:
 
     def step(self) -> None:
         """Call it at the end of each training step, on every rank, after ``advance()`` and
-        ``report()``. Never raises; costs under 1 µs when nothing is due.
+        ``report()``. Costs under 1 µs when nothing is due, and raises nothing but what
+        :meth:`save` does.
 
         Rank 0 saves when ``every_s`` has passed, and when the agent asks for it because the job is
         about to be rescaled or its node is wanted. After such a snapshot it waits (60 s at

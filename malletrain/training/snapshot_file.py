@@ -17,6 +17,7 @@ import pickle
 import socket
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import IO, Any
 
 FORMAT = 1
@@ -25,8 +26,16 @@ SHARDED_FORMAT = 2
 """Of one whose file names shards beside it (:mod:`malletrain.training.shard_files`)."""
 
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+"""What a file system without hard links says to one."""
+
+
 class SnapshotError(RuntimeError):
     """A snapshot that cannot be used; the message is a sentence with the path."""
+
+
+class ForeignSnapshotError(SnapshotError):
+    """The place of a snapshot is taken by another run's: training on would keep nothing."""
 
 
 def previous(path: str, number: int) -> str:
@@ -71,13 +80,25 @@ class _Writer:
                 self.error = error
 
 
-def write(path: str, payload: dict[str, Any], keep: int, keep_newest: bool = True) -> int:
+def write(
+    path: str,
+    payload: dict[str, Any],
+    keep: int,
+    keep_newest: bool = True,
+    overtaken: Callable[[], None] | None = None,
+) -> int:
     """Write ``payload`` as the newest snapshot at ``path`` and keep ``keep`` earlier ones. Returns
     its size in bytes.
 
-    With ``keep_newest`` false the file at ``path`` (known to be damaged) is replaced, and the
-    earlier ones stay as they are. Whatever happens in between (full disk, SIGKILL, power), the
-    newest or the one before it is whole.
+    Whatever happens in between (full disk, SIGKILL, power), the newest or the one before it is
+    whole.
+
+    Args:
+        path, payload, keep: see above.
+        keep_newest: False: the file at ``path`` (known to be damaged) is replaced, and the earlier
+            ones stay as they are.
+        overtaken: for the first snapshot at ``path``: what is asked when another process has
+            written one there in the meantime. It raises to leave that alone.
 
     Raises:
         OSError: the disk's reason; the snapshots on disk are as before and the temporary file is
@@ -96,11 +117,12 @@ def write(path: str, payload: dict[str, Any], keep: int, keep_newest: bool = Tru
                 raise writer.error
             file.flush()
             os.fsync(fd)
-        for number in range(keep if keep_newest else 0, 0, -1):
-            older = previous(path, number - 1) if number > 1 else path
-            if os.path.exists(older):
-                os.replace(older, previous(path, number))
-        os.replace(temporary, path)
+        if overtaken is None or not _published(temporary, path):
+            if overtaken is not None:
+                overtaken()
+            for number in range(keep if keep_newest else 0, 0, -1):
+                _keep(path, number)
+            os.replace(temporary, path)
     except BaseException:
         try:
             os.unlink(temporary)
@@ -109,6 +131,44 @@ def write(path: str, payload: dict[str, Any], keep: int, keep_newest: bool = Tru
         raise
     sync_folder(os.path.dirname(path))
     return writer.bytes
+
+
+def _published(temporary: str, path: str) -> bool:
+    """Put the first snapshot in its place; False when there is one, or none can be told from a
+    second one here (a file system without hard links, on which two runs may overtake each other).
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    os.unlink(temporary)
+    return True
+
+
+def _keep(path: str, number: int) -> None:
+    """Let the ``number``-th earlier snapshot be what the one after it is. The newest stays in its
+    place, too: nobody ever sees none.
+    """
+    older, kept = previous(path, number - 1) if number > 1 else path, previous(path, number)
+    if not os.path.exists(older):
+        return
+    if number == 1:
+        spare = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}-kept"
+        try:
+            os.link(path, spare)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            os.replace(spare, kept)
+            if os.path.exists(spare):  # both were one file already: then a rename does nothing
+                os.unlink(spare)
+            return
+    os.replace(older, kept)
 
 
 def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:

@@ -106,7 +106,8 @@ def test_two_jobs_with_one_snapshot(student):
     assert second.status == 0
     assert "(first) is not finished and saves to the same snapshot" in second.text
     assert "Give it another path, or none" in second.text
-    # They start at once and side by side: the snapshot belongs to the one that saves first.
+    # They start at once and side by side: the snapshot belongs to the one that saves first, and
+    # the other one ends instead of training for nothing.
     states = {student.until_ended(name).state for name in ("first", "second")}
     assert states == {"completed", "failed"}
     # Whoever comes later is told by the snapshot itself.

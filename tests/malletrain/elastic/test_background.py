@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from malletrain import SnapshotError
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_plain_script
@@ -85,3 +86,18 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch, capsys):
         snapshot.step()
         snapshot.wait()
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_the_place_taken_by_another_job_ends_the_run(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    with as_plain_script(monkeypatch):
+        monkeypatch.setenv("MALLETRAIN_JOB", "j1")
+        BackgroundSnapshot(path, 0.0, run={"steps": 1}).save()
+        monkeypatch.setenv("MALLETRAIN_JOB", "j2")
+        other = BackgroundSnapshot(path, 0.0, run={"steps": 2})
+        other.step()
+        other.wait()
+        for again in (other.step, other.save):
+            with pytest.raises(SnapshotError, match="is that of job j1"):
+                again()
+    assert snapshot_file.read(str(path))["objects"]["run"] == {"steps": 1}

@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import struct
 
 import pytest
 
@@ -103,10 +104,12 @@ def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
     with socket.socket(fileno=back.taken()) as listener:
         let_in = back.connect()
         port = let_in.getsockname()[1]
-        accepted(listener).close()
+        # reset, so that nothing of the connection waits in the kernel for its last segments
+        let_in.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        there = accepted(listener)
         let_in.close()
+        there.close()
         with socket.socket() as stranger:
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             stranger.bind((FRONT, port))
             stranger.setblocking(False)
             stranger.connect_ex((BACK, back.port))

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import malletrain
-from malletrain import Snapshot
+from malletrain import Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import DrainDone, SnapshotTaken
 from malletrain.training import report, shard_files
 from malletrain.training.side_group import Team
@@ -253,7 +253,7 @@ def _take_back(agent, heard):
 
 
 def not_saved(path, job, full):
-    """Save what cannot be: where another job has saved, and where the disk is ``full``. Whether
+    """Save what cannot be: where the disk is ``full``, and where another job has saved. Whether
     each was saved.
     """
     training = Training(full, every_s=math.inf)
@@ -265,7 +265,10 @@ def not_saved(path, job, full):
     dist.barrier()
     training.train(1)
     os.environ["MALLETRAIN_JOB"] = job
-    return fits, training.snapshot.save(), Training(path, every_s=math.inf).snapshot.save()
+    full = training.snapshot.save()
+    with contextlib.suppress(SnapshotError):
+        return fits, full, Training(path, every_s=math.inf).snapshot.save()
+    return fits, full, "refused"
 
 
 def killed(path):

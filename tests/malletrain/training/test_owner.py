@@ -34,10 +34,11 @@ def test_two_jobs_with_one_path_do_not_swap_weights(tmp_path, monkeypatch):
         two = Snapshot(path, facts={"who": "two"})
         assert not two.restore()
         assert one.save()
-        assert not two.save()
-        (refused,) = [m for m in agent.received(SnapshotTaken) if not m.saved]
-        assert "job j1" in refused.sentence
-        assert "not overwritten" in refused.sentence
+        with pytest.raises(SnapshotError, match="is that of job j1, and is not overwritten"):
+            two.save()
+        with pytest.raises(SnapshotError, match="not overwritten"):
+            Snapshot(path, every_s=0, facts={"who": "two"}).step()
+        assert [m.saved for m in agent.received(SnapshotTaken)] == [True]
         assert snapshot_file.read(str(path))["objects"]["facts"] == {"who": "one"}
         facts = {"who": "two, restarted"}
         with pytest.raises(SnapshotError, match="belongs to job j1, and this is job j2") as caught:
@@ -47,6 +48,36 @@ def test_two_jobs_with_one_path_do_not_swap_weights(tmp_path, monkeypatch):
         be(monkeypatch, "j1", "--lr", "0.1")
         assert Snapshot(path, facts=facts).restore()
         assert facts == {"who": "one"}
+
+
+class SaysWhenSaved:
+    """Does something at the moment at which its state is taken."""
+
+    def __init__(self, then):
+        self.then = then
+
+    def state_dict(self):
+        self.then()
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_of_two_first_snapshots_at_one_moment_one_is_kept_and_the_other_job_ends(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "run.pt"
+    with as_worker(monkeypatch):
+        be(monkeypatch, "j1")
+        one = Snapshot(path, facts={"who": "one"})
+        be(monkeypatch, "j2")
+        # both have looked and found nothing when the first one writes
+        two = Snapshot(path, facts={"who": "two"}, moment=SaysWhenSaved(one.save))
+        with pytest.raises(SnapshotError, match="is that of job j1"):
+            two.save()
+        assert snapshot_file.read(str(path))["objects"]["facts"] == {"who": "one"}
+        assert [entry.name for entry in tmp_path.iterdir()] == ["run.pt"]
 
 
 @pytest.mark.parametrize("how", ["option", "job", "path"])

@@ -165,7 +165,7 @@ def test_what_cannot_be_saved_leaves_what_is_there_on_all_ranks(ranks, tmp_path)
     with small_disk(small):
         full = str(small / "y.pt")
         said = ranks.run(2, "not_saved", path=path, job="job-2", full=full)
-        assert said == [(True, False, False)] * 2
+        assert said == [(True, False, "refused")] * 2
         assert len(list(small.glob("y.pt.shards/*"))) == 1
         assert ranks.run(2, "run", path=full)[0]["restored"]
     assert ranks.run(2, "run", path=path)[0]["before"] == state

@@ -54,6 +54,53 @@ def test_the_newest_and_the_ones_before_it_stay(tmp_path, keep, names):
     assert [number_in(name) for name in candidates(path, keep)] == [5, 4, 3, 2][: keep + 1]
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_newer_one_takes_the_place_of_the_newest(tmp_path, monkeypatch, links):
+    """At once, where the file system has hard links: another run never finds the place empty."""
+    path = str(tmp_path / "x.pt")
+    empty = []
+
+    def replace(source, target, really=os.replace):
+        really(source, target)
+        empty.append(not os.path.exists(path))
+
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", source)
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    for number in range(4):
+        write(path, payload(number), 2, overtaken=(lambda: None) if not number else None)
+        monkeypatch.setattr(os, "replace", replace)
+    assert [number_in(name) for name in candidates(path, 2)] == [3, 2, 1]
+    assert names_in(tmp_path) == ["x.pt", "x.pt.prev", "x.pt.prev2"]
+    assert any(empty) != links
+
+
+def test_killed_between_keeping_and_replacing(tmp_path):
+    """The newest and the one before it are one file then, and stay two names of good ones."""
+    path = str(tmp_path / "x.pt")
+    write(path, payload(1), 1)
+    os.link(path, path + ".prev")
+    write(path, payload(2), 1)
+    assert [number_in(name) for name in candidates(path, 1)] == [2, 1]
+    assert names_in(tmp_path) == ["x.pt", "x.pt.prev"]
+
+
+def test_the_first_one_is_never_overwritten_unasked(tmp_path):
+    path = str(tmp_path / "x.pt")
+    write(path, payload(1), 1)
+
+    def refuse():
+        raise SnapshotError("another's")
+
+    with pytest.raises(SnapshotError, match="another's"):
+        write(path, payload(2), 1, overtaken=refuse)
+    assert names_in(tmp_path) == ["x.pt"]
+    write(path, payload(2), 1, overtaken=lambda: None)
+    assert [number_in(name) for name in candidates(path, 1)] == [2, 1]
+
+
 def test_a_damaged_newest_file_is_replaced_and_does_not_push_out_the_good_one(tmp_path):
     path = str(tmp_path / "x.pt")
     write(path, payload(1), 1)

@@ -245,15 +245,28 @@ class Bed:
             )
             until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.said)  # noqa: B023
         self.head.run("ip", "addr", "add", f"{FRONT}/{MASK}", "dev", "eth0")
-        self.head.start(str(which("slurmctld")), "-D", "-c", log="slurmctld.log")
+        self.begin(self.head, "-c")
         for node in self.nodes:
-            node.start(str(which("slurmd")), "-D", log="slurmd.log")
+            self.begin(node)
         until(
             lambda: self.states() == ["idle"] * len(self.nodes),
             "all nodes are idle",
             details=lambda: "\n".join(host.said() for host in self.hosts),
         )
         return self
+
+    def begin(self, host: Host, *options: str) -> None:
+        """Start Slurm's daemon of this host."""
+        program = self._daemon(host)
+        host.start(str(which(program)), "-D", *options, log=f"{program}.log")
+
+    def kill(self, host: Host) -> None:
+        """Kill Slurm's daemon of this host; its jobs' own processes stay."""
+        program = self._daemon(host)
+        host.run("sh", "-c", f"kill -9 $(cat /run/{program}.pid)")
+
+    def _daemon(self, host: Host) -> str:
+        return "slurmctld" if host is self.head else "slurmd"
 
     def home(self, user: str) -> Path:
         """The home of one of the users, the same on every host."""

@@ -73,3 +73,7 @@ class HostsSite(Account):
         """Send the daemon a signal."""
         pid = json.loads((self.state / "daemon.json").read_text())["pid"]
         self.bed.head.run("kill", f"-{number.name.removeprefix('SIG')}", str(pid))
+
+    def log(self) -> str:
+        """All that the daemon has logged."""
+        return (self.bed.head.folder / "log" / "malletraind.log").read_text()

@@ -182,7 +182,7 @@ class Bed:
     """A head and ``nodes`` hosts below ``root``, which is not in /tmp. ``head_hosts``: how the
     head's /etc/hosts names the head itself; ``node_hosts``: that of a node the node, with its name
     as {name}; ``users``: names of users in the group "users", with homes that all hosts see;
-    ``grace``: seconds that a lease has when it is preempted.
+    ``grace``: seconds that a lease has when it is preempted; ``named``: nodes are in /etc/hosts.
     """
 
     def __init__(
@@ -193,8 +193,9 @@ class Bed:
         node_hosts: str = "",
         users: Sequence[str] = (),
         grace: int = 6,
+        named: bool = True,
     ) -> None:
-        self.root, self.users, self.grace = root, users, grace
+        self.root, self.users, self.grace, self.named = root, users, grace, named
         self.node_hosts = node_hosts
         self.head_hosts = head_hosts
         self.head = Host(root / "head", "head", HEAD)
@@ -220,7 +221,8 @@ class Bed:
         for bridge in ("br0", "br1"):
             self.on_switch("ip", "link", "add", "name", bridge, "type", "bridge")
             self.on_switch("ip", "link", "set", bridge, "up")
-        names = "".join(f"{node.address} {node.name}\n" for node in self.nodes)
+        listed = self.nodes if self.named else []
+        names = "".join(f"{node.address} {node.name}\n" for node in listed)
         named = [f"NodeName={n.name} NodeAddr={n.address}" for n in self.nodes]
         conf = CONF.format(head=HEAD, nodes="", named="\n".join(named), grace=self.grace)
         key = os.urandom(128)
@@ -303,6 +305,17 @@ class Bed:
         nobody = "02:00:00:00:00:99"
         interface = "ib0" if address.startswith(f"{FAST}.") else "eth0"
         host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))
+
+    def refuse(self, host: Host, address: str) -> None:
+        """``host`` lets nobody of this address connect to it, and says so, as firewalld does."""
+        chain = "{ type filter hook input priority 0; }"
+        rule = f"ip saddr {address} tcp flags & (syn | ack) == syn"
+        for line in (
+            "add table inet bed",
+            f"add chain inet bed entry {chain}",
+            f"add rule inet bed entry {rule} reject with icmp type admin-prohibited",
+        ):
+            host.run("nft", line)
 
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""

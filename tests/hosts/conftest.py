@@ -42,8 +42,8 @@ def hosts():
 
 @pytest.fixture
 def boot(hosts):
-    """Call it for root's site on a bed: ``boot(nodes, head_hosts, node_hosts, grace=…, daemon=…,
-    slurm=…, allocation=…, jobs=…, fabric=…)``; the daemon is not started yet.
+    """Call it for root's site on a bed: ``boot(nodes, head_hosts, node_hosts, grace=…, named=…,
+    daemon=…, slurm=…, allocation=…, jobs=…, fabric=…)``; the daemon is not started yet.
     """
 
     def start(
@@ -51,9 +51,10 @@ def boot(hosts):
         head_hosts: str = f"{HEAD} head",
         node_hosts: str = "",
         grace: int = 6,
+        named: bool = True,
         **lines: str,
     ) -> HostsSite:
-        bed = hosts(nodes, head_hosts, node_hosts, grace=grace)
+        bed = hosts(nodes, head_hosts, node_hosts, grace=grace, named=named)
         return HostsSite(bed, bed.root / "shared", **lines)
 
     return start

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.hosts.bed import FAST
+from tests.slurm.cluster import which
 
 pytest.importorskip("torch")
 
@@ -120,11 +121,25 @@ def test_nodes_whose_names_mean_their_loopback_train_together(boot, mode):
 
 @pytest.mark.sites
 @MODES
-def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, mode):
+def test_nodes_whose_names_nobody_knows_train_together(boot, mode):
+    site = boot(2, named=False).start()
+    job = begin(site, mode, "2:2")
+    trains(site, "n1", "n2")
+    assert not site.events("workers-failed")
+    finish(site, job)
+
+
+@pytest.mark.sites
+@MODES
+@pytest.mark.parametrize("way", ["lost", "refused"])
+def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, mode, way):
+    if way == "refused" and which("nft") is None:
+        pytest.skip("nft is not installed; run tests/slurm/install.sh as root")
     site = boot(3, jobs=LATE)
     _, n2, n3 = site.bed.nodes
-    site.bed.drop(n2, n3.address)
-    site.bed.drop(n3, n2.address)
+    block = site.bed.drop if way == "lost" else site.bed.refuse
+    block(n2, n3.address)
+    block(n3, n2.address)
     site.start()
     job = begin(site, mode, "2:3")
     site.until(

@@ -2,6 +2,7 @@
 several hosts loses of it, told to the sample by :mod:`tests.hosts.exact`.
 """
 
+import itertools
 import signal
 
 import pytest
@@ -12,6 +13,7 @@ from tests.hosts.exact import Training
 
 pytestmark = pytest.mark.sites
 MODES = pytest.mark.parametrize("mode", ["restart", "live"])
+FAILED = "poll failed"
 ENOUGH_S = 3600
 """Grace of preemption for who should leave because it was told: if it stayed, no test would end."""
 
@@ -51,6 +53,21 @@ def test_a_main_job_takes_all_nodes_and_the_training_goes_on_where_it_was(boot, 
     assert not training.back()
     assert job["samples"] == training.trace()[-1].position
     assert job["tries"] == 0
+    assert not site.events("drain-without-snapshot")
+
+
+@MODES
+def test_a_main_job_does_not_wait_for_a_training_that_just_starts(boot, mode):
+    site = boot(3, grace=ENOUGH_S).start()
+    training = Training(site, mode, "2:3")
+    site.until(lambda: site.events("round-formed"), "its workers start")
+    main = MainJob(site, 3)
+    main.runs()
+    main.end()
+    training.trains(3)
+    job = training.finish()
+    assert not training.back()
+    assert job["tries"] == 0
 
 
 @MODES
@@ -77,12 +94,14 @@ def test_slurms_own_daemons_die_and_nobody_notices(boot, mode):
     rounds = len(site.events("round-formed"))
     for host in (site.bed.head, site.bed.nodes[0]):
         site.bed.kill(host)
-    site.until(lambda: "poll failed" in site.log(), "the daemon says that Slurm is away")
+    site.until(lambda: FAILED in site.log(), "the daemon says that Slurm is away")
     training.trains(3)
     for host in (site.bed.head, site.bed.nodes[0]):
         site.bed.begin(host)
     site.until(lambda: "polls work again" in site.log(), "the daemon says that it is back")
     training.trains(3)
+    failures = [line.split("reason=")[1] for line in site.log().splitlines() if FAILED in line]
+    assert all(new != old for old, new in itertools.pairwise(failures)), "each is said once"
     job = training.finish()
     assert len(site.events("round-formed")) == rounds
     assert not training.back()

@@ -82,6 +82,6 @@ class Account:
         return until(
             condition,
             what,
-            pause_s=0.3,
+            pause_s=1.0,
             details=lambda: "\n".join(host.said() for host in self.bed.hosts),
         )

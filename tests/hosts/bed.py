@@ -156,10 +156,20 @@ class Host:
                 start_new_session=True,
             )
 
+    def processes(self, word: str) -> list[int]:
+        """Of every process with ``word`` in its command: the number of its user."""
+        lines = self.run("ps", "-ww", "-eo", "uid,args").splitlines()[1:]
+        pairs = (line.split(maxsplit=1) for line in lines)
+        return [int(uid) for uid, args in pairs if word in args]
+
     def traffic(self, interface: str) -> int:
         """Bytes that this host has sent and received by an interface."""
         [found] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
         return sum(int(found["stats64"][way]["bytes"]) for way in ("rx", "tx"))
+
+    def log(self, name: str) -> str:
+        """All that is in a log of its."""
+        return (self.folder / "log" / name).read_text(errors="replace")
 
     def said(self) -> str:
         """The ends of all its logs."""

@@ -148,6 +148,7 @@ class Training:
         begun = len(self.trace())
 
         def done() -> bool:
+            assert "job-failed" not in self.site.bed.head.log("malletraind.log")
             new = self.trace()[begun:]
             return len(new) > 10 and all(step.size == size for step in new[-10:])
 
@@ -166,7 +167,7 @@ class Training:
         ended = ("completed", "failed", "cancelled")
         self.site.until(lambda: self.site.job(self.id)["state"] in ended, "the job ends")
         job = self.site.job(self.id)
-        assert job["state"] == "completed", job
+        assert job["state"] == "completed", self.site.bed.head.log("malletraind.log")
         said = json.loads((self.site.work / "said").read_text())
         order = ElasticSampler(
             SAMPLES, global_batch_size=BATCH, seed=SEED, rank=0, world_size=1, max_world_size=1

@@ -16,6 +16,7 @@ CONFIG = """
 state_dir = "{state}"
 listen = "tcp://0.0.0.0:{port}"
 metrics_listen = ""
+agent_timeout = "10 s"
 {daemon}
 [scheduler]
 kind = "slurm"
@@ -38,7 +39,11 @@ min_interval = "0 s"
 [profiling]
 enabled = false
 """
-SECTIONS = ("daemon", "slurm", "allocation", "jobs", "fabric")
+LINES = {
+    # limits that no test is about, longer than the busiest machine needs
+    "jobs": 'warmup_timeout = "15 min"\njoin_timeout = "15 min"',
+    **dict.fromkeys(("daemon", "slurm", "allocation", "fabric"), ""),
+}
 
 
 class HostsSite(Account):
@@ -55,9 +60,7 @@ class HostsSite(Account):
             for path in (folder, work):
                 bed.head.run("chown", account, str(path))
         self.config = folder / "site.toml"
-        self.config.write_text(
-            CONFIG.format(state=self.state, port=PORT, **dict.fromkeys(SECTIONS, "") | lines)
-        )
+        self.config.write_text(CONFIG.format(state=self.state, port=PORT, **(LINES | lines)))
         super().__init__(bed, work, account, {"MALLETRAIN_STATE_DIR": str(self.state)})
 
     def start(self) -> HostsSite:
@@ -69,11 +72,11 @@ class HostsSite(Account):
         self.until(lambda: self.command("status", "--json").returncode == 0, "the daemon answers")
         return self
 
+    def log(self) -> str:
+        """All that the daemon has logged."""
+        return self.bed.head.log("malletraind.log")
+
     def signal(self, number: signal.Signals) -> None:
         """Send the daemon a signal."""
         pid = json.loads((self.state / "daemon.json").read_text())["pid"]
         self.bed.head.run("kill", f"-{number.name.removeprefix('SIG')}", str(pid))
-
-    def log(self) -> str:
-        """All that the daemon has logged."""
-        return (self.bed.head.folder / "log" / "malletraind.log").read_text()

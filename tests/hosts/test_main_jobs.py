@@ -34,8 +34,9 @@ class MainJob:
         self.enough.touch()
 
 
-def commands(host):
-    return host.run("ps", "-eo", "args")
+def workers(site):
+    """The nodes on which the training has processes."""
+    return [node.name for node in site.bed.nodes if node.processes("train.py")]
 
 
 @MODES
@@ -43,10 +44,11 @@ def test_a_main_job_takes_all_nodes_and_the_training_goes_on_where_it_was(boot, 
     site = boot(3, grace=ENOUGH_S).start()
     training = Training(site, mode, "2:3")
     training.trains(3)
+    assert len(workers(site)) == 3
     main = MainJob(site, 3)
     main.runs()
     site.until(lambda: site.job(training.id)["state"] == "suspended", "the job waits")
-    assert not [n.name for n in site.bed.nodes if "train.py" in commands(n)]
+    assert not workers(site)
     main.end()
     training.trains(3)
     job = training.finish()
@@ -78,7 +80,7 @@ def test_without_a_daemon_a_main_job_gets_its_nodes_and_nothing_is_lost(boot, mo
     site.signal(signal.SIGKILL)
     main = MainJob(site, 4)
     main.runs()
-    assert not [n.name for n in site.bed.nodes if "train.py" in commands(n)]
+    assert not workers(site)
     site.start()
     main.end()
     training.trains(4)

@@ -57,12 +57,6 @@ def site(hosts):
     ).start()
 
 
-def uids(host, word):
-    """The numbers of the users whose processes on ``host`` have ``word`` in their command."""
-    lines = host.run("ps", "-eo", "uid,args").splitlines()[1:]
-    return {int(uid) for uid, args in (line.split(maxsplit=1) for line in lines) if word in args}
-
-
 def leases(site):
     """Node → the user whose lease is there."""
     lines = site.bed.head.run("squeue", "-h", "-t", "R", "-o", "%N %u").splitlines()
@@ -85,9 +79,10 @@ def test_each_users_processes_are_that_users_on_every_node(site, mode):
         mine = [node for node in site.bed.nodes if owners[node.name] == user]
         assert len(mine) == 2
         for node in mine:
-            assert uids(node, str(each.site.work / "train.py")) == {uid}
-            assert uids(node, "malletrain.agent") == {uid}
-    assert uids(site.bed.head, "malletrain daemon").isdisjoint({0, ANN, BOB})
+            assert set(node.processes(str(each.site.work / "train.py"))) == {uid}
+            assert set(node.processes("malletrain.agent")) == {uid}
+    [daemon] = site.bed.head.processes("malletrain daemon")
+    assert daemon not in (0, ANN, BOB)
 
     # What is another's cannot be ended, neither by way of MalleTrain nor by Slurm.
     refused = ann.command("cancel", second.id)

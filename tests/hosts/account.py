@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.bed import Bed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Account:
@@ -49,7 +49,7 @@ class Account:
             capture_output=True,
             text=True,
             env=self.environment,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:

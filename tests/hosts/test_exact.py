@@ -25,7 +25,8 @@ def lasts(site, seconds):
 @MODES
 @LENGTHS
 def test_a_node_that_is_cut_off_for_a_while_costs_no_sample(boot, mode, seconds):
-    site = boot(3).start()
+    # longer than it is away: else its lease is cancelled, and it is left alone for minutes
+    site = boot(3, allocation='lease_wait = "15 min"').start()
     training = Training(site, mode, "2:3")
     training.trains(3)
     away = site.bed.nodes[2]

@@ -97,6 +97,16 @@ class LeaseNotTaken:
 
 
 @dataclass(frozen=True)
+class LeaseNotYet:
+    """The lease on ``node`` as ``owner`` was not asked for: the site's pace allows no more before
+    the next poll.
+    """
+
+    node: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
 class LeaseUnheard:
     """The lease on ``node`` runs as ``owner``, and its agent never reported: leave the node alone
     for a while.
@@ -239,6 +249,7 @@ Event = (
     | NodeRejected
     | GapsSeen
     | LeaseNotTaken
+    | LeaseNotYet
     | LeaseUnheard
     | JobSubmitted
     | JobCompleted

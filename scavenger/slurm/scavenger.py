@@ -33,7 +33,7 @@ from scavenger.slurm.job import (
     sbatch_shared,
     shared_script,
 )
-from scavenger.slurm.limits import AtLimit, at_limit
+from scavenger.slurm.limits import AtLimit, LimitWatch
 from scavenger.slurm.members import taken_apart
 from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
@@ -79,6 +79,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """How Slurm is read; settled when its version is known."""
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
+        self._limits = LimitWatch()
         self._due_since: dict[str, float] = {}
         self._lacked: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → since when, and the leases that have them."""
@@ -119,7 +120,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
-            at_limit(jobs.pending, own, s.lease, s.owner)
+            self._limits.look(jobs.pending, own, s.lease, s.owner, now)
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )

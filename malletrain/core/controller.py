@@ -49,6 +49,7 @@ from malletrain.core.events import (
     RescaleFinished,
     RoundFormed,
     RoundInterrupted,
+    SoftwareLacking,
     Stop,
     Tick,
     WorkersFailed,
@@ -98,6 +99,9 @@ class Controller:
             JobSubmitted: self._job_submitted,
             JobCompleted: lambda event, now: self._end(event.job, JobState.COMPLETED, "", now),
             WorkersFailed: self._workers_failed,
+            SoftwareLacking: lambda event, now: self._end(
+                event.job, JobState.FAILED, event.reason, now
+            ),
             RoundInterrupted: self._round_interrupted,
             JobCancelled: lambda event, now: self._end(
                 event.job, JobState.CANCELLED, "cancelled by its owner", now

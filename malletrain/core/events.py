@@ -162,6 +162,14 @@ class WorkersFailed:
 
 
 @dataclass(frozen=True)
+class SoftwareLacking:
+    """The job's software cannot be had on any node that was tried: no further try is of use."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RoundInterrupted:
     """The job's workers are not one whole round any more and it is not the job's fault: form a new
     one.
@@ -254,6 +262,7 @@ Event = (
     | JobSubmitted
     | JobCompleted
     | WorkersFailed
+    | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
     | CurveLearned

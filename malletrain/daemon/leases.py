@@ -173,6 +173,7 @@ class Leases:
         if self.poll_error:
             log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.last_poll = "", found
+        self._parts.rounds.nodes_in_all = found.total_nodes
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)
 

@@ -48,6 +48,7 @@ torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
 	for folder in $^; do \
 	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \
 	    $$folder/bin/python -m pytest -q tests/malletrain/training/test_torch_private.py \
+	        tests/malletrain/training/test_sharded_snapshot.py \
 	        tests/malletrain/launch tests/malletrain/elastic || exit 1; \
 	done
 

@@ -9,8 +9,7 @@ in, actions out; no I/O, no clock.
 A round has exactly the members that were planned and are ready; nobody waits for a last call. A
 joiner that does not come up in time is rejected (partial scale-up). Workers that fail because a
 peer vanished are no failure of the job: a failure waits a moment for the news of the loss. This
-module decides membership, ranks and the order of steps; which nodes a job gets is the controller's
-decision.
+module decides membership, ranks and the order of steps; the controller, which nodes a job gets.
 """
 
 from __future__ import annotations
@@ -391,7 +390,8 @@ class JobRounds:
             self.failure.clear()
             return []
         to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
-        broke = self.failure.look(broken, to_come, now, self.settings.failure_grace_s)
+        grace_s = self.settings.failure_grace_s
+        broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
         return [] if broke is None else self._break(broke)
 
     def _break(self, broke: Broke) -> list[Action]:

@@ -57,7 +57,7 @@ class NodesSection(Section):
         "for its imports.",
     )
     warm_wait: Duration = key(
-        "20 s",
+        "60 s",
         description="How long a new node is left to warm up before jobs get it all the same.",
     )
 

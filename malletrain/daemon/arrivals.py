@@ -70,16 +70,13 @@ class Arrivals:
         if agent.awaited and agent.awaited in keys:
             self._join(agent, None, now)
 
-    def overdue(self, now: float) -> list[LeasedAgent]:
-        """The agents whose nodes were waited for long enough."""
-        return [a for a in self._parts.agents if a.awaited and now >= a.awaited_until]
-
-    def take(self, agent: LeasedAgent, now: float) -> None:
-        """Let jobs have a node that is not warm."""
-        self._join(agent, None, now)
-
-    def review(self) -> None:
-        """Where there are other jobs than before: tell the agents that lack their Python."""
+    def look(self, now: float) -> None:
+        """Let jobs have the nodes that were waited for long enough, and where there are other jobs
+        than before tell the agents that lack their Python.
+        """
+        for agent in self._parts.agents:
+            if agent.awaited and now >= agent.awaited_until:
+                self._join(agent, None, now)
         jobs = frozenset(self._parts.runs)
         if jobs == self._jobs:
             return

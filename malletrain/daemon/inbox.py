@@ -22,6 +22,7 @@ from malletrain.daemon.hearing import Ear
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.losses import of_a_peer
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
@@ -146,10 +147,8 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
-        for agent in self.arrivals.overdue(now):
-            with core.step():
-                self.arrivals.take(agent, now)
-        self.arrivals.review()
+        with core.step():
+            self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
             self._stuck.look(now)
@@ -177,6 +176,8 @@ class Inbox:
                 agent.unreachable_since = self.core.clock.now()
                 self.core.unreachable(agent.node)
                 self.poll_soon.set()
+        with self.core.step():
+            self.departures.lost_to_peers()
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:
         with self.core.step():
@@ -349,7 +350,10 @@ class Inbox:
         if message.tail:
             run.launcher_tail = message.tail
         with self.core.step() as now:
+            if of_a_peer(message.assignment):
+                run.bereft = message.assignment.generation
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
+            self.departures.lost_to_peers()
 
     def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
         with self.core.step():

@@ -39,7 +39,7 @@ def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
     All must pass tensors of the same shapes and types in the same order. Raises what the
     collectives raise when a peer is lost.
     """
-    group.apart(lambda: _move(group.place.rank, chain, tensors))
+    group.apart(lambda: pass_along(group.place.rank, chain, tensors))
 
 
 def _done(work: dist.Work | None) -> None:
@@ -47,7 +47,8 @@ def _done(work: dist.Work | None) -> None:
         work.wait()
 
 
-def _move(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
+def pass_along(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
+    """What :func:`move` does on ``rank``, in this thread."""
     at = chain.index(rank)
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     flat_tensors = []

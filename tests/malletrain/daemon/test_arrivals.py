@@ -10,7 +10,7 @@ from malletrain.daemon.losses import of_a_peer
 from malletrain.protocol import messages
 from malletrain.protocol.interpreters import interpreter_of
 from malletrain.protocol.phases import AssignmentPhase
-from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
 LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"

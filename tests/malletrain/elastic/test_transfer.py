@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from malletrain.elastic import transfer
 from malletrain.elastic.rooms import LEAST_BYTES, Rooms, described
 from malletrain.elastic.state import Holder
+from tests import waiting
 from tests.waiting import PATIENCE_S
 
 
@@ -56,7 +57,7 @@ class Work:
 def moved(mail, chain, tensors_of):
     def run(rank):
         mail.mine.rank = rank
-        transfer._move(rank, chain, tensors_of[rank])
+        transfer.pass_along(rank, chain, tensors_of[rank])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in chain]
     for thread in threads:
@@ -95,12 +96,10 @@ def test_a_receiver_is_ready_for_many_pieces_before_the_first_is_sent(monkeypatc
     monkeypatch.setattr(transfer.dist, "irecv", mail.irecv)
     tensors = [torch.zeros(4) for _ in range(2 * transfer.ON_THE_WAY)]
     receiver = threading.Thread(
-        target=lambda: (setattr(mail.mine, "rank", 1), transfer._move(1, [0, 1], tensors))
+        target=lambda: (setattr(mail.mine, "rank", 1), transfer.pass_along(1, [0, 1], tensors))
     )
     receiver.start()
     box = mail.boxes[0, 1]
-    from tests import waiting
-
     waiting.until(
         lambda: mail.under_way[1, "receive"] == transfer.ON_THE_WAY + 1, "it is ready for many"
     )
@@ -116,7 +115,7 @@ def a_training():
     return model, torch.optim.AdamW(model.parameters())
 
 
-def test_a_joiner_takes_the_state_into_memory_that_was_made_ready():
+def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
     model, optimizer = a_training()
     model(torch.ones(1, 200)).sum().backward()
     optimizer.step()
@@ -127,9 +126,17 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready():
     joiner = Holder({"model": mine, "optimizer": its}, torch.device("cpu"))
     joiner.rooms.make(described([optimizer]))
     joiner.rooms.make(described([optimizer]))  # the next round: nothing is made twice
-    ready = {t.data_ptr() for free in joiner.rooms._free.values() for t in free}
-    assert len(ready) == 2  # exp_avg and exp_avg_sq of the weight; the bias is not worth it
+    ready, take = set(), joiner.rooms.take
+
+    def seen(*kind):
+        if (taken := take(*kind)) is not None:
+            ready.add(taken.data_ptr())
+        return taken
+
+    monkeypatch.setattr(joiner.rooms, "take", seen)
     skeleton, rooms = joiner.destinations(packed)
+    assert len(ready) == 2  # exp_avg and exp_avg_sq of the weight; the bias is not worth it
+    assert take((200, 200), torch.float32, False) is None
     for room, tensor in zip(rooms, tensors, strict=True):
         room.copy_(tensor)
     joiner.put_back(skeleton, rooms)

@@ -49,7 +49,7 @@ class Launched(Protocol):
         """Everything of it was killed."""
 
 
-class ForkServer:
+class WarmPython:
     """One Python that is, or will be, warm."""
 
     def __init__(
@@ -117,7 +117,7 @@ class ForkedLauncher:
 
     def __init__(
         self,
-        server: ForkServer,
+        server: WarmPython,
         request: Mapping[str, object],
         log_file: Path,
         cold: Callable[[], Launched],
@@ -211,7 +211,7 @@ class ForkedLauncher:
             self._code = 128 + 9
 
 
-class ForkServers:
+class NodeForkServers:
     """Those of one node.
 
     Args:
@@ -232,7 +232,7 @@ class ForkServers:
         self._environment = environment
         self._marks = marks
         self._send = send
-        self._servers: dict[str, ForkServer] = {}
+        self._servers: dict[str, WarmPython] = {}
         self._wanted: tuple[Interpreter, ...] = ()
         self._idle_s = 0.0
         self._failed: set[str] = set()
@@ -285,7 +285,7 @@ class ForkServers:
                 self._start(interpreter)
                 return
 
-    def _of_no_use(self, server: ForkServer, now: float) -> bool:
+    def _of_no_use(self, server: WarmPython, now: float) -> bool:
         if server.pid and now - server.idle_since > self._idle_s:
             self._wanted = tuple(i for i in self._wanted if i.key != server.key)
             return True
@@ -299,7 +299,7 @@ class ForkServers:
         path = self._directory / f"w{self._count}"
         environment = {**base_environment(self._environment, interpreter.env), **self._marks}
         try:
-            server = ForkServer(
+            server = WarmPython(
                 interpreter, path, self._directory / f"warm-{self._count}.log", environment
             )
         except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
@@ -309,13 +309,13 @@ class ForkServers:
             return
         self._servers[server.key] = server
 
-    def _end(self, server: ForkServer) -> None:
+    def _end(self, server: WarmPython) -> None:
         server.end()
         del self._servers[server.key]
 
     # --- jobs ---
 
-    def of(self, spec: JobSpec) -> ForkServer | None:
+    def of(self, spec: JobSpec) -> WarmPython | None:
         """The fork server for a job, if there is one."""
         interpreter = interpreter_of(spec)
         server = self._servers.get(interpreter.key) if interpreter is not None else None

@@ -22,7 +22,7 @@ import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.fitness import NodeFitness
-from malletrain.agent.fork_servers import ForkServers
+from malletrain.agent.fork_servers import NodeForkServers
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
@@ -86,7 +86,7 @@ class NodeAgent:
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
-        self._servers = ForkServers(self._sockets, os.environ, marks, self._link.send)
+        self._servers = NodeForkServers(self._sockets, os.environ, marks, self._link.send)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None

@@ -21,7 +21,7 @@ from malletrain.agent.containers import (
     container_command,
     runtime_environment,
 )
-from malletrain.agent.fork_servers import ForkServers, Launched
+from malletrain.agent.fork_servers import NodeForkServers, Launched
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
@@ -56,7 +56,7 @@ class UnfitNode(ValueError):
 def start_launcher(
     assign: Assign,
     place: JobPlace,
-    servers: ForkServers,
+    servers: NodeForkServers,
     flags: str,
     log_dir: Path,
     log: Path,

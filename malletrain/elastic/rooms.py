@@ -9,7 +9,9 @@ not, or does not fit, is allocated when it comes.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -17,6 +19,8 @@ import torch
 
 LEAST_BYTES = 1 << 16
 """Smaller tensors are not worth the trouble."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 Kind = tuple[tuple[int, ...], torch.dtype, bool]
 """Shape, type, and whether it is on a GPU."""
@@ -37,6 +41,24 @@ def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     except (AttributeError, RuntimeError):  # it changes at this moment, or is of a kind of its own
         return "[]"
     return json.dumps(found)
+
+
+def keep_freed() -> bool:
+    """Have the C library keep memory that was freed, for what is allocated next: gradients and
+    buckets are made anew after every change of the group, and pages that went back to the kernel
+    would be faulted in once more while everybody waits. Pieces of more than 32 MB go back all the
+    same (mallopt(3), glibc).
+
+    Returns:
+        Whether that was done; not where the environment says how memory is managed.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
 
 
 class Rooms:

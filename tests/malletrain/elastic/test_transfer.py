@@ -4,7 +4,9 @@ The ranks are threads here, and what they send goes by queues.
 
 from __future__ import annotations
 
+import os
 import queue
+import resource
 import threading
 from collections import defaultdict
 
@@ -14,7 +16,7 @@ import torch
 from hypothesis import given, settings
 
 from malletrain.elastic import transfer
-from malletrain.elastic.rooms import LEAST_BYTES, Rooms, described
+from malletrain.elastic.rooms import LEAST_BYTES, Rooms, described, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
 from tests.waiting import PATIENCE_S
@@ -159,3 +161,35 @@ def test_memory_for_what_does_not_come_is_given_back():
 def test_an_optimizer_before_its_first_step_needs_no_memory():
     _, optimizer = a_training()
     assert described([optimizer]) == "[]"
+
+
+def _faults_of_a_second_use(keep):
+    """Page faults when 40 MB are allocated that were freed before; in a process of its own."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        kept = keep_freed() if keep else True
+        for _ in range(2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            tensors = [torch.empty(1 << 18).fill_(1.0) for _ in range(40)]
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            del tensors
+        os.write(writing, str(faults if kept else -1).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with open(reading) as told:
+        return int(told.read())
+
+
+def test_freed_memory_is_kept_for_what_comes_next(monkeypatch):
+    """Known answer: 40 MB are some ten thousand pages."""
+    for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))]:
+        monkeypatch.delenv(name)
+    assert 0 <= _faults_of_a_second_use(keep=True) < 1000
+    assert _faults_of_a_second_use(keep=False) > 5000
+
+
+def test_a_user_who_manages_memory_is_left_to_it(monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert not keep_freed()

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable
 
-from malletrain.agent.fork_servers import NodeForkServers, Launched
+from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports

@@ -21,7 +21,7 @@ from malletrain.agent.containers import (
     container_command,
     runtime_environment,
 )
-from malletrain.agent.fork_servers import NodeForkServers, Launched
+from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,

@@ -4,6 +4,7 @@ The ranks are threads here, and what they send goes by queues.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import resource
@@ -169,11 +170,16 @@ def _faults_of_a_second_use(keep):
     pid = os.fork()
     if pid == 0:
         kept = keep_freed() if keep else True
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
         for _ in range(2):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            tensors = [torch.empty(1 << 18).fill_(1.0) for _ in range(40)]
+            pieces = [libc.malloc(1 << 20) for _ in range(40)]
+            for piece in pieces:
+                ctypes.memset(piece, 1, 1 << 20)
             faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            del tensors
+            for piece in pieces:
+                libc.free(piece)
         os.write(writing, str(faults if kept else -1).encode())
         os._exit(0)
     os.waitpid(pid, 0)

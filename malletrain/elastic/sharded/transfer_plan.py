@@ -24,8 +24,8 @@ class IncompleteStateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor on its way. ``source`` and ``target`` are ranks of the new group; where they
-    are the same it is a copy within one process.
+    """A box of a tensor on its way. ``source`` and ``target`` are ranks of the new group; where
+    they are the same it is a copy within one process.
     """
 
     source: int

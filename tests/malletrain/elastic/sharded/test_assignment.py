@@ -15,9 +15,7 @@ def moved(held, order):
     """The part of the state that the new ranks lack."""
     total = sum(rows * row_bytes for rows, row_bytes in held[0].rows)
     size = len(order)
-    stays = sum(
-        overlap(one, order[i], size) for i, one in enumerate(held) if one is not None
-    )
+    stays = sum(overlap(one, order[i], size) for i, one in enumerate(held) if one is not None)
     return 1 - stays / total
 
 

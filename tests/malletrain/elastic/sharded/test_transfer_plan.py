@@ -125,7 +125,10 @@ def test_any_layout_comes_from_any_other(shapes, old_parts, new_parts, old_copie
 @given(states(), states(), st.integers(1, 5), st.integers(1, 5))
 def test_a_tensor_may_be_cut_in_another_dimension(shapes, others, old_parts, new_parts):
     after = {
-        key: (shape, others[key][1] if key in others and (others[key][1] or 0) < len(shape) else dim)
+        key: (
+            shape,
+            others[key][1] if key in others and (others[key][1] or 0) < len(shape) else dim,
+        )
         for key, (shape, dim) in shapes.items()
     }
     after = {k: (shape, dim if shape else None) for k, (shape, dim) in after.items()}

@@ -1,0 +1,142 @@
+"""Sharded models in live mode end to end, without a daemon: groups change under real workers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.malletrain.elastic.conductor import conducted
+from tests.malletrain.elastic.sharded import scripts
+from tests.malletrain.elastic.test_run import change_at, losses, records, seen
+
+
+def ends(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in folder.glob("end-*")]
+
+
+def that_count(folder: Path) -> list[dict]:
+    """The records of each step in the last round that did it."""
+    found = records(folder)
+    last: dict[int, int] = {}
+    for record in found:
+        last[record["step"]] = max(last.get(record["step"], 0), record["generation"])
+    return [record for record in found if record["generation"] == last[record["step"]]]
+
+
+def losses_that_count(folder: Path) -> list[float]:
+    by_step: dict[int, list[dict]] = {}
+    for record in that_count(folder):
+        by_step.setdefault(record["step"], []).append(record)
+    assert sorted(by_step) == list(range(len(by_step)))
+    return [
+        sum(r["loss"] for r in by_step[step]) / by_step[step][0]["size"] for step in sorted(by_step)
+    ]
+
+
+def same(changing: list[float], alone: list[float]) -> None:
+    assert len(changing) == len(alone)
+    for a, b in zip(alone, changing, strict=True):
+        assert b == pytest.approx(a, rel=1e-5)
+
+
+def test_fsdp_over_2_4_and_3_ranks_equals_an_undisturbed_run(tmp_path):
+    """Grown before its first step, too, when the optimizer has no state yet."""
+    options = {"samples": 480, "gates": [10, 20, 30]}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members = c.start(2)
+        c.round(members)
+        for step, size in ((10, 4), (20, 3), (30, 1)):
+            more = c.start(size - len(members)) if size > len(members) else []
+            change_at(c, tmp_path, step)
+            members = [*members[:size], *more] if size != 3 else members[1:]  # rank 0 leaves
+            c.round(members, wait=False)
+            (tmp_path / f"go-{step}").touch()
+            c.run()
+        c.finish()
+    same(losses(tmp_path), scripts.alone(options))
+    assert {r["size"] for r in records(tmp_path)} == {2, 4, 3, 1}
+    assert set(seen(tmp_path).values()) == {1}
+    assert len(seen(tmp_path)) == 480
+    assert {(e["steps"], e["facts"]) for e in ends(tmp_path)} == {(40, 480)}
+
+
+NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
+
+
+def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
+    """Nothing but the step in progress is done again, and every sample counts once."""
+    options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
+        members = c.start(2)
+        c.round(members)
+        members += c.start(2)
+        change_at(c, tmp_path, 10)
+        c.round(members, wait=False)
+        (tmp_path / "go-10").touch()
+        c.run()
+        change_at(c, tmp_path, 20)
+        c.round(c.lose(*members[:2]))
+        c.finish()
+    same(losses_that_count(tmp_path), scripts.alone(options))
+    counted = Counter(number for r in that_count(tmp_path) for number in r["seen"])
+    assert set(counted.values()) == {1}
+    assert len(counted) == 480
+    moved = {r["rank"]: r["moved"] for r in records(tmp_path) if r["size"] == 4}
+    assert moved[0] == moved[1] == 0, "who holds its shard gets nothing"
+    assert {(e["steps"], e["facts"]) for e in ends(tmp_path)} == {(40, 480)}
+    by_step = Counter((r["step"], r["generation"]) for r in records(tmp_path))
+    again = [step for step, generation in by_step if generation == 3 and (step, 2) in by_step]
+    assert len(again) <= 1
+
+
+def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path):
+    """One rank hears that all have their gradients and updates its shard; the other one of its node
+    does not. No replica of either state is whole.
+    """
+    options = {"samples": 240, "run": {"shard": "node"}, "late": [1, 5], "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
+        members = c.start(4)
+        c.round(members)
+        c.until(lambda: any(w.heard("lost") for w in members), "rank 1 has given up the step")
+        c.round(c.lose(*members[2:]))
+        c.finish()
+    expected, told = scripts.alone(options), {}
+    for record in that_count(tmp_path):
+        told.setdefault((record["step"], record["size"]), []).append(record["loss"])
+    cut = [step for (step, size), ranks in told.items() if len(ranks) < size]
+    assert cut == [4], "the step that it gave up, and that counts"
+    for (step, size), ranks in told.items():
+        if step not in cut:
+            assert sum(ranks) / size == pytest.approx(expected[step], rel=1e-5)
+    assert {(e["steps"], e["facts"]) for e in ends(tmp_path)} == {(20, 240)}
+    assert len({e["digest"] for e in ends(tmp_path)}) == 1
+
+
+@pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
+def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
+    """From the neighbours' copies, at most so many steps back; without them, from the snapshot."""
+    options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members = c.start(3)
+        c.round(members)
+        change_at(c, tmp_path, 10)
+        c.round(c.lose(members[1]))
+        c.finish()
+        said = "".join(worker.output.read_text() for worker in members)
+    same(losses_that_count(tmp_path), scripts.alone(options))
+    counted = Counter(number for r in that_count(tmp_path) for number in r["seen"])
+    assert set(counted.values()) == {1}
+    assert len(counted) == 240
+    before = max(r["step"] for r in records(tmp_path) if r["generation"] == 1)
+    after = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
+    if every:
+        assert 0 <= before + 1 - after <= 3 + 1
+        assert "The run goes on from the copies of step" in said
+    else:
+        assert after == 0
+        assert "no copies of them are left" in said
+        assert "goes on from its snapshot, step 0." in said
+    assert {(e["steps"], e["facts"]) for e in ends(tmp_path)} == {(20, 240)}

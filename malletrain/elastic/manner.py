@@ -24,8 +24,8 @@ class WholeState:
 
     backend = DEFAULT_BACKEND
     """Of the groups."""
-    alone_too = False
-    """A group is needed for one process, too."""
+    sharded = False
+    """A group is needed for one process, too; leavers hand over; torch exchanges the gradients."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -52,12 +52,13 @@ class WholeState:
 class StateInShards(WholeState):
     """Every rank holds its shards."""
 
-    backend = abortable.BACKEND
-    alone_too = True
+    sharded = True
 
     def __init__(self, training: ShardedTraining) -> None:
         super().__init__(training)
         self._sharded = training
+        if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
+            self.backend = abortable.BACKEND
 
     def held(self, group: Group | None) -> str:
         found = self._sharded.held(group) if group is not None else None

@@ -156,7 +156,7 @@ class GroupMembership:
         all.
         """
         old = self._group
-        if old is None or old.broken or not self.live:
+        if old is None or old.broken or not (self.live and self._manner.sharded):
             return True
         check_in, place, void = self._check_in, None, False
         try:
@@ -177,7 +177,7 @@ class GroupMembership:
     @property
     def wrapped(self) -> bool:
         """Whether gradients are exchanged by torch itself."""
-        return bool(self.parallels) or self._manner.alone_too
+        return bool(self.parallels) or self._manner.sharded
 
     def join(self) -> None:
         """Become part of the next round, however many attempts that takes.
@@ -221,7 +221,7 @@ class GroupMembership:
         marks.append(time.time())
         manner, cuda = self._manner, self.training.device.type == "cuda"
         ranked = place if check_in is None else check_in.ranked
-        self._group = group = Group(ranked, store, cuda, manner.backend, manner.alone_too)
+        self._group = group = Group(ranked, store, cuda, manner.backend, manner.sharded)
         if self._void(place):
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.errors import ElasticError
+from malletrain.training import rng
 
 Build = Callable[[], torch.nn.Module]
 Parallelize = Callable[[torch.nn.Module, Any], Any]
@@ -36,8 +37,10 @@ class ShardedModel(torch.nn.Module):
         self.module = self._on_meta()
 
     def _on_meta(self) -> torch.nn.Module:
+        before = rng.state()
         with torch.device("meta"):
             module = self._build()
+        rng.load(before)  # a change of the group draws nothing
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
                 f"elastic.Run: build() returned a {type(module).__name__}; it must return the "

@@ -8,6 +8,7 @@ under way at both ends, so that nobody waits in a circle. Tensors on GPUs go by 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,13 +17,61 @@ import torch.distributed as dist
 
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded.chunks import Chunk
-from malletrain.elastic.sharded.transfer_plan import Layout, Piece, TransferPlan
+from malletrain.elastic.sharded.transfer_plan import PIECE_BYTES, Piece, TransferPlan
 from malletrain.training.torch_private import boxes_of
 
 AT_ONCE = 8
-"""Pieces under way at a time, of each process."""
+"""Messages under way at a time, of each process: 64 MB where they are staged."""
 Parts = Mapping[str, Sequence[tuple[Chunk, torch.Tensor]]]
 """What a process holds of each tensor: boxes with their numbers."""
+
+
+@dataclass
+class Bundle:
+    """Pieces that travel as one message."""
+
+    source: int
+    """Rank."""
+    target: int
+    """Rank."""
+    turn: int
+    """Which message between the two it is."""
+    boxes: list[torch.Tensor] = field(default_factory=list)
+    """Where they are at this end."""
+    size: int = 0
+    """Bytes."""
+
+    def _in_one(self) -> bool:
+        return len(self.boxes) == 1 and self.boxes[0].is_contiguous()
+
+    def packed(self) -> torch.Tensor:
+        """The message; the numbers themselves where there is one contiguous box."""
+        if self._in_one():
+            return self.boxes[0]
+        return torch.cat([_bytes_of(box.contiguous()) for box in self.boxes])
+
+    def room(self) -> torch.Tensor:
+        """Where the message arrives."""
+        if self._in_one():
+            return self.boxes[0]
+        return torch.empty(self.size, dtype=torch.uint8, device=self.boxes[0].device)
+
+    def unpack(self, room: torch.Tensor) -> None:
+        """Put what arrived where it belongs."""
+        if self._in_one():
+            return
+        with torch.no_grad():
+            at = 0
+            for box in self.boxes:
+                size = box.numel() * box.element_size()
+                # A copy of its own begins where the type may begin.
+                part = room[at : at + size].clone().view(box.dtype)
+                box.copy_(part.view(box.shape))
+                at += size
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
@@ -49,33 +98,54 @@ def carry_out(group: Group, plan: TransferPlan, sources: Parts, targets: Parts) 
     the same plan. Raises what :meth:`Group.apart` raises.
     """
     rank = group.place.rank
-    for piece in plan.copies:
-        if piece.target == rank:
-            _box(targets, piece).copy_(_box(sources, piece))
-    mine = [piece for piece in plan.moves if rank in (piece.source, piece.target)]
-    if mine:
-        group.apart(lambda: _exchange(rank, mine, sources, targets))
-
-
-def _exchange(rank: int, mine: Iterable[Piece], sources: Parts, targets: Parts) -> None:
-    pieces = iter(mine)
     with torch.no_grad():
-        while batch := list(islice(pieces, AT_ONCE)):
-            operations, staged = [], []
-            for piece in batch:
-                sends = piece.source == rank
-                box = _box(sources if sends else targets, piece)
-                if sends:
-                    operations.append(dist.P2POp(dist.isend, box.contiguous(), piece.target))
-                    continue
-                room = box if box.is_contiguous() else torch.empty_like(box).contiguous()
-                if room is not box:
-                    staged.append((box, room))
-                operations.append(dist.P2POp(dist.irecv, room, piece.source))
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
-            for box, room in staged:
-                box.copy_(room)
+        for piece in plan.copies:
+            if piece.target == rank:
+                _box(targets, piece).copy_(_box(sources, piece))
+        messages = bundles(rank, plan, sources, targets)
+        if messages:
+            group.apart(lambda: _exchange(rank, messages))
+
+
+def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> list[Bundle]:
+    """What ``rank`` sends and receives, in its order: pieces between the same two processes as one
+    message, up to the size of a piece. Both ends come to the same ones, and all processes to the
+    same order.
+    """
+    open_ones: dict[tuple[int, int], Bundle] = {}
+    turns: dict[tuple[int, int], int] = {}
+    found: list[Bundle] = []
+    for piece in plan.moves:
+        pair = piece.source, piece.target
+        if rank not in pair:
+            continue
+        side = _box(sources if piece.source == rank else targets, piece)
+        size = side.numel() * side.element_size()
+        bundle = open_ones.get(pair)
+        if bundle is None or bundle.size + size > PIECE_BYTES:
+            turn = turns[pair] = turns.get(pair, -1) + 1
+            bundle = open_ones[pair] = Bundle(*pair, turn)
+            found.append(bundle)
+        bundle.boxes.append(side)
+        bundle.size += size
+    return sorted(found, key=lambda b: (b.turn, b.source, b.target))
+
+
+def _exchange(rank: int, bundles: Iterable[Bundle]) -> None:
+    left = iter(bundles)
+    while batch := list(islice(left, AT_ONCE)):
+        operations, arriving = [], []
+        for bundle in batch:
+            if bundle.source == rank:
+                operations.append(dist.P2POp(dist.isend, bundle.packed(), bundle.target))
+            else:
+                room = bundle.room()
+                arriving.append((bundle, room))
+                operations.append(dist.P2POp(dist.irecv, room, bundle.source))
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        for bundle, room in arriving:
+            bundle.unpack(room)
 
 
 def _box(parts: Parts, piece: Piece) -> torch.Tensor:
@@ -91,13 +161,4 @@ def combined(several: Iterable[Parts]) -> dict[str, list[tuple[Chunk, torch.Tens
     for parts in several:
         for key, boxes in parts.items():
             found.setdefault(key, []).extend(boxes)
-    return found
-
-
-def combined_layout(several: Iterable[Layout]) -> dict[str, tuple[Chunk, ...]]:
-    """All of them together."""
-    found: dict[str, tuple[Chunk, ...]] = {}
-    for layout in several:
-        for key, boxes in layout.items():
-            found[key] = (*found.get(key, ()), *boxes)
     return found

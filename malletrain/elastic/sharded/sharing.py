@@ -289,9 +289,17 @@ def _begin_anew(
     name, random = pickle.loads(history)
     before = training.steps
     restored = training.begins_anew(module, group, name)
-    if not restored:
+    tensors = dict(module.named_buffers())
+    if restored:  # all but the buffers that no snapshot has
+        tensors = {n: b for n, b in tensors.items() if n not in set(module.state_dict())}
+        random = rng.state()
+    else:
+        tensors.update(module.named_parameters())
         rng.load(random)
-        _take_over_numbers(module, training.model.whole())
+    if tensors:
+        _take_over_numbers(tensors, training.model.whole())
+    if restored:
+        rng.load(random)
     training.has_state = True
     if lost and group.place.rank == 0:
         where = f"its snapshot, step {training.steps}" if restored else "its beginning"
@@ -303,11 +311,11 @@ def _begin_anew(
     training.keep_copies()
 
 
-def _take_over_numbers(module: torch.nn.Module, whole: torch.nn.Module) -> None:
-    """The numbers of a whole model into the shards of one of the same names."""
+def _take_over_numbers(tensors: Mapping[str, Any], whole: torch.nn.Module) -> None:
+    """The numbers of a whole model into the shards of ``tensors``, by name."""
     numbers = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     with torch.no_grad():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for name, tensor in tensors.items():
             full = numbers[name].detach()
             whole_box = Chunk((0,) * full.ndim, tuple(full.shape))
             for box, local in moving.parts_of({name: tensor})[name]:

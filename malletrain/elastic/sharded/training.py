@@ -77,6 +77,7 @@ class ShardedTraining(Training):
         self.moved_bytes = 0
         """Sent to this process at the last change."""
         self._pending: Pending | None = None
+        self._rows: tuple[tuple[int, int], ...] = ()
         self._begun = pickle.dumps({n: self._state_of(n) for n in self.others})
         if snapshot is not None and snapshot is not False:
             path = None if snapshot is True else snapshot
@@ -113,7 +114,11 @@ class ShardedTraining(Training):
         """What this process has of a state."""
         if self.version == version:
             return combined([self.live_parts(), self.extra])
-        return combined(kept.parts for kept in self.kept if kept.version == version)
+        parts = combined(kept.parts for kept in self.kept if kept.version == version)
+        return {
+            key: [(chunk, tensor.to(self.device)) for chunk, tensor in boxes]
+            for key, boxes in parts.items()
+        }
 
     def description(self, version: Version | None = None) -> bytes:
         """What belongs to a state beside its shards, the same for all ranks. Raises StateError."""
@@ -146,17 +151,12 @@ class ShardedTraining(Training):
         return to_host(take_apart({name: self.others[name]})[0][name])
 
     def held(self, group: Group) -> Held | None:
-        """The part of the state that this process has, for the order of the next ranks."""
+        """The part of the state that this process has, for the order of the next ranks. Asked in
+        another thread than the one that trains, which must not be disturbed.
+        """
         if not self.has_state or self.in_nodes:
             return None
-        rows: dict[int, int] = {}
-        for tensor in take_apart({MODEL: self.model.module, OPTIMIZER: self.optimizer})[1].values():
-            for placement in tensor.placements:
-                if placement.is_shard():
-                    length = tensor.shape[placement.dim]
-                    size = tensor.numel() * tensor.element_size()
-                    rows[length] = rows.get(length, 0) + size // max(1, length)
-        return Held(group.place.rank, group.place.size, tuple(rows.items()))
+        return Held(group.place.rank, group.place.size, self._rows)
 
     # --- steps ---
 
@@ -208,6 +208,7 @@ class ShardedTraining(Training):
         self._count_from(dict(said["counters"]))
         self.history = said["history"]
         self.extra, self.group = {}, group
+        self._rows = rows_of(module)
         self._pending = None
         self.has_state = True
         if self.snapshot is not None:
@@ -252,3 +253,17 @@ class ShardedTraining(Training):
     def digest(self) -> str:
         """A hash of the whole state; called on all ranks together."""
         return copies.digest(self.live_objects())
+
+
+def rows_of(module: torch.nn.Module) -> tuple[tuple[int, int], ...]:
+    """See :class:`Held`. The optimizer's state is cut as its parameters are, and makes no
+    difference to an order.
+    """
+    rows: dict[int, int] = {}
+    for tensor in module.parameters():
+        for placement in getattr(tensor, "placements", ()):
+            if placement.is_shard():
+                length = tensor.shape[placement.dim]
+                row = tensor.numel() * tensor.element_size() // max(1, length)
+                rows[length] = rows.get(length, 0) + row
+    return tuple(rows.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group
+from malletrain.elastic.sharded import copies, moving, sharing
 from tests.malletrain.elastic.scripts import data
 
 RATE = 0.01
@@ -78,11 +80,14 @@ def alone(options: dict[str, Any]) -> list[float]:
     return losses
 
 
-def train(folder: str, options: dict[str, Any]) -> None:
+def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = False) -> None:
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
     before these steps it waits for a file ``go-STEP``. ``late``: (rank, step) to which the word
-    does not come that all have their gradients.
+    does not come that all have their gradients. ``fault``: where a process dies at the next change,
+    with ``joins`` as a joiner.
     """
+    if fault and joins:
+        die_at(fault)
     set_ = data(options["samples"])
     sampler = sampler_of(options)
     facts: dict[str, int] = {"seen": 0}
@@ -101,6 +106,8 @@ def train(folder: str, options: dict[str, Any]) -> None:
         run.save()
     if "late" in options:
         miss_the_word(*options["late"])
+    if fault and not joins:
+        die_at(fault)
     model, optimizer = run.model, run.optimizer
     loader = DataLoader(set_, batch_sampler=sampler)
     log = os.open(f"{folder}/steps-{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -155,3 +162,18 @@ def miss_the_word(rank: int, step: int) -> None:
             raise Interrupted("A peer is lost.")
 
     Group.agree = interrupted  # type: ignore[method-assign]
+
+
+FAULTS = {
+    "when leavers hand over": (sharing, "hand_over"),
+    "before pieces move": (moving, "carry_out"),
+    "before all have theirs": (Group, "agree"),
+    "before copies are renewed": (copies, "exchange"),
+}
+"""Points of a change, in their order, and what is called there."""
+
+
+def die_at(point: str) -> None:
+    """Have this process killed when it comes to ``point``."""
+    home, name = FAULTS[point]
+    setattr(home, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

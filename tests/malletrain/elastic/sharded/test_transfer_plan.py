@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from malletrain.elastic.sharded import moving
 from malletrain.elastic.sharded.assignment import Held, best_order
 from malletrain.elastic.sharded.chunks import Chunk, share
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, make_plan
@@ -30,48 +31,61 @@ def laid_out(shapes, parts, copies=1):
     return ranks
 
 
-def tensors_of(shapes, layout, whole=None):
-    """The tensors of one rank, filled from ``whole`` or with -1."""
+def parts_of(shapes, layout, whole=None):
+    """What one rank holds, filled from ``whole`` or with -1."""
     made = {}
     for key, chunks in layout.items():
-        for chunk in chunks:
-            full = Chunk((0,) * len(chunk.sizes), tuple(shapes[key][0]))
-            made[key, chunk] = (
+        full = Chunk((0,) * len(shapes[key][0]), tuple(shapes[key][0]))
+        made[key] = [
+            (
+                chunk,
                 torch.full(chunk.sizes, -1.0)
                 if whole is None
-                else whole[key][chunk.within(full)].clone()
+                else whole[key][chunk.within(full)].clone(),
             )
+            for chunk in chunks
+        ]
     return made
 
 
-def box(tensors, piece):
-    """The part of one of ``tensors`` that ``piece`` is of."""
-    for (key, chunk), tensor in tensors.items():
-        if key == piece.key and chunk.common(piece.chunk) == piece.chunk:
-            return tensor[piece.chunk.within(chunk)]
-    raise AssertionError(f"rank without {piece}")
+def box(parts, piece):
+    """The part of one of the tensors that ``piece`` is of."""
+    (found,) = [(c, t) for c, t in parts[piece.key] if c.common(piece.chunk) == piece.chunk]
+    return found[1][piece.chunk.within(found[0])]
 
 
 def carry_out(shapes, old, new, plan):
-    """Do what the plan says. Returns the bytes that went between different ranks."""
+    """Do what the plan says, with the messages that the ranks would exchange. Returns the bytes
+    that went between different ranks.
+    """
     whole = {
         key: torch.arange(prod(shape), dtype=torch.float32).reshape(shape) + 1000 * i
         for i, (key, (shape, _)) in enumerate(shapes.items())
     }
-    sources = [tensors_of(shapes, layout, whole) for layout in old]
-    targets = [tensors_of(shapes, layout) for layout in new]
-    times = [tensors_of(shapes, layout) for layout in new]
-    sent = 0
+    sources = [parts_of(shapes, layout, whole) for layout in old]
+    targets = [parts_of(shapes, layout) for layout in new]
+    times = [parts_of(shapes, layout) for layout in new]
+    for piece in plan.copies:
+        box(targets[piece.target], piece).copy_(box(sources[piece.source], piece))
+    sent, under_way = 0, {}
+    for rank in range(len(new)):
+        for one in moving.bundles(rank, plan, sources[rank], targets[rank]):
+            ends = under_way.setdefault((one.source, one.target, one.turn), {})
+            ends["out" if one.source == rank else "in"] = one
+    for ends in under_way.values():
+        message, room = ends["out"].packed(), ends["in"].room()
+        assert message.nbytes == room.nbytes == ends["in"].size
+        sent += message.nbytes
+        room.reshape(-1).view(torch.uint8).copy_(message.reshape(-1).view(torch.uint8))
+        ends["in"].unpack(room)
     for piece in (*plan.copies, *plan.moves):
-        data = box(sources[piece.source], piece)
-        box(targets[piece.target], piece).copy_(data)
         box(times[piece.target], piece).add_(1)
-        sent += data.numel() * data.element_size() * (piece.source != piece.target)
-    for tensors, expected in zip(targets, new, strict=True):
-        correct = tensors_of(shapes, expected, whole)
-        assert tensors.keys() == correct.keys()
-        assert all(torch.equal(tensors[name], correct[name]) for name in correct)
-    assert all((count == 0).all() for rank in times for count in rank.values())
+    for parts, expected in zip(targets, new, strict=True):
+        correct = parts_of(shapes, expected, whole)
+        for key, boxes in correct.items():
+            for (_, ours), (_, theirs) in zip(parts[key], boxes, strict=True):
+                assert torch.equal(ours, theirs)
+    assert all((t == 0).all() for rank in times for boxes in rank.values() for _, t in boxes)
     return sent
 
 

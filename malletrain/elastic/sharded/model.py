@@ -90,6 +90,17 @@ class ShardedModel(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
+def release(module: torch.nn.Module) -> None:
+    """Give the memory of a module back that is not used any more. Modules of FSDP are part of
+    circles, and would keep it until the interpreter looks for those.
+    """
+    for tensor in module.parameters():
+        tensor.grad = None
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.device.type != "meta":
+            local.detach().untyped_storage().resize_(0)
+
+
 def exchange_parameters(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> Callable[[], None]:

@@ -21,7 +21,7 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import moving, standing
 from malletrain.elastic.sharded.chunks import Chunk, share
-from malletrain.elastic.sharded.model import exchange_parameters
+from malletrain.elastic.sharded.model import exchange_parameters, release
 from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
@@ -159,6 +159,7 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
         _begin_anew(training, group, module, table)
         return
     version, said, before, _ = found
+    old = training.model.module
     newest = max((one.live for one in table if one.live is not None), default=None)
     goes_back = version != newest
     try:
@@ -179,6 +180,8 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
         # Who knows that all have theirs has dropped what it had; who does not know keeps both.
         training.extra = before
         raise
+    del before, found
+    release(old)
     training.keep_copies()
 
 
@@ -287,7 +290,7 @@ def _begin_anew(
     lost = any(one.live is not None for one in table)
     history = from_one(group, 0, pickle.dumps((training.new_history(), rng.state())))
     name, random = pickle.loads(history)
-    before = training.steps
+    before, old = training.steps, training.model.module
     restored = training.begins_anew(module, group, name)
     tensors = dict(module.named_buffers())
     if restored:  # all but the buffers that no snapshot has
@@ -308,6 +311,7 @@ def _begin_anew(
             f"was at step {before}, goes on from {where}."
         )
     group.agree()
+    release(old)
     training.keep_copies()
 
 

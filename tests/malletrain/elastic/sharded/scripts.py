@@ -102,13 +102,12 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
         snapshot_every_s=3600.0,
         **options.get("run", {}),
     )
-    if options.get("snapshot"):
+    if options.get("snapshot") and run.generation == 1:  # all ranks, or none
         run.save()
     if "late" in options:
         miss_the_word(*options["late"])
-    if fault and not joins:
-        die_at(fault)
     model, optimizer = run.model, run.optimizer
+    first, began = next(model.parameters()), run.generation
     loader = DataLoader(set_, batch_sampler=sampler)
     log = os.open(f"{folder}/steps-{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for _ in sampler.epochs(1):
@@ -137,6 +136,8 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 "facts": facts["seen"],
             }
             os.write(log, json.dumps(record).encode() + b"\n")
+            if fault and not joins and run.steps_done in options["gates"]:
+                die_at(fault)
             while (
                 run.steps_done in options.get("gates", ())
                 and not Path(folder, f"go-{run.steps_done}").exists()
@@ -144,10 +145,13 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 time.sleep(0.005)
             if Path(folder, "stop").exists():
                 run.request_stop()
-    digest = run.digest()
-    Path(folder, f"end-{os.getpid()}").write_text(
-        json.dumps({"digest": digest, "steps": run.steps_done, "facts": facts["seen"]})
-    )
+    said = {
+        "digest": run.digest(),
+        "steps": run.steps_done,
+        "facts": facts["seen"],
+        "old_bytes": first.to_local().untyped_storage().nbytes() if run.generation > began else 0,
+    }
+    Path(folder, f"end-{os.getpid()}").write_text(json.dumps(said))
 
 
 def miss_the_word(rank: int, step: int) -> None:

@@ -49,6 +49,7 @@ def counts_as_if_undisturbed(folder: Path, options: dict, cut: int | None = None
     said = [(end["steps"], end["facts"]) for end in ends(folder)]
     assert set(said) == {(len(expected), options["samples"])}
     assert len({end["digest"] for end in ends(folder)}) == 1
+    assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
 
 
 def test_fsdp_over_2_4_and_3_ranks_equals_an_undisturbed_run(tmp_path):
@@ -116,10 +117,10 @@ def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     """From the neighbours' copies, at most so many steps back; without them, from the snapshot."""
     options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
-        members = c.start(3)
+        *members, joiner = c.start(4)
         c.round(members)
         change_at(c, tmp_path, 10)
-        c.round(c.lose(members[1]))
+        c.round([*c.lose(members[1]), joiner])
         c.finish()
         said = "".join(worker.output.read_text() for worker in members)
     counts_as_if_undisturbed(tmp_path, options)

@@ -21,6 +21,7 @@ from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall,
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.schema import LeaseRow
@@ -151,10 +152,7 @@ class Leases:
             # Many such things in a row (a hundred nodes lost at once) must not become a poll each.
             pause = min(again, max(min(1.0, again / 5), contact.busy_s, contact.poll_after_s))
             await asyncio.sleep(pause)
-            try:
-                await asyncio.wait_for(self._parts.poll_soon.wait(), again - pause)
-            except (TimeoutError, asyncio.TimeoutError):
-                pass
+            await happens(self._parts.poll_soon, again - pause)
             self._parts.poll_soon.clear()
 
     async def poll(self) -> None:

@@ -15,6 +15,12 @@ said yet which.
 """
 
 
+def _by_itself(said: Assignment) -> bool:
+    """Whether the script ended by itself there. A node that is being taken kills its processes."""
+    codes = [f.exitcode for f in said.failures]
+    return any(code > 0 for code in codes) and all(code > 0 or code == -15 for code in codes)
+
+
 @dataclass
 class FailureGrace:
     """The wait between a failure and its being told."""
@@ -38,7 +44,12 @@ class FailureGrace:
             self.due += by_s
 
     def look(
-        self, broken: dict[str, Assignment], news_to_come: bool, now: float, grace_s: float
+        self,
+        broken: dict[str, Assignment],
+        news_to_come: bool,
+        now: float,
+        grace_s: float,
+        members: int,
     ) -> Broke | None:
         """Whether the failure is the job's own.
 
@@ -47,18 +58,23 @@ class FailureGrace:
             news_to_come: A member cannot be reached: it may be lost.
             now: Seconds.
             grace_s: Seconds for the news of a loss to come.
+            members: How many members there are. Where all of them say that their script ended by
+                itself, none was lost, and there is nothing to wait for.
 
         Returns:
             What to tell, or None while it is too early; ``due`` says when to ask again.
         """
         if self.first_at is None:
             self.first_at, self.due = now, now + grace_s
+        failures = by_cause(f for said in broken.values() for f in said.failures)
+        clear = len(broken) == members and all(map(_by_itself, broken.values()))
+        if clear and not news_to_come and not secondary(failures[0]):
+            return Broke(failures, describe(failures))
         if self.due is None or now < self.due:
             return None
         if news_to_come:
             self.due = now + grace_s
             return None
-        failures = by_cause(f for said in broken.values() for f in said.failures)
         patience = self.first_at + PATIENCE_WITH_PEERS * grace_s
         if failures and secondary(failures[0]) and now < patience:
             self.due = patience

@@ -390,7 +390,8 @@ class JobRounds:
             self.failure.clear()
             return []
         to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
-        broke = self.failure.look(broken, to_come, now, self.settings.failure_grace_s)
+        grace_s = self.settings.failure_grace_s
+        broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
         return [] if broke is None else self._break(broke)
 
     def _break(self, broke: Broke) -> list[Action]:

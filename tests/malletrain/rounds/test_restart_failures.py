@@ -37,6 +37,31 @@ def test_a_crash_is_reported_after_the_failure_grace_with_the_first_cause():
     assert r.next_wakeup() is None
 
 
+def test_a_crash_that_every_member_tells_by_itself_is_told_at_once():
+    r = running("a", "b")
+    assert fails(r, 110.0, "b", rank=1, tail=CLOSED) == []
+    (broke,) = fails(r, 110.1, "a", tail="ValueError: bad batch")
+    assert broke.sentence == "Rank 0 exited with code 1. Its last line: ValueError: bad batch"
+    assert r.next_wakeup() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "why"),
+    [
+        (-9, "", "a node that is taken without notice kills its processes"),
+        (-15, "", "as one does that is given notice"),
+        (1, CLOSED, "all speak of a peer, and none is it: a third may be lost"),
+    ],
+)
+def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, tail, why):
+    r = running("a", "b")
+    assert fails(r, 110.0, "a", tail=CLOSED) == []
+    assert fails(r, 110.1, "b", rank=1, code=code, tail=tail) == [], why
+    assert r.tick(111.9) == []
+    told = [action for now in (112.0, 116.1) for action in r.tick(now)]
+    assert [type(action) for action in told] == [Broke]
+
+
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
     r = running("a", "b")
     r.doubt("b", False)
@@ -90,8 +115,7 @@ def test_a_loss_while_joiners_come_up_shortens_the_wait_for_them():
 def test_a_crash_while_joiners_come_up_counts_too():
     r = running("a")
     r.move(("a", "b"), 110.0)
-    assert fails(r, 112.0, "a") == []
-    (broke,) = r.tick(114.0)
+    (broke,) = fails(r, 112.0, "a")
     assert isinstance(broke, Broke)
     assert r.move(("a", "b"), 114.0) == []
     assert says(r, 115.0, "ready", "b")[0] == SaveRound(2, ("a", "b"))

@@ -140,7 +140,7 @@ def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     [
         ("leaver", "when leavers hand over"),
         pytest.param("joiner", "before pieces move", marks=pytest.mark.sites),
-        ("peer", "before pieces move"),
+        pytest.param("peer", "before pieces move", marks=pytest.mark.sites),
         ("peer", "before all have theirs"),
         pytest.param("peer", "before copies are renewed", marks=pytest.mark.sites),
     ],

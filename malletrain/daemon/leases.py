@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import GapsSeen, LeaseNotTaken
+from malletrain.core.events import GapsSeen, LeaseNotTaken, LeaseNotYet
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
@@ -105,7 +105,10 @@ class Leases:
             refused = dict.fromkeys(refused, str(e))
         with self._core.step():
             for lease in leases:
-                if lease.state is LeaseState.ENDED:
+                if lease.state is LeaseState.NOT_YET:
+                    refused.pop(lease.id, None)
+                    self._end(lease.id, f"not asked for yet: {lease.reason}", asked=False)
+                elif lease.state is LeaseState.ENDED:
                     refused[lease.id] = lease.reason or "it ended at once"
                 else:
                     refused.pop(lease.id, None)
@@ -168,6 +171,7 @@ class Leases:
         if self.poll_error:
             log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.last_poll = "", found
+        self._parts.rounds.nodes_in_all = found.total_nodes
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)
 
@@ -226,7 +230,10 @@ class Leases:
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
 
-    def _end(self, lease_id: str, reason: str) -> None:
+    def _end(self, lease_id: str, reason: str, *, asked: bool = True) -> None:
+        """The lease is over. ``asked``: whether the main scheduler has been asked for it; else the
+        core asks for another one.
+        """
         row = self._parts.lease_rows.end(lease_id, reason, self._parts.clock.now())
         if row is None:
             return
@@ -239,6 +246,7 @@ class Leases:
             "preempted": "preempted",
         }
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
+        word = word if asked else "not-yet"
         self._parts.metrics.lease_ended(word)
         self._parts.audit.record(
             EventKind.LEASE_ENDED, f"The lease ended: {reason}.", node=row.node, lease=lease_id
@@ -248,7 +256,8 @@ class Leases:
             self._departures.lost(agent, reason)
         else:
             self._departures.left(lease_id)
-            self._parts.events.append(LeaseNotTaken(row.node, row.owner))
+            event = LeaseNotTaken if asked else LeaseNotYet
+            self._parts.events.append(event(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:

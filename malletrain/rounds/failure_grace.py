@@ -1,10 +1,12 @@
-"""Why workers failed: by themselves, or because a node was lost whose news has yet to come."""
+"""Why workers failed: by themselves, because a node was lost whose news has yet to come, or because
+the job's software cannot be had on their nodes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from malletrain.protocol.failures import by_cause, describe, secondary
+from malletrain.protocol.failures import by_cause, describe, secondary, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import Broke
@@ -83,3 +85,19 @@ class FailureGrace:
         what = "launcher ended" if exited else "workers failed"
         sentence = f"The {what} on {', '.join(broken)}."
         return Broke(failures, describe(failures) if failures else sentence)
+
+
+def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
+    """What it means that launchers ended at once and none came up.
+
+    Args:
+        ended: The nodes, and what they said.
+
+    Returns:
+        What to tell, and whether it was for want of the job's software on all of them, which is
+        the nodes' fault unless it is so everywhere.
+    """
+    failures = by_cause(f for said in ended.values() for f in said.failures)
+    sentence = f"The launcher ended at once on {', '.join(ended)}."
+    broke = Broke(failures, describe(failures) if failures else sentence)
+    return broke, all(unfit(said) for said in ended.values())

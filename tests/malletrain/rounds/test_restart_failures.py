@@ -8,7 +8,14 @@ import pytest
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import Broke, SaveRound, SendAssign, SendRelease, SendRound
+from malletrain.rounds.actions import (
+    Broke,
+    NodesRejected,
+    SaveRound,
+    SendAssign,
+    SendRelease,
+    SendRound,
+)
 from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
@@ -227,6 +234,53 @@ def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
     assert fails(r, 2.5, "a") == []
     assert says(r, 3.0, "running", "b") == []
     (broke,) = r.tick(4.5)
+    assert isinstance(broke, Broke)
+
+
+# --- software that is not there ---
+
+LACKING = Failure(0, 78, 1.0, cause="There is no conda environment x on this node.")
+SENTENCE = "There is no conda environment x on this node"
+
+
+def test_a_node_without_the_jobs_software_costs_the_node_and_no_try():
+    r = JobRounds(SETTINGS)
+    r.move(("a",), 0.0)
+    rejected = says(r, 1.0, "exited", "a", failures=(LACKING,))
+    assert rejected == [SendRelease("a"), NodesRejected(("a",), SENTENCE, unfit=True)]
+    assert r.move(("b",), 2.0) == [SendAssign("b")]
+    [formed, _] = says(r, 3.0, "ready", "b")
+    assert formed == SaveRound(1, ("b",))
+
+
+def test_whether_it_is_there_on_another_node_is_waited_for():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    assert says(r, 1.0, "exited", "a", "b", failures=(LACKING,)) == []
+    there = says(r, 2.0, "ready", "c")
+    assert NodesRejected(("a", "b"), "the launcher ended there at once") in there
+    assert SaveRound(1, ("c",)) in there
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    nowhere = says(r, 1.0, "exited", "a", "b", "c", failures=(LACKING,))
+    assert NodesRejected(("a", "b", "c"), SENTENCE, unfit=True) in nowhere
+
+
+def test_who_does_not_come_up_where_others_lack_the_software_is_told_in_time():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "exited", "a", failures=(LACKING,))
+    assert NodesRejected(("a",), SENTENCE, unfit=True) in r.tick(60.0)
+    (broke,) = r.tick(120.0)
+    assert broke.sentence == "No launcher came up in time on b."
+
+
+def test_a_launcher_that_ends_for_another_reason_is_the_jobs_failure_still():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "exited", "a", failures=(LACKING,))
+    other = Failure(0, 1, 1.0, "ValueError: oops")
+    (broke,) = says(r, 1.0, "exited", "b", failures=(other,))
     assert isinstance(broke, Broke)
 
 

@@ -7,9 +7,11 @@ the same model. How the group is formed then is decided by :mod:`malletrain.elas
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -104,13 +106,26 @@ class CheckIn:
 
     ``everyone`` is true once all ranks have done that; only then may anybody leave the group
     before. ``failed`` is called, in that thread, when the store cannot be reached.
+
+    With ``told`` each member tells the others that word, and ``arrange`` makes of all of them, in
+    the order of their places, the rank of each: the last to come asks it.
     """
 
     def __init__(
-        self, place: Place, signature: str, rooms: RoomMaker, failed: Callable[[], None]
+        self,
+        place: Place,
+        signature: str,
+        rooms: RoomMaker,
+        failed: Callable[[], None],
+        told: str | None = None,
+        arrange: Callable[[list[str]], list[int]] | None = None,
     ) -> None:
         self.place = place
         self._rooms = rooms
+        self.ranked = place
+        """With the rank by that order, once everyone is there."""
+        self._told = told
+        self._arrange = arrange
         self._failed = failed
         self._signature = signature
         self.everyone = False
@@ -142,11 +157,16 @@ class CheckIn:
             if store.add(f"here/{self.place.rank}", 1) > 1:
                 # another process had this place and died; the round cannot be formed any more
                 return
+            if self._told is not None:
+                store.set(f"told/{self.place.rank}", self._told)
             if store.add("here", 1) == self.place.size:
-                store.set("all", "1")
+                store.set("all", json.dumps(self._order(store)))
             self._store = store
             while not self.void and not _came(store, "all"):
                 pass
+            if not self.void:
+                order = json.loads(store.get("all"))
+                self.ranked = replace(self.place, rank=order[self.place.rank])
             self.everyone = not self.void
         except (
             Exception
@@ -159,6 +179,12 @@ class CheckIn:
             self._rooms.make_room(data)
         except (ValueError, TypeError, AttributeError, MemoryError, RuntimeError):
             pass  # then it is allocated when it is needed, where a lack of memory is told
+
+    def _order(self, store: Any) -> list[int]:
+        members = range(self.place.size)
+        if self._told is None or self._arrange is None:
+            return list(members)
+        return self._arrange([store.get(f"told/{rank}").decode() for rank in members])
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
         """The store, once all are there. Raises Interrupted, or UnfitModel."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -79,14 +80,18 @@ def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
         pass
 
 
-def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """gloo's part of a group. A peer that is lost meanwhile would be waited for until ``timeout``;
-    this wait is given up instead when the round is void, and left behind in a thread.
+def connect(
+    store: Any, rank: int, size: int, timeout: timedelta, owner: Group | None = None
+) -> Any:
+    """gloo's part of a group, or of one within it that belongs to ``owner``. A peer that is lost
+    meanwhile would be waited for until ``timeout``; this wait is given up instead when the round is
+    void, and left behind in a thread.
 
     The end of the process waits for that thread: coming back from gloo to an interpreter that ends
     would abort the process, and the job would count as failed.
     """
     made: list[Any] = []
+    before = _sockets()
     task = _Apart(
         lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)), daemon=False
     )
@@ -96,13 +101,21 @@ def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
             raise Interrupted("This round is void; a newer one follows.")
     if task.error is not None:
         raise task.error
+    if owner is not None:
+        owner.adopt(made[0], before)
     return made[0]
 
 
-_BACKEND = "malletrain_gloo"
+DEFAULT_BACKEND = "malletrain_gloo"
 _forming: Callable[[], bool] = lambda: False  # noqa: E731
 """Whether the round that is being formed is void: torch hands a backend no more than its store."""
-dist.Backend.register_backend(_BACKEND, _connect, devices=["cpu"])
+_newest: Callable[[], Group | None] = lambda: None  # noqa: E731
+dist.Backend.register_backend(DEFAULT_BACKEND, connect, devices=["cpu"])
+
+
+def newest() -> Group | None:
+    """The group that was formed last, or is being formed: what is made within it is its own."""
+    return _newest()
 
 
 class Group:
@@ -117,9 +130,18 @@ class Group:
         place: this process in the round.
         store: the round's store, None under torchrun and for a round of one.
         cuda: whether gradients live on GPUs: collectives on them go by NCCL, the others by gloo.
+        backend: of collectives that go by gloo, in a round with a store.
+        alone_too: whether plain python's one process needs a group.
     """
 
-    def __init__(self, place: Place, store: RoundStore | None, cuda: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        store: RoundStore | None,
+        cuda: bool,
+        backend: str = DEFAULT_BACKEND,
+        alone_too: bool = False,
+    ) -> None:
         self.place = place
         self.broken = False
         """A peer is lost: nothing more can be done together."""
@@ -132,17 +154,21 @@ class Group:
         self._sockets: dict[int, str] = {}
         self._ports: set[int] = set()
         self._held: Any = None
+        self._adopted: list[Any] = []
         self._nccl = False
         if place.size == 1 and store is None and "MASTER_ADDR" not in os.environ:
-            return  # plain python: nothing to be distributed over
+            # plain python: nothing to be distributed over
+            if alone_too:
+                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            return
         if not dist.is_initialized():
-            self._form(store, cuda)
+            self._form(store, cuda, backend)
 
-    def _form(self, store: RoundStore | None, cuda: bool) -> None:
+    def _form(self, store: RoundStore | None, cuda: bool, live_backend: str) -> None:
         self.place.go_by_network()  # gloo reads it for every group
         before = _sockets()
         nccl = cuda and dist.is_nccl_available()
-        backend = "gloo" if store is None else _BACKEND
+        backend = "gloo" if store is None else live_backend
         if nccl:
             backend = f"cpu:{backend},cuda:nccl"
         options: dict[str, Any] = (
@@ -150,9 +176,9 @@ class Group:
             if store is None
             else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
         )
-        global _forming
+        global _forming, _newest
         if store is not None:
-            _forming = store.interrupted
+            _forming, _newest = store.interrupted, weakref.ref(self)
         hook = sys.excepthook
         try:
             dist.init_process_group(
@@ -167,8 +193,17 @@ class Group:
         set_timeout(self._held, COLLECTIVE_TIMEOUT)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from
         # peers may come in later.
-        self._sockets = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
-        self._ports = {port for fd in self._sockets if (port := _listens_on(fd))}
+        self._note_connections(before)
+
+    def _note_connections(self, before: dict[int, str]) -> None:
+        opened = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
+        self._sockets.update(opened)
+        self._ports |= {port for fd in opened if (port := _listens_on(fd))}
+
+    def adopt(self, gloo: Any, before: dict[int, str]) -> None:
+        """Have a group within this one end with it; ``before``: the sockets there were."""
+        self._adopted.append(gloo)
+        self._note_connections(before)
 
     @property
     def several(self) -> bool:
@@ -242,6 +277,11 @@ class Group:
             dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size)
         )
 
+    def agree(self) -> None:
+        """Wait until all ranks have come here. Raises what :meth:`wait` raises."""
+        if self.several:
+            self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
+
     def begin_step(self, go: bool, stop: bool) -> None:
         """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop
         (``stop``); the answer travels while the step computes.
@@ -276,7 +316,7 @@ class Group:
         with self._lock:
             given_up = list(self._waiting.items())
         if given_up and held is not None:
-            _bury([held, *(work for work, _ in given_up)])
+            _bury([work for work, _ in given_up], [held, *self._adopted])
         for _, give_up in given_up:
             give_up()
 
@@ -294,7 +334,7 @@ class Group:
         """Drop the connections, a little later: taking a group down holds the interpreter for some
         hundredths of a second.
         """
-        held, self._held = [self._held], None
+        held, self._held, self._adopted = [self._held, *self._adopted], None, []
         if held[0] is not None:
             timer = threading.Timer(CLOSE_LATER_S, held.clear)
             timer.daemon = True
@@ -342,19 +382,19 @@ class _Apart:
         return not self._thread.is_alive()
 
 
-def _bury(group_and_works: list[Any]) -> None:
-    """Keep a group until the operations that were given up have ended: taking it down before would
+def _bury(works: list[Any], groups: list[Any]) -> None:
+    """Keep groups until the operations that were given up have ended: taking one down before would
     wait for them.
     """
-    for one in group_and_works:
+    for one in (*groups, *works):
         ctypes.pythonapi.Py_IncRef(
             ctypes.py_object(one)
         )  # not even the end of the interpreter takes it down
 
     def wait_and_drop() -> None:
-        while not all(work.is_completed() for work in group_and_works[1:]):
+        while not all(work.is_completed() for work in works):
             time.sleep(GRAVE_S)
-        for one in group_and_works:
+        for one in (*groups, *works):
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(one))
 
     threading.Thread(target=wait_and_drop, name="malletrain-given-up", daemon=True).start()

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from malletrain.elastic import sharing
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import Place, connect
+from malletrain.elastic.manner import manner_of
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
@@ -50,6 +50,7 @@ class GroupMembership:
         """Seconds of each of PARTS at the last change."""
         self.change_due = False
         """The last step was the last of its group."""
+        self._manner = manner_of(training)
         self._changed = changed
         self._group: Group | None = None
         self._check_in: CheckIn | None = None
@@ -91,7 +92,12 @@ class GroupMembership:
         if self._check_in is not None:
             self._check_in.void = True
         self._check_in = CheckIn(
-            place, self._signature, self.training, lambda: self._say_lost(place.generation)
+            place,
+            self._signature,
+            self.training,
+            lambda: self._say_lost(place.generation),
+            self._manner.held(self._group),
+            self._manner.order,
         )
 
     def _abort_came(self, generation: int) -> None:
@@ -143,7 +149,36 @@ class GroupMembership:
         """
         if self.change_due:
             self.change_due = False
-            self.join()
+            if self._may_leave():
+                self.join()
+
+    def _may_leave(self) -> bool:
+        """Have those that stay hold what leavers have; False when there is no next round yet, after
+        all.
+        """
+        old = self._group
+        if old is None or old.broken or not (self.live and self._manner.sharded):
+            return True
+        check_in, place, void = self._check_in, None, False
+        try:
+            if check_in is not None and check_in.place.generation > old.place.generation:
+                try:
+                    check_in.store(lambda: old.broken or self._void(check_in.place))
+                    place = check_in.ranked
+                except Interrupted:
+                    void = True
+            return self._manner.hand_over(old, place, void)
+        except RuntimeError as error:
+            if not is_peer_loss(error):
+                raise
+            self.give_up()
+            self.change_due = False
+            return True
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether gradients are exchanged by torch itself."""
+        return bool(self.parallels) or self._manner.sharded
 
     def join(self) -> None:
         """Become part of the next round, however many attempts that takes.
@@ -175,7 +210,7 @@ class GroupMembership:
 
     def _enter(self, place: Place, old: Group | None) -> None:
         marks = [time.time()]
-        store = None
+        store = check_in = None
         if self.live:
             check_in = self._check_in
             assert check_in is not None
@@ -185,16 +220,18 @@ class GroupMembership:
         if old is not None:
             old.leave()
         marks.append(time.time())
-        self._group = group = Group(place, store, self.training.device.type == "cuda")
+        manner, cuda = self._manner, self.training.device.type == "cuda"
+        ranked = place if check_in is None else check_in.ranked
+        self._group = group = Group(ranked, store, cuda, manner.backend, manner.sharded)
         if self._void(place):
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)
         marks.append(time.time())
-        sharing.share(self.training, group)
+        manner.share(group)
         marks.append(time.time())
         sampler = self.training.sampler
         if sampler is not None:
-            sampler.resize(place.rank, place.size)
+            sampler.resize(ranked.rank, ranked.size)
         for parallel in self.parallels:
             parallel.rebuild(group)
         if self.live:

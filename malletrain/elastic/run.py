@@ -20,6 +20,8 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
 from malletrain.elastic.rooms import keep_freed
+from malletrain.elastic.sharded.setup import Shards, sharded_training
+from malletrain.elastic.sharded.training import ShardedTraining
 from malletrain.elastic.step import Step, Steps
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
@@ -41,13 +43,23 @@ class Run:
         warmup: called once before this process says that it is ready, while the others still train:
             a forward and backward pass that warms up the device or compiles the model. What it does
             to gradients, buffers and random numbers is undone; it must not call
-            ``optimizer.step()``.
+            ``optimizer.step()``. Not for sharded models.
+        build: of a sharded model: makes it, with the numbers that the run begins with. It is called
+            on ``meta`` for every group, and once for these numbers.
+        parallelize: of a sharded model: ``parallelize(model, mesh)`` applies ``fully_shard`` to its
+            parts and to itself. The mesh is ("shard",), or ("replicate", "shard") with
+            ``shard="node"``.
+        shard: over what the model is sharded: ``"all"`` ranks, or those of a ``"node"`` (HSDP).
+        replicate_every: with ``shard="all"``: steps between copies of each rank's shards in the
+            memory of the next node, from which the run goes on after a loss; 0 for none.
         objects: the state, by name: modules, optimizers, schedulers, GradScaler, ElasticSampler,
             anything with ``state_dict()`` and ``load_state_dict()``, or a plain dict of numbers,
-            texts and tensors.
+            texts and tensors. With a sharded model ``optimizer`` is a function that makes it of the
+            model, and ``scheduler``, if any, one that makes it of the optimizer.
 
     Raises:
-        TypeError: for an object whose state cannot be taken.
+        TypeError: for arguments that do not fit each other, or an object whose state cannot be
+            taken.
         ElasticError: when the model here differs from the peers'.
         SnapshotError: when snapshots exist and none is good.
     """
@@ -59,6 +71,10 @@ class Run:
         snapshot_every_s: float = 60.0,
         device: torch.device | str | None = None,
         warmup: Callable[[], None] | None = None,
+        build: Callable[[], torch.nn.Module] | None = None,
+        parallelize: Callable[[torch.nn.Module, Any], Any] | None = None,
+        shard: str = "all",
+        replicate_every: int = 0,
         **objects: Any,
     ) -> None:
         if not objects:
@@ -69,7 +85,17 @@ class Run:
         if os.environ.get(env.LIVE):
             keep_freed()
         self.device = torch.device(device) if device is not None else _own_device()
-        self._training = Training(objects, self.device, snapshot, snapshot_every_s)
+        if build is None and parallelize is None:
+            self._training = Training(objects, self.device, snapshot, snapshot_every_s)
+        else:
+            self._training = sharded_training(
+                Shards(build, parallelize, shard, replicate_every),
+                objects,
+                self.device,
+                snapshot,
+                snapshot_every_s,
+                warmup,
+            )
         if warmup is not None:
             self._training.rehearse(warmup)
         self._hooks: list[Callable[[Run], None]] = []
@@ -77,6 +103,8 @@ class Run:
         self._watch_the_end()
         self.membership = GroupMembership(self._training, self._call_hooks)
         self._steps = Steps(self.membership)
+        if isinstance(self._training, ShardedTraining):
+            self._training.model.used = self._steps.note_exchange
         self.membership.join()
 
     # --- what the script asks ---
@@ -112,6 +140,30 @@ class Run:
         return self._steps.stopping
 
     @property
+    def model(self) -> torch.nn.Module:
+        """The sharded model that ``build`` and ``parallelize`` made. It stays the same over changes
+        of the group; its ``parameters()`` are those of the present group.
+        """
+        return self._sharded("model").model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the sharded model."""
+        return self._sharded("optimizer").optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """The learning rate scheduler of a run with a sharded model."""
+        return self._sharded("scheduler").others["scheduler"]
+
+    def _sharded(self, name: str) -> ShardedTraining:
+        if not isinstance(self._training, ShardedTraining):
+            raise ElasticError(
+                f"run.{name} is that of a sharded model: pass build and parallelize to elastic.Run."
+            )
+        return self._training
+
+    @property
     def sampler(self) -> ElasticSampler | None:
         """The run's sampler, if it was given one."""
         return self._training.sampler
@@ -131,6 +183,11 @@ class Run:
         global batch, also when shares are uneven, and over all micro-batches of a step.
         """
         return self._steps.now.weight() if self._steps.now is not None else 1.0
+
+    @property
+    def change_bytes(self) -> int:
+        """Bytes of a sharded state that this process received at the last change."""
+        return self._sharded("change_bytes").moved_bytes
 
     @property
     def change_parts(self) -> dict[str, float]:
@@ -248,8 +305,10 @@ class Run:
         return self._training.save()
 
     def digest(self) -> str:
-        """A hash of the whole state; equal on all ranks between steps."""
-        return self._training.state.digest()
+        """A hash of the whole state; equal on all ranks between steps. With a sharded model all
+        ranks must call it together.
+        """
+        return self._training.digest()
 
     # --- the end ---
 

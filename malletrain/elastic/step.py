@@ -46,6 +46,8 @@ class Steps:
 
     def _before_update(self, *_: Any) -> None:
         group = self.membership.group
+        if self.training.catching_up:
+            return
         if self.now is None:
             raise ElasticError("optimizer.step() was called outside of `with run.step():`.")
         if group.several and not self.exchanged:
@@ -55,9 +57,7 @@ class Steps:
                 "run.average_gradients(model) after backward()."
             )
         on_cuda = self.training.device.type == "cuda"
-        unseen = on_cuda and bool(
-            self.membership.parallels
-        )  # exchanges of DDP itself, during a backward pass
+        unseen = on_cuda and self.membership.wrapped  # exchanges during a backward pass
         if self.now.updates and group.exchanges == self._sound and not unseen:
             # nothing was exchanged since the last update: of a step that has begun to change the
             # model nothing is left out
@@ -68,6 +68,7 @@ class Steps:
             torch.cuda.current_stream(self.training.device).synchronize()
         if group.broken:
             raise Interrupted("A peer is lost.")
+        self.training.before_update(group)
 
     def _after_update(self, *_: Any) -> None:
         self.training.updates += 1
@@ -163,8 +164,13 @@ class Step:
                 if not (membership.live and is_peer_loss(late)):
                     raise
                 lost = True
+        if not lost and not membership.change_due:
+            try:
+                training.snapshot_step()
+            except RuntimeError as late:
+                if not (membership.live and is_peer_loss(late)):
+                    raise
+                lost = True
         if lost:
             membership.give_up()
-        elif not membership.change_due:
-            training.snapshot_step()
         return True

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.background import BackgroundSnapshot
+from malletrain.elastic.group import Group
 from malletrain.elastic.rooms import described
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
@@ -57,6 +58,8 @@ class Training:
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
         self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
+        self.catching_up = False
+        """An update is being made that others have made in the step before."""
         self.has_state = False
         self._torn = False
         self._lost_share = 0
@@ -86,10 +89,17 @@ class Training:
         if share:
             report.report(share)
 
+    def before_update(self, group: Group) -> None:
+        """The gradients are good, and the optimizer is about to use them."""
+
     def discard(self, share: int) -> None:
         """The step never was."""
         self._lost_share = share
         self.undo.restore(self._scalers)
+
+    def digest(self) -> str:
+        """See :attr:`malletrain.elastic.Run.digest`."""
+        return self.state.digest()
 
     # --- beside those of peers ---
 

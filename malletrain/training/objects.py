@@ -24,7 +24,8 @@ _NOT_SAVABLE = {
     f"optimizer and {_FSDP2} with the model",
 }
 _NOT_LIVE = {
-    "FSDPModule": "it is sharded; train it in restart mode, with malletrain.Snapshot",
+    "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
+    "or train it in restart mode, with malletrain.Snapshot",
 }
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""

@@ -31,6 +31,11 @@ _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "ElasticStream": ((_LOADER, "_worker_info"),),
     "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
+    "sharded live mode": (
+        ("torch.distributed", "ProcessGroup._register_backend"),
+        ("torch.distributed", "ProcessGroup._set_default_backend"),
+        ("torch.distributed.tensor", "DTensor.__create_chunk_list__"),
+    ),
     "restart mode": tuple(
         (_AGENT, f"LocalElasticAgent.{name}")
         for name in (
@@ -96,6 +101,31 @@ def forget_failed_group() -> None:
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Give every collective of ``group`` this long from now on."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001 (likewise)
+
+
+def adopt_backend(group: dist.ProcessGroup, gloo: Any) -> None:
+    """Have a process group of our own have a name, and gloo for what it does not do itself."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001 (likewise)
+    group._set_default_backend(kind)  # noqa: SLF001 (likewise)
+
+
+# --- shards (malletrain.elastic.sharded) ---
+
+
+def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(offsets, sizes) of what this rank holds of a DTensor: what torch's own checkpoints ask.
+
+    Raises:
+        RuntimeError: The installed torch lacks what is needed.
+    """
+    ask = getattr(tensor, "__create_chunk_list__", None)
+    if ask is None:
+        raise RuntimeError(
+            f"DTensor of torch {torch.__version__} does not say what a rank holds, which sharded "
+            "models in live mode need. Install a newer one, or train in restart mode."
+        )
+    return [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in ask()]
 
 
 # --- gradient scalers (malletrain.elastic.undo) ---

@@ -27,7 +27,10 @@ from tests.waiting import PATIENCE_S
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"]
+    [
+        *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
+        *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
+    ]
 )
 
 

@@ -1,0 +1,89 @@
+"""What differs between a state that every rank holds whole and one in shards, when the group
+changes.
+
+Decides nothing itself: the first is :mod:`malletrain.elastic.sharing`'s, the second
+:mod:`malletrain.elastic.sharded.sharing`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from malletrain.elastic import abortable, sharing
+from malletrain.elastic.group import DEFAULT_BACKEND, Group
+from malletrain.elastic.link import Place
+from malletrain.elastic.sharded import sharing as shards
+from malletrain.elastic.sharded.assignment import Held, best_order
+from malletrain.elastic.sharded.training import ShardedTraining
+from malletrain.elastic.training import Training
+
+
+class WholeState:
+    """Every rank holds the whole state."""
+
+    backend = DEFAULT_BACKEND
+    """Of the groups."""
+    sharded = False
+    """A group is needed for one process, too; leavers hand over; torch exchanges the gradients."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def held(self, group: Group | None) -> str | None:
+        """What this process tells the members of the next round, for :meth:`order`; None for
+        nothing.
+        """
+        return None
+
+    def order(self, held: list[str]) -> list[int]:
+        """The rank of each member of the next round, by what they told."""
+        return list(range(len(held)))
+
+    def hand_over(self, group: Group, place: Place | None, void: bool) -> bool:
+        """Called on all ranks of a group that is about to be left; False to stay."""
+        return True
+
+    def share(self, group: Group) -> None:
+        """Have all ranks of a new group hold what they are to hold."""
+        sharing.share(self._training, group)
+
+
+class StateInShards(WholeState):
+    """Every rank holds its shards."""
+
+    sharded = True
+
+    def __init__(self, training: ShardedTraining) -> None:
+        super().__init__(training)
+        self._sharded = training
+        if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
+            self.backend = abortable.BACKEND
+
+    def held(self, group: Group | None) -> str:
+        found = self._sharded.held(group) if group is not None else None
+        return json.dumps(None if found is None else [found.part, found.parts, found.rows])
+
+    def order(self, held: list[str]) -> list[int]:
+        told = [json.loads(one) for one in held]
+        return best_order(
+            [
+                None if one is None else Held(one[0], one[1], tuple((n, b) for n, b in one[2]))
+                for one in told
+            ]
+        )
+
+    def hand_over(self, group: Group, place: Place | None, void: bool) -> bool:
+        return shards.hand_over(self._sharded, group, place, void)
+
+    def share(self, group: Group) -> None:
+        size = group.place.size
+        in_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        shards.share_shards(self._sharded, group, in_node if self._sharded.in_nodes else size)
+
+
+def manner_of(training: Training) -> WholeState:
+    """The manner of ``training``."""
+    if isinstance(training, ShardedTraining):
+        return StateInShards(training)
+    return WholeState(training)

@@ -1,0 +1,111 @@
+"""Copies of each rank's shards, kept in the memory of this node and of the next one.
+
+Decides whose copy a process keeps: that of the rank at the same place of the node before, beside
+its own, because its own shards go on training. When a node is lost the next one still has what was
+on it. Two steps' copies are there for the time of one step. What is done with them after a loss is
+:mod:`malletrain.elastic.sharded.sharing`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from malletrain.elastic.group import Group
+from malletrain.elastic.sharded.chunks import Chunk
+from malletrain.elastic.sharded.moving import Parts, combined
+from malletrain.elastic.sharded.standing import Version
+from malletrain.elastic.transfer import pieces
+from malletrain.training.sharded_state import take_apart
+
+if TYPE_CHECKING:
+    from malletrain.elastic.sharded.training import ShardedTraining
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A copy in host memory."""
+
+    version: Version
+    """Of the state."""
+    parts: Parts
+    """This rank's shards and its neighbour's."""
+    description: bytes
+    """What belongs to the state beside its shards."""
+
+
+def exchange(group: Group, training: ShardedTraining) -> Kept:
+    """Copy this rank's shards, and exchange the copies with the neighbours. Called on every rank
+    after the same step. Raises what :meth:`Group.apart` raises.
+    """
+    version = training.version
+    assert version is not None
+    own: Parts = {
+        key: [(chunk, tensor.to("cpu", copy=True).contiguous()) for chunk, tensor in boxes]
+        for key, boxes in training.live_parts().items()
+    }
+    size, rank = group.place.size, group.place.rank
+    apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) % size or 1
+    theirs: list[Parts] = []
+    group.apart(lambda: theirs.append(_swap(own, (rank + apart) % size, (rank - apart) % size)))
+    return Kept(version, combined([own, theirs[0]]), training.description())
+
+
+def _swap(own: Parts, to: int, source: int) -> Parts:
+    said = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
+    length, their_length = torch.tensor([len(said)]), torch.zeros(1, dtype=torch.int64)
+    _both([length], to, [their_length], source)
+    word = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    their_word = torch.empty(int(their_length), dtype=torch.uint8)
+    _both([word], to, [their_word], source)
+    theirs: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
+        key: [(chunk, torch.empty(chunk.sizes, dtype=dtype)) for chunk, dtype in boxes]
+        for key, boxes in pickle.loads(their_word.numpy().tobytes()).items()
+    }
+    _both(_flat(own), to, _flat(theirs), source)
+    return theirs
+
+
+def _flat(parts: Parts) -> list[torch.Tensor]:
+    return list(pieces([tensor for key in sorted(parts) for _, tensor in parts[key]]))
+
+
+def _both(mine: list[torch.Tensor], to: int, theirs: list[torch.Tensor], source: int) -> None:
+    works = [dist.isend(piece, to) for piece in mine]
+    works += [dist.irecv(piece, source) for piece in theirs]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def digest(objects: Mapping[str, Any]) -> str:
+    """A hash over every number of ``objects``, whatever the layout. Called on all ranks."""
+    skeletons, tensors = take_apart(objects)
+    sha = hashlib.sha256()
+    plain: list[torch.Tensor] = []
+    sha.update(repr(_without_tensors(skeletons, plain)).encode())
+    for key in sorted(tensors):
+        tensor = tensors[key]
+        plain.append(tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor)
+    for tensor in plain:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        sha.update(flat.view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return None
+    if isinstance(value, dict):
+        return {key: _without_tensors(item, found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(item, found) for item in value]
+    return value

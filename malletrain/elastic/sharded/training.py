@@ -1,0 +1,273 @@
+"""What a process holds of a sharded training: its shards, what is the same on all ranks, copies
+kept for the case of a loss, and an update that it had no time to make.
+
+Decides what a process can offer when the group changes. Which of it counts is decided by
+:mod:`malletrain.elastic.sharded.sharing`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from malletrain.elastic.background import to_host
+from malletrain.elastic.group import Group
+from malletrain.elastic.sharded import copies
+from malletrain.elastic.sharded.assignment import Held
+from malletrain.elastic.sharded.model import ShardedModel
+from malletrain.elastic.sharded.moving import Parts, combined, parts_of
+from malletrain.elastic.sharded.snapshot import RunSnapshot
+from malletrain.elastic.sharded.standing import ShardStanding, Version
+from malletrain.elastic.state import StateError
+from malletrain.elastic.training import Training
+from malletrain.training import report, rng
+from malletrain.training.sharded_state import take_apart
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An update that all ranks have the gradients of, and this one has not made."""
+
+    gradients: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """(parameter, gradient)."""
+    random: dict[str, Any]
+    """The random generators after the step's computation."""
+
+
+class ShardedTraining(Training):
+    """The objects of one run with a sharded model.
+
+    Args:
+        model: see :class:`malletrain.elastic.Run`, as ``build`` and ``parallelize``.
+        objects: by name; ``optimizer`` among them.
+        shard: ``all`` or ``node``.
+        replicate_every: steps between copies of the shards at a neighbour; 0 for none.
+        device, snapshot, every_s: see :class:`malletrain.elastic.Run`.
+    """
+
+    def __init__(
+        self,
+        model: ShardedModel,
+        objects: dict[str, Any],
+        shard: str,
+        replicate_every: int,
+        device: torch.device,
+        snapshot: str | os.PathLike[str] | bool | None,
+        every_s: float,
+    ) -> None:
+        super().__init__({MODEL: model, **objects}, device, None, every_s)
+        self.model = model
+        self.optimizer: torch.optim.Optimizer = objects[OPTIMIZER]
+        self.others = {name: value for name, value in objects.items() if name != OPTIMIZER}
+        self.in_nodes = shard == "node"
+        self.replicate_every = replicate_every
+        self.history = ""
+        self.extra: Parts = {}
+        """Of the live state, beside the module's own shards: what leavers gave."""
+        self.kept: list[copies.Kept] = []
+        self.group: Group | None = None
+        self.moved_bytes = 0
+        """Sent to this process at the last change."""
+        self._pending: Pending | None = None
+        self._rows: tuple[tuple[int, int], ...] = ()
+        self._begun = pickle.dumps({n: self._state_of(n) for n in self.others})
+        if snapshot is not None and snapshot is not False:
+            path = None if snapshot is True else snapshot
+            self.snapshot: RunSnapshot | None = RunSnapshot(  # type: ignore[assignment]
+                path, every_s, run=self._counters, **{MODEL: model.module, **objects}
+            )
+
+    # --- what it offers ---
+
+    def for_joiners(self) -> str:
+        """Nothing: what a joiner will hold is only known by the plan of the change."""
+        return "[]"
+
+    @property
+    def version(self) -> Version | None:
+        """Of the live state."""
+        return Version(self.updates, self.steps, self.history) if self.has_state else None
+
+    def place_in_shards(self) -> ShardStanding:
+        """How far this process is."""
+        return ShardStanding(
+            self.version,
+            not self._torn,
+            self._pending is not None,
+            tuple(kept.version for kept in self.kept),
+        )
+
+    def live_objects(self, module: torch.nn.Module | None = None) -> dict[str, Any]:
+        """All objects, with ``module`` for the model."""
+        return {MODEL: module or self.model.module, OPTIMIZER: self.optimizer, **self.others}
+
+    def live_parts(self) -> Parts:
+        """The shards of the live state."""
+        sharded = {MODEL: self.model.module, OPTIMIZER: self.optimizer}
+        return parts_of(take_apart(sharded)[1])
+
+    def parts_at(self, version: Version) -> Parts:
+        """What this process has of a state."""
+        if self.version == version:
+            return combined([self.live_parts(), self.extra])
+        parts = combined(kept.parts for kept in self.kept if kept.version == version)
+        return {
+            key: [(chunk, tensor.to(self.device)) for chunk, tensor in boxes]
+            for key, boxes in parts.items()
+        }
+
+    def description(self, version: Version | None = None) -> bytes:
+        """What belongs to a state beside its shards, the same for all ranks. Raises StateError."""
+        if version is not None and version != self.version:
+            return next(kept.description for kept in self.kept if kept.version == version)
+        skeletons, tensors = take_apart(self.live_objects())
+        module = self.model.module
+        known = set(module.state_dict())
+        said = {
+            "objects": to_host(skeletons),
+            "shapes": {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()},
+            "buffers": to_host({n: b for n, b in module.named_buffers() if n not in known}),
+            "rng": rng.state(),
+            "counters": self._counted(),
+            "history": self.history,
+        }
+        try:
+            return pickle.dumps(said)
+        except Exception as error:
+            for name, state in skeletons.items():
+                try:
+                    pickle.dumps(state)
+                except Exception:
+                    raise StateError(
+                        f"The state of {name!r} cannot be sent to another process: {error}"
+                    ) from error
+            raise
+
+    def _state_of(self, name: str) -> Any:
+        return to_host(take_apart({name: self.others[name]})[0][name])
+
+    def held(self, group: Group) -> Held | None:
+        """The part of the state that this process has, for the order of the next ranks. Asked in
+        another thread than the one that trains, which must not be disturbed.
+        """
+        if not self.has_state or self.in_nodes:
+            return None
+        return Held(group.place.rank, group.place.size, self._rows)
+
+    # --- steps ---
+
+    def before_update(self, group: Group) -> None:
+        """Where shards have replicas: wait until every rank has all its gradients, before any makes
+        the update. If one rank knows that, the others have what it takes to make it, too.
+        """
+        if not (self.in_nodes and group.several):
+            return
+        try:
+            group.agree()
+        except BaseException:
+            trained = [p for g in self.optimizer.param_groups for p in g["params"]]
+            self._pending = Pending(
+                tuple((p, p.grad) for p in trained if p.grad is not None), rng.state()
+            )
+            raise
+
+    def discard(self, share: int) -> None:
+        """The step never was, unless others have made its update (:meth:`catch_up`)."""
+        self.model.let_go()
+        super().discard(share)
+
+    def catch_up(self, version: Version) -> None:
+        """Make the update that others have made; it leads to ``version``."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        for parameter, gradient in pending.gradients:
+            parameter.grad = gradient
+        self.catching_up = True
+        try:
+            self.optimizer.step()
+        finally:
+            self.catching_up = False
+        self.optimizer.zero_grad(set_to_none=True)
+        rng.load(pending.random)
+        self.steps = version.steps
+        if self._lost_share:
+            report.report(self._lost_share)
+            self._lost_share = 0
+
+    # --- another state ---
+
+    def goes_on(self, module: torch.nn.Module, said: Mapping[str, Any], group: Group) -> None:
+        """``module`` has the shards of the state that ``said`` describes; the objects have the
+        rest.
+        """
+        self.model.module = module
+        self._count_from(dict(said["counters"]))
+        self.history = said["history"]
+        self.extra, self.group = {}, group
+        self._rows = rows_of(module)
+        self._pending = None
+        self.has_state = True
+        if self.snapshot is not None:
+            self.snapshot.regroup({**self.live_objects(), "run": self._counters})
+
+    def begins_anew(self, module: torch.nn.Module, group: Group, history: str) -> bool:
+        """``module`` has memory and no numbers yet: have all be as the newest snapshot says.
+        Returns False without one: then all but the module are as the script began.
+        """
+        self.goes_on(module, {"counters": {}, "history": history}, group)
+        self.has_state, self.kept = False, []
+        begun = pickle.loads(self._begun)
+        for name, value in self.others.items():
+            value.update(begun[name]) if isinstance(value, dict) else value.load_state_dict(
+                begun[name]
+            )
+        if self.snapshot is None or not self.snapshot.restore():
+            return False
+        self._count_from(self._counters)
+        return True
+
+    def new_history(self) -> str:
+        """A name for what follows when the run goes back."""
+        return uuid.uuid4().hex
+
+    def snapshot_step(self) -> None:
+        """After a step, where the group stays: copies at a neighbour and a snapshot, when due."""
+        if self.replicate_every and self.steps % self.replicate_every == 0:
+            self.keep_copies()
+        elif len(self.kept) > 1:
+            self.kept = self.kept[-1:]
+        super().snapshot_step()
+
+    def keep_copies(self) -> None:
+        """Exchange copies with the neighbours, if there are to be any."""
+        group = self.group
+        if not self.replicate_every or group is None or not group.several:
+            return
+        # The one before goes when all are known to have this one: a step later.
+        self.kept = [*self.kept[-1:], copies.exchange(group, self)]
+
+    def digest(self) -> str:
+        """A hash of the whole state; called on all ranks together."""
+        return copies.digest(self.live_objects())
+
+
+def rows_of(module: torch.nn.Module) -> tuple[tuple[int, int], ...]:
+    """See :class:`Held`. The optimizer's state is cut as its parameters are, and makes no
+    difference to an order.
+    """
+    rows: dict[int, int] = {}
+    for tensor in module.parameters():
+        for placement in getattr(tensor, "placements", ()):
+            if placement.is_shard():
+                length = tensor.shape[placement.dim]
+                row = tensor.numel() * tensor.element_size() // max(1, length)
+                rows[length] = rows.get(length, 0) + row
+    return tuple(rows.items())

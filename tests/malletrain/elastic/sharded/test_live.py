@@ -1,0 +1,170 @@
+"""Sharded models in live mode end to end, without a daemon: groups change under real workers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.malletrain.elastic.conductor import conducted
+from tests.malletrain.elastic.sharded import scripts
+from tests.malletrain.elastic.test_run import change_at, losses, records, seen
+
+
+def ends(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in folder.glob("end-*")]
+
+
+def that_count(folder: Path) -> list[dict]:
+    """The records of each step in the last round that did it."""
+    found = records(folder)
+    last: dict[int, int] = {}
+    for record in found:
+        last[record["step"]] = max(last.get(record["step"], 0), record["generation"])
+    return [record for record in found if record["generation"] == last[record["step"]]]
+
+
+def counts_as_if_undisturbed(folder: Path, options: dict, cut: int | None = None) -> None:
+    """Every step has the loss of an undisturbed run, and every sample counts once.
+
+    Who is killed may not have written down its last step, and who gave up step ``cut``, which
+    counts, did not: then the others have all the rest.
+    """
+    by_step: dict[int, list[dict]] = {}
+    for record in that_count(folder):
+        by_step.setdefault(record["step"], []).append(record)
+    expected = scripts.alone(options)
+    assert sorted(by_step) == list(range(len(expected)))
+    partial = [step for step, ranks in by_step.items() if len(ranks) < ranks[0]["size"]]
+    assert len(partial) <= 1 if cut is None else partial == [cut]
+    for step, ranks in by_step.items():
+        if step not in partial:
+            loss = sum(record["loss"] for record in ranks) / len(ranks)
+            assert loss == pytest.approx(expected[step], rel=1e-5)
+    counted = Counter(number for r in that_count(folder) for number in r["seen"])
+    assert set(counted.values()) == {1}
+    assert 12 * (len(expected) - len(partial)) <= len(counted) <= options["samples"]
+    said = [(end["steps"], end["facts"]) for end in ends(folder)]
+    assert set(said) == {(len(expected), options["samples"])}
+    assert len({end["digest"] for end in ends(folder)}) == 1
+    assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
+
+
+def test_fsdp_over_2_4_and_3_ranks_equals_an_undisturbed_run(tmp_path):
+    """Grown before its first step, too, when the optimizer has no state yet."""
+    options = {"samples": 480, "gates": [10, 20, 30]}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members = c.start(2)
+        c.round(members)
+        for step, size in ((10, 4), (20, 3), (30, 1)):
+            more = c.start(size - len(members)) if size > len(members) else []
+            change_at(c, tmp_path, step)
+            members = [*members[:size], *more] if size != 3 else members[1:]  # rank 0 leaves
+            c.round(members, wait=False)
+            (tmp_path / f"go-{step}").touch()
+            c.run()
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
+    assert len(losses(tmp_path)) == 40
+    assert {r["size"] for r in records(tmp_path)} == {2, 4, 3, 1}
+    assert set(seen(tmp_path).values()) == {1}
+    assert len(seen(tmp_path)) == 480
+
+
+NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
+
+
+def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
+    """Nothing but the step in progress is done again, and every sample counts once."""
+    options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
+        members = c.start(2)
+        c.round(members)
+        members += c.start(2)
+        change_at(c, tmp_path, 10)
+        c.round(members, wait=False)
+        (tmp_path / "go-10").touch()
+        c.run()
+        change_at(c, tmp_path, 20)
+        c.round(c.lose(*members[:2]))
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
+    moved = {r["rank"]: r["moved"] for r in records(tmp_path) if r["size"] == 4}
+    assert moved[0] == moved[1] == 0, "who holds its shard gets nothing"
+    by_step = Counter((r["step"], r["generation"]) for r in records(tmp_path))
+    again = [step for step, generation in by_step if generation == 3 and (step, 2) in by_step]
+    assert len(again) <= 1
+
+
+def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path):
+    """One rank hears that all have their gradients and updates its shard; the other one of its node
+    does not. No replica of either state is whole.
+    """
+    options = {"samples": 240, "run": {"shard": "node"}, "late": [1, 5], "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
+        members = c.start(4)
+        c.round(members)
+        c.until(lambda: any(w.heard("lost") for w in members), "rank 1 has given up the step")
+        c.round(c.lose(*members[2:]))
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options, cut=4)
+
+
+@pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
+def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
+    """From the neighbours' copies, at most so many steps back; without them, from the snapshot."""
+    options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        *members, joiner = c.start(4)
+        c.round(members)
+        change_at(c, tmp_path, 10)
+        c.round([*c.lose(members[1]), joiner])
+        c.finish()
+        said = "".join(worker.output.read_text() for worker in members)
+    counts_as_if_undisturbed(tmp_path, options)
+    before = max(r["step"] for r in records(tmp_path) if r["generation"] == 1)
+    after = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
+    if every:
+        assert 0 <= before + 1 - after <= 3 + 1
+        assert "The run goes on from the copies of step" in said
+    else:
+        assert after == 0
+        assert "no copies of them are left" in said
+        assert "goes on from its snapshot, step 0." in said
+
+
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [
+        ("leaver", "when leavers hand over"),
+        pytest.param("joiner", "before pieces move", marks=pytest.mark.sites),
+        pytest.param("peer", "before pieces move", marks=pytest.mark.sites),
+        ("peer", "before all have theirs"),
+        pytest.param("peer", "before copies are renewed", marks=pytest.mark.sites),
+    ],
+)
+def test_killed_at_any_point_of_a_change_the_others_go_on_from_one_step(tmp_path, who, point):
+    """A joiner's death costs nothing. For the others' shards there are the neighbours' copies."""
+    options = {"samples": 120, "gates": [5], "run": {"replicate_every": 2}}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        joins = c.start(1, point, True) if who == "joiner" else c.start(1) if who == "peer" else []
+        members = c.start(2)
+        (victim,) = joins if who == "joiner" else c.start(1, point)
+        stays = [w for w in [*members, *joins] if w is not victim]
+        if who != "joiner":
+            members.append(victim)
+        c.round(members)
+        change_at(c, tmp_path, 5)
+        c.round([*members, *joins] if who != "leaver" else stays, wait=False)
+        (tmp_path / "go-5").touch()
+        c.until(lambda: not victim.alive, "it has died")
+        c.abort()
+        c.round(stays)
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
+    steps = Counter((r["step"], r["rank"], r["size"]) for r in records(tmp_path))
+    again = {r["step"] for r in records(tmp_path) if r["generation"] == 3}
+    first = {r["step"] for r in records(tmp_path) if r["generation"] == 1}
+    assert len(again & first) <= (0 if who == "joiner" else 2), steps

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.host_image import host_binds, make_image
 from malletrain.client import Client
 from malletrain.protocol import messages
-from scavenger.embedded.cluster_process import start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
@@ -86,7 +86,7 @@ class Restart:
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
         self.state = root / "state"
-        self.cluster = start_cluster(self.state / "cluster", nodes, grace_s=20.0)
+        self.cluster = self._cluster()
         (root / "blocker.py").write_text(BLOCKER)
         config = root / "site.toml"
         config.write_text(
@@ -103,6 +103,9 @@ class Restart:
         until(self._answers, "the daemon answers")
         self.job = ""
         self.blockers: list[str] = []
+
+    def _cluster(self) -> ClusterProcess:
+        return start_cluster(self.state / "cluster", self.nodes, grace_s=20.0)
 
     def _answers(self) -> bool:
         with contextlib.suppress(RuntimeError), Client.of(self.state) as client:
@@ -205,6 +208,10 @@ class Live(Restart):
 class C10d:
     """Plain torchrun with the c10d rendezvous and its default times."""
 
+    script = SCRIPT
+    options: ClassVar[tuple[str, ...]] = ()
+    """More of torchrun's."""
+
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
         with socket.socket() as s:
@@ -227,7 +234,7 @@ class C10d:
                 "--rdzv-id=bench",
                 "--max-restarts=1000",
             ),
-            *(str(SCRIPT), *self.arguments),
+            *(*self.options, str(self.script), *self.arguments),
         ]
         # Without this a joiner of a later round waits 60 s for a store that is gone and fails
         # (pytorch issue 135712).

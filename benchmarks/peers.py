@@ -50,11 +50,13 @@ SETTLED_STEPS = 20
 MOVES = {"join": 1, "leave": -1, "lose": -1}
 
 
-def settled(lines: Sequence[Sequence[Line]], world: int, since: float) -> bool:
+def settled(
+    lines: Sequence[Sequence[Line]], world: int, since: float, steps: int = SETTLED_STEPS
+) -> bool:
     """Whether the newest steps after ``since`` are all at this number of ranks."""
     done = [d for d in finished(lines) if d.time > since]
-    newest = [d for d in done if d.rank == 0][-SETTLED_STEPS:]
-    if len(newest) < SETTLED_STEPS:
+    newest = [d for d in done if d.rank == 0][-steps:]
+    if len(newest) < steps:
         return False
     return all(d.world == world for d in done if d.time >= newest[0].time)
 

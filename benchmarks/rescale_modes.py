@@ -62,12 +62,12 @@ class Contender(Protocol):
         """End everything."""
 
 
-def until(condition: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
     """Wait for ``condition``; RuntimeError when it takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"Not within {PATIENCE_S:g} s: {what}.")
+            raise RuntimeError(f"Not within {patience_s:g} s: {what}.")
         time.sleep(0.05)
 
 

@@ -1,11 +1,11 @@
 """An embedded cluster whose nodes a benchmark takes away and gives back by hand.
 
-    python -m benchmarks.switched_cluster DIR NODES
+    python -m benchmarks.switched_cluster DIR NODES [--grace 20]
 
 It is :mod:`scavenger.embedded.cluster` with DIR/switches in the place of a trace: a line ``NODE
 idle`` or ``NODE busy``, appended at any time. A node that becomes busy is preempted with notice
-(SIGTERM, 20 s of grace). Nodes that are in no line are busy. :func:`start` starts it for the
-benchmark.
+(SIGTERM and ``--grace`` seconds). Nodes that are in no line are busy. :func:`start` starts it for
+a benchmark.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def switch(directory: Path, node: str, state: str) -> None:
         file.write(f"{node} {state}\n")
 
 
-def start(directory: Path, nodes: int) -> ClusterProcess:
+def start(directory: Path, nodes: int, grace_s: float = GRACE_S) -> ClusterProcess:
     """Start one and wait until it is ready. Raises RuntimeError when it is not."""
     layout = Layout(directory.resolve())
     layout.create()
     with open(layout.log, "ab") as log:
         argv = [sys.executable, "-m", "benchmarks.switched_cluster", str(layout.root), str(nodes)]
+        argv.append(f"--grace={grace_s:g}")
         process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + START_S
     while True:
@@ -79,12 +80,13 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path)
     parser.add_argument("nodes", type=int)
+    parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds from notice to kill")
     args = parser.parse_args()
     layout = Layout(args.directory.resolve())
     layout.create()
     with open(layout.lock, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        settings = Settings(layout.root, node_names(args.nodes), grace_s=GRACE_S)
+        settings = Settings(layout.root, node_names(args.nodes), grace_s=args.grace)
         replay = cast(Any, Switches(layout.root / "switches"))
         EmbeddedCluster(settings, replay).run()
 

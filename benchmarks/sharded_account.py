@@ -1,0 +1,114 @@
+"""What a change of the number of ranks has to move of a sharded state, and what a benchmark of it
+makes of its measurements. Pure; the figures are known beforehand.
+
+Sharded is each tensor's first dimension, in contiguous chunks as ``torch.chunk`` cuts them
+(``fully_shard``), so rank r of W holds rows [r·c, (r+1)·c) of n, c = ⌈n / W⌉.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from benchmarks.peers_account import Line, finished, trained
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the state."""
+
+    rows: int
+    """Size of its first dimension."""
+    row_bytes: int
+    """Bytes of one row."""
+
+
+def rows_of(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """The rows (first, past the last) of ``rank`` of ``world``."""
+    chunk = -(-rows // world)
+    return min(rows, rank * chunk), min(rows, (rank + 1) * chunk)
+
+
+def shard_bytes(tensors: Iterable[Tensor], rank: int, world: int) -> int:
+    """Bytes of the state at ``rank`` of ``world``."""
+    total = 0
+    for tensor in tensors:
+        first, end = rows_of(tensor.rows, rank, world)
+        total += (end - first) * tensor.row_bytes
+    return total
+
+
+def overlaps(tensors: Sequence[Tensor], old: int, new: int) -> np.ndarray:
+    """[old, new]: bytes that a rank of the old layout holds of a rank of the new one's shards."""
+    held = np.zeros((old, new), dtype=np.int64)
+    for tensor in tensors:
+        a = np.array([rows_of(tensor.rows, r, old) for r in range(old)])
+        b = np.array([rows_of(tensor.rows, r, new) for r in range(new)])
+        first = np.maximum(a[:, None, 0], b[None, :, 0])
+        end = np.minimum(a[:, None, 1], b[None, :, 1])
+        held += np.maximum(0, end - first) * tensor.row_bytes
+    return held
+
+
+def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) -> int:
+    """The fewest bytes that reach ranks anew, over all orders of the new ranks.
+
+    Args:
+        tensors: the state.
+        old, new: numbers of ranks before and after.
+        stay: old ranks that are among the new ones; the others left, and the rest are newcomers.
+    """
+    whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
+    held = overlaps(tensors, old, new)[list(stay)]
+    kept = held[linear_sum_assignment(held, maximize=True)].sum() if len(stay) else 0
+    return int(whole - kept)
+
+
+def in_order(tensors: Sequence[Tensor], old: int, new: int) -> int:
+    """The bytes that reach ranks anew when rank r stays rank r."""
+    whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
+    return int(whole - np.trace(overlaps(tensors, old, new)))
+
+
+def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:
+    """Goodput: the time that the steps done in ``begin`` … ``end`` for the first time take by
+    themselves, as a fraction of it. What a step takes is the median at its number of ranks.
+    """
+    lines = [log for log in logs if log]
+    done = [d for d in finished(lines) if d.rank == 0]
+    usual: dict[int, list[float]] = defaultdict(list)
+    for before, after in itertools.pairwise(done):
+        if before.world == after.world and after.step == before.step + 1:
+            usual[after.world].append(after.time - before.time)
+    first: dict[int, Line] = {}
+    counted = {(d.step, d.world) for d in trained(lines)}
+    for d in done:
+        if (d.step, d.world) in counted:
+            first.setdefault(d.step, d)
+    good = sum(
+        statistics.median(usual[d.world])
+        for d in first.values()
+        if begin <= d.time <= end and usual[d.world]
+    )
+    return good / (end - begin)
+
+
+def apart(losses: Mapping[int, float], undisturbed: Mapping[int, float]) -> float:
+    """The largest relative difference between two loss curves, over the steps of both. Raises
+    ValueError when they have none in common.
+    """
+    both = losses.keys() & undisturbed.keys()
+    if not both:
+        raise ValueError("The two runs have no step in common.")
+    return max(abs(losses[s] - undisturbed[s]) / abs(undisturbed[s]) for s in both)
+
+
+def over(pause_s: float, moved: float, bandwidth: float) -> float:
+    """A pause beside what moving so many bytes takes at the measured bandwidth (bytes/s)."""
+    return pause_s / (moved / bandwidth)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -71,6 +72,7 @@ class PeerRestart(Restart):
     """MalleTrain in restart mode. The main scheduler is a cluster that gives and takes nodes."""
 
     script = HERE / "train_peers.py"
+    local = f'grace = "{switched_cluster.GRACE_S:g} s"'
 
     def _cluster(self) -> ClusterProcess:
         return switched_cluster.start(self.state / "cluster", self.nodes)
@@ -216,7 +218,8 @@ def listens(port: int) -> bool:
 
 class Ray(_Processes):
     """Ray Train's elastic mode: a head, a raylet a node. Looks for changes every second, for
-    failures every half second. A leaver is drained with 5 s to its deadline, and gone then.
+    failures every half second (shorter time-outs took living nodes for dead on a busy machine). A
+    leaver is drained with 5 s to its deadline, and gone then.
     """
 
     name = "ray"
@@ -234,8 +237,9 @@ class Ray(_Processes):
             "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
             "RAY_health_check_initial_delay_ms": "0",
             "RAY_health_check_period_ms": "500",
-            "RAY_health_check_timeout_ms": "500",
-            "RAY_health_check_failure_threshold": "2",
+            "RAY_health_check_timeout_ms": "2000",
+            "RAY_health_check_failure_threshold": "3",
+            "RAY_raylet_start_wait_time_s": "120",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ADDRESS": self.address,
         }
@@ -258,9 +262,10 @@ class Ray(_Processes):
             )
         )
         until(lambda: listens(self.port), "Ray's head listens")
-        for _ in range(nodes):
+        until(lambda: self._ask("print(1)"), "Ray's head knows itself")
+        for number in range(nodes):
             self._node()
-        until(lambda: len(self._alive()) >= nodes, "Ray's nodes are there")
+            until(partial(self._at_least, number + 1), f"{number + 1} nodes of Ray are there")
         argv = [str(self.python), str(HERE / "train_peers_ray.py"), *self.arguments]
         self.common.insert(0, self._popen(argv, "driver.log"))
 
@@ -285,8 +290,9 @@ class Ray(_Processes):
         )
         return done.stdout.split()
 
-    def _alive(self) -> list[str]:
-        return self._ask("print(n['NodeID']) if n['Alive'] and 'slot' in n['Resources'] else 0")
+    def _at_least(self, nodes: int) -> bool:
+        alive = self._ask("print(n['NodeID']) if n['Alive'] and 'slot' in n['Resources'] else 0")
+        return len(alive) >= nodes
 
     def leave(self) -> None:
         name = self.names.pop()

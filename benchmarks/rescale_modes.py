@@ -80,6 +80,8 @@ class Restart:
     """More environment of the training."""
     jobs = ""
     """More settings of the site, below ``[jobs]``."""
+    local = ""
+    """The same below ``[scheduler.local]``."""
     sections = ""
     """More sections of the site's configuration."""
 
@@ -92,7 +94,7 @@ class Restart:
         config.write_text(
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
             '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
-            f"{nodes}\nautostart = false\n"
+            f"{nodes}\nautostart = false\n{self.local}\n"
             f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
             's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
             f"[profiling]\nenabled = false\n{self.sections}"

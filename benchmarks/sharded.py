@@ -43,18 +43,40 @@ from benchmarks.peers import settled
 from benchmarks.peers_account import Logs, count, finished, pause
 from benchmarks.rescale_modes import until
 from benchmarks.sharded_account import Tensor, apart, good_time, least, over, shard_bytes
-from benchmarks.sharded_modes import MODES, Mode, ShardedUndisturbed
+from benchmarks.sharded_modes import (
+    MODES,
+    Mode,
+    ShardedUndisturbed,
+    disk_bandwidth,
+    network_bandwidth,
+)
 from benchmarks.sharded_training import facts, tensors_of
 
 SLACK = 64e6
 """Bytes that a rank may take beyond its old and new shards."""
-SHAPES = {10: (256, 10), 30: (448, 11), 100: (768, 13), 200: (1024, 15), 1000: (2048, 19)}
+SHAPES = {
+    1: (64, 8),
+    10: (256, 10),
+    30: (448, 11),
+    100: (768, 13),
+    200: (1024, 15),
+    1000: (2048, 19),
+}
 """(width, layers) by millions of parameters, roughly."""
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The last loss that was written down for each step."""
-    return {f["step"]: f["loss"] for f in facts(folder) if f["kind"] == "loss"}
+    """The last loss that was written down for each step, the mean over the global batch."""
+    found, parts = {}, {}
+    for fact in facts(folder):
+        if fact["kind"] == "loss":
+            found[fact["step"]] = fact["loss"]
+        elif fact["kind"] == "part of loss":
+            ranks = parts.setdefault((fact["step"], fact["world"]), {})
+            ranks[fact["rank"]] = fact["loss"]
+            if len(ranks) == fact["world"]:
+                found[fact["step"]] = sum(ranks.values()) / fact["world"]
+    return found
 
 
 def begin(kind: Any, root: Path, most: int, args: argparse.Namespace) -> tuple[Any, Logs]:
@@ -65,15 +87,16 @@ def begin(kind: Any, root: Path, most: int, args: argparse.Namespace) -> tuple[A
     arguments = [str(folder), "--width", str(width), "--layers", str(layers)]
     arguments += ["--checkpoint", str(root / "snapshot"), "--max-ranks", str(most)]
     arguments += ["--step-s", str(args.step_s), "--checkpoint-every-s", str(args.snapshot_every_s)]
+    arguments += ["--replicate-every", str(args.replicate_every)]
     return kind(root, most, arguments), Logs(folder)
 
 
 def undisturbed(args: argparse.Namespace) -> dict[int, float]:
-    """The loss of each step of plain torchrun on the first number of ranks."""
+    """The loss of each step of plain torchrun on a fixed number of ranks."""
     with tempfile.TemporaryDirectory(prefix="mt-sharded-") as root:
-        training, logs = begin(ShardedUndisturbed, Path(root), args.sizes[0], args)
+        training, logs = begin(ShardedUndisturbed, Path(root), max(args.sizes), args)
         try:
-            training.begin(args.sizes[0])
+            training.begin(args.undisturbed_ranks)
             until(
                 lambda: len(losses(logs.folder)) >= args.loss_steps,
                 f"{args.loss_steps} undisturbed steps",
@@ -98,7 +121,12 @@ def written(root: Path) -> int:
 
 
 def changed(
-    root: Path, old: int, new: int, span: tuple[float, float], state: Sequence[Tensor]
+    root: Path,
+    old: int,
+    new: int,
+    span: tuple[float, float],
+    state: Sequence[Tensor],
+    on_disk: bool,
 ) -> dict[str, Any]:
     """What is known of one change that is over."""
     begun, ended = span
@@ -113,8 +141,7 @@ def changed(
     )
     # On disk the state is written once, and read by the new ranks.
     return {
-        "moved": (written(root) if (root / "snapshot").exists() else 0)
-        + sum(f["moved"] for f in theirs),
+        "moved": (written(root) if on_disk else 0) + sum(f["moved"] for f in theirs),
         "least": fewest,
         "peak": max((f["peak"] for f in theirs), default=0),
         "allowed": allowed + SLACK,
@@ -130,7 +157,8 @@ def go(
     state, changes = tensors_of(width, layers), []
     with tempfile.TemporaryDirectory(prefix="mt-sharded-", dir=args.folder) as folder:
         root = Path(folder)
-        bandwidth = mode.bandwidth(root, sum(t.rows * t.row_bytes for t in state))
+        measured = disk_bandwidth if mode.on_disk else network_bandwidth
+        bandwidth = measured(root, sum(t.rows * t.row_bytes for t in state))
         training, logs = begin(mode.kind, root, max(sizes), args)
         try:
             training.begin(sizes[0])
@@ -146,7 +174,7 @@ def go(
                     lambda there=there: there(logs.look()), f"it trains on {new}", args.patience_s
                 )
                 ended = time.time()
-                found = changed(root, old, new, (at, ended), state)
+                found = changed(root, old, new, (at, ended), state, mode.on_disk)
                 took = pause(finished(logs.look()), at, ended)
                 changes.append({"event": f"{old} to {new}", "pause_s": took, **found})
                 changes[-1]["bandwidth"] = bandwidth
@@ -268,10 +296,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--changes", type=int, default=20, help="of the trace; 0: no trace")
     parser.add_argument("--loss-steps", type=int, default=200, help="0: no comparison")
+    parser.add_argument("--undisturbed-ranks", type=int, default=2)
     parser.add_argument("--every-s", type=float, default=5.0, help="seconds between changes")
     parser.add_argument("--step-s", type=float, default=0.0, help="sleep in every step")
     parser.add_argument("--settled", type=int, default=5, help="steps until a change is over")
     parser.add_argument("--snapshot-every-s", type=float, default=60.0)
+    parser.add_argument("--replicate-every", type=int, default=0, help="steps; 0: no replicas")
     parser.add_argument("--patience-s", type=float, default=600.0)
     parser.add_argument("--folder", type=Path, help="of the snapshots (a file system to measure)")
     parser.add_argument("--json", action="store_true")
@@ -283,8 +313,8 @@ def main() -> None:
     plain = undisturbed(args) if args.loss_steps else {}
     rows: list[dict[str, Any]] = []
     for name in args.modes:
-        if MODES[name].kind is None:
-            rows.append({"mode": name, "why": MODES[name].why})
+        if MODES[name].missing:
+            rows.append({"mode": name, "why": MODES[name].missing})
             continue
         try:
             rows.append(measure(name, args, plain, say))

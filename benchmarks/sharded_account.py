@@ -56,18 +56,30 @@ def overlaps(tensors: Sequence[Tensor], old: int, new: int) -> np.ndarray:
     return held
 
 
-def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) -> int:
-    """The fewest bytes that reach ranks anew, over all orders of the new ranks.
+def best_order(
+    tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]
+) -> dict[int, int]:
+    """Which new rank each old one that stays takes, so that the fewest bytes move.
 
     Args:
         tensors: the state.
         old, new: numbers of ranks before and after.
         stay: old ranks that are among the new ones; the others left, and the rest are newcomers.
     """
-    whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
+    if not stay:
+        return {}
     held = overlaps(tensors, old, new)[list(stay)]
-    kept = held[linear_sum_assignment(held, maximize=True)].sum() if len(stay) else 0
-    return int(whole - kept)
+    rows, columns = linear_sum_assignment(held, maximize=True)
+    return {stay[row]: int(column) for row, column in zip(rows, columns, strict=True)}
+
+
+def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) -> int:
+    """The fewest bytes that reach ranks anew, over all orders of the new ranks; the arguments are
+    those of :func:`best_order`.
+    """
+    whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
+    held = overlaps(tensors, old, new)
+    return int(whole - sum(held[pair] for pair in best_order(tensors, old, new, stay).items()))
 
 
 def in_order(tensors: Sequence[Tensor], old: int, new: int) -> int:

@@ -2,11 +2,13 @@
 node, and is put on another number.
 
 ``disk``: MalleTrain's restart mode, each rank's shards written to a file system and read from it.
-A mode that this version does not have says so.
+``memory``: restart mode, the shards in the memory of the nodes. ``live``: MalleTrain's live mode. A
+mode that this version does not have says so.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import threading
@@ -15,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import malletrain
+import malletrain.elastic as elastic
 from benchmarks import switched_cluster
 from benchmarks.peers_contenders import HERE, PeerRestart, Undisturbed
 from scavenger.embedded.cluster_process import ClusterProcess
@@ -29,6 +33,7 @@ class ShardedRestart(PeerRestart):
     """Restart mode with the snapshot on disk."""
 
     script = HERE / "train_sharded.py"
+    local = f'grace = "{NOTICE_S:g} s"'
     jobs = f'drain_timeout = "{NOTICE_S:g} s"\njoin_timeout = "180 s"'
 
     def _cluster(self) -> ClusterProcess:
@@ -41,6 +46,20 @@ class ShardedRestart(PeerRestart):
             self._switch(node, "busy")
         for node in [n for n in node_names(self.nodes) if n not in mine][: nodes - len(mine)]:
             self._switch(node, "idle")
+
+
+class ShardedMemory(ShardedRestart):
+    """Restart mode with the snapshot in the memory of the nodes."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        super().__init__(root, nodes, [*arguments, "--memory"])
+
+
+class ShardedLive(ShardedRestart):
+    """Live mode."""
+
+    mode = "live"
+    script = HERE / "train_sharded_live.py"
 
 
 class ShardedUndisturbed(Undisturbed):
@@ -93,16 +112,25 @@ def network_bandwidth(folder: Path, size: int) -> float:
 class Mode:
     """One way to move a sharded state."""
 
-    kind: type[ShardedRestart] | None
-    """None: this version does not have it."""
-    why: str = ""
-    """Why not."""
-    bandwidth: Callable[[Path, int], float] = network_bandwidth
-    """Of what the state goes by."""
+    kind: type[ShardedRestart]
+    missing: str = ""
+    """Why this version does not have it; empty: it has."""
+    on_disk: bool = False
+    """The state is written to a file system at every change."""
+
+
+def _has(callable_: Callable[..., object], name: str) -> bool:
+    return name in inspect.signature(callable_).parameters
 
 
 MODES: dict[str, Mode] = {
-    "disk": Mode(ShardedRestart, bandwidth=disk_bandwidth),
-    "memory": Mode(None, "not built: no snapshots in the memory of the nodes yet"),
-    "live": Mode(None, "not built: live mode refuses sharded models"),
+    "disk": Mode(ShardedRestart, on_disk=True),
+    "memory": Mode(
+        ShardedMemory,
+        "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",
+    ),
+    "live": Mode(
+        ShardedLive,
+        "" if _has(elastic.Run, "build") else "not built: elastic.Run(build=) is not there",
+    ),
 }

@@ -40,6 +40,8 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
     parser.add_argument("--max-ranks", type=int, default=8)
+    parser.add_argument("--replicate-every", type=int, default=0)
+    parser.add_argument("--memory", action="store_true", help="snapshots in the nodes' memory")
     return parser.parse_args()
 
 

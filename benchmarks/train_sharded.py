@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
+import torch._dynamo  # what a snapshot imports first: what is read of it is no state
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 import malletrain
@@ -39,13 +42,10 @@ def main() -> None:
     sampler = malletrain.ElasticSampler(
         SAMPLES, global_batch_size=BATCH, shuffle=False, max_world_size=args.max_ranks
     )
-    snapshot = malletrain.Snapshot(
-        args.checkpoint,
-        every_s=args.checkpoint_every_s,
-        model=model,
-        optimizer=optimizer,
-        sampler=sampler,
-    )
+    options: dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
+    if args.memory:
+        options |= {"memory": True, "replicate_every": args.replicate_every}
+    snapshot = malletrain.Snapshot(args.checkpoint, every_s=args.checkpoint_every_s, **options)
     began, read = time.monotonic(), read_so_far()
     restored = snapshot.restore()
     if not restored:
@@ -72,7 +72,7 @@ def main() -> None:
             total.copy_(loss.detach())
             dist.all_reduce(total)
             if rank == 0:
-                facts.write("loss", step=step, world=world, loss=total.item() / world)
+                facts.write("loss", step=step, loss=total.item() / world)
             sampler.advance()
             malletrain.report(len(samples))
             snapshot.step()

@@ -9,6 +9,7 @@ gloo, one rank a virtual node, goes through ``--sizes``. Of every change:
 * pause: the longest time without a finished step. It contains one step.
 * moved / least: the bytes that were read and written to move the state, beside the fewest that have
   to reach a rank anew, over all orders of the new ranks (benchmarks/sharded_account.py).
+  In restart mode from memory they are not counted.
 * pause / wire: the pause beside moving these bytes at the bandwidth measured in the same run.
 * peak: the most memory a rank took beyond what it had before the model, beside its old and its new
   shards and 64 MB.
@@ -126,7 +127,7 @@ def changed(
     new: int,
     span: tuple[float, float],
     state: Sequence[Tensor],
-    on_disk: bool,
+    mode: Mode,
 ) -> dict[str, Any]:
     """What is known of one change that is over."""
     begun, ended = span
@@ -140,8 +141,9 @@ def changed(
         shard_bytes(state, r, new) for r in range(new)
     )
     # On disk the state is written once, and read by the new ranks.
+    moved = (written(root) if mode.on_disk else 0) + sum(f["moved"] for f in theirs)
     return {
-        "moved": (written(root) if on_disk else 0) + sum(f["moved"] for f in theirs),
+        "moved": moved if mode.counted else 0,
         "least": fewest,
         "peak": max((f["peak"] for f in theirs), default=0),
         "allowed": allowed + SLACK,
@@ -174,7 +176,7 @@ def go(
                     lambda there=there: there(logs.look()), f"it trains on {new}", args.patience_s
                 )
                 ended = time.time()
-                found = changed(root, old, new, (at, ended), state, mode.on_disk)
+                found = changed(root, old, new, (at, ended), state, mode)
                 took = pause(finished(logs.look()), at, ended)
                 changes.append({"event": f"{old} to {new}", "pause_s": took, **found})
                 changes[-1]["bandwidth"] = bandwidth
@@ -258,10 +260,10 @@ def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
                 row["mode"],
                 e["event"],
                 f"{e['pause_s']:.2f}",
-                f"{e['moved'] / 1e6:.1f}",
+                f"{e['moved'] / 1e6:.1f}" if e["moved"] else "-",
                 f"{e['least'] / 1e6:.1f}",
-                f"{e['moved_over_least']:.2f}",
-                f"{e['pause_over_wire']:.1f}",
+                f"{e['moved_over_least']:.2f}" if e["moved"] else "-",
+                f"{e['pause_over_wire']:.1f}" if e["moved"] else "-",
                 f"{e['peak'] / 1e6:.0f}",
                 f"{e['allowed'] / 1e6:.0f}",
             )

@@ -117,6 +117,8 @@ class Mode:
     """Why this version does not have it; empty: it has."""
     on_disk: bool = False
     """The state is written to a file system at every change."""
+    counted: bool = True
+    """The workers can say how many bytes reached them."""
 
 
 def _has(callable_: Callable[..., object], name: str) -> bool:
@@ -128,6 +130,8 @@ MODES: dict[str, Mode] = {
     "memory": Mode(
         ShardedMemory,
         "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",
+        # Neither what is read of shared memory nor what sockets bring is in /proc/PID/io.
+        counted=False,
     ),
     "live": Mode(
         ShardedLive,

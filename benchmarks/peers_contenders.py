@@ -189,7 +189,7 @@ class _Processes:
 class Torchft(_Processes):
     """torchft: a lighthouse, and a replica group of one process a node. Its time-outs are short: a
     replica counts as dead after half a second without its heartbeats (every 0.1 s), and a quorum
-    waits 0.1 s for stragglers.
+    waits 1 s for stragglers that live (with 0.1 s a busy machine never had all three together).
     """
 
     name = "torchft"
@@ -198,7 +198,7 @@ class Torchft(_Processes):
         port = free_port()
         lighthouse = [str(self.python.parent / "torchft_lighthouse"), "--min_replicas=1"]
         lighthouse += [f"--bind=[::]:{port}", "--heartbeat_timeout_ms=500"]
-        lighthouse += ["--join_timeout_ms=100", "--quorum_tick_ms=50"]
+        lighthouse += ["--join_timeout_ms=1000", "--quorum_tick_ms=50"]
         self.common.append(self._popen(lighthouse, "lighthouse.log"))
         self.environment["TORCHFT_LIGHTHOUSE"] = f"http://localhost:{port}"
         until(lambda: listens(port), "the lighthouse listens")

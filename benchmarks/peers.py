@@ -113,7 +113,7 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
                 events.append((move, at, time.time(), over - at))
             ended = time.time()
         except RuntimeError as error:
-            raise RuntimeError(f"{error} {peer.last_words()}") from None
+            raise RuntimeError(f"{error}\n{peer.last_words()}") from None
         finally:
             peer.stop()
         lines = logs.look()
@@ -160,7 +160,7 @@ def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console)
     )
     for row in rows:
         if "why" in row:
-            table.add_row(row["contender"], row["why"].splitlines()[0])
+            table.add_row(row["contender"], row["why"])
             continue
         table.add_row(
             row["contender"],
@@ -210,7 +210,7 @@ def main() -> None:
             try:
                 runs[name].append(trace(name, args, plain["samples_per_s"], say))
             except (NotInstalled, RuntimeError) as error:
-                why[name] = str(error)
+                why[name] = str(error).splitlines()[0]
                 print(error, file=sys.stderr)
     rows = [
         {"contender": name, "why": why[name]} if name in why else summary(name, runs[name])

@@ -104,7 +104,7 @@ def undisturbed(args: argparse.Namespace) -> dict[int, float]:
                 args.patience_s,
             )
         except RuntimeError as error:
-            raise RuntimeError(f"{error} {training.last_words()}") from None
+            raise RuntimeError(f"{error}\n{training.last_words()}") from None
         finally:
             training.stop()
         return losses(logs.folder)
@@ -188,7 +188,7 @@ def go(
                 args.patience_s,
             )
         except RuntimeError as error:
-            raise RuntimeError(f"{error} {training.last_words()}") from None
+            raise RuntimeError(f"{error}\n{training.last_words()}") from None
         finally:
             training.stop()
         lines = logs.look()
@@ -253,7 +253,7 @@ def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
         table.add_column(column)
     for row in rows:
         if "why" in row:
-            table.add_row(row["mode"], row["why"].splitlines()[0])
+            table.add_row(row["mode"], row["why"])
             continue
         for e in row["events"]:
             table.add_row(
@@ -322,7 +322,7 @@ def main() -> None:
             rows.append(measure(name, args, plain, say))
         except RuntimeError as error:
             print(error, file=sys.stderr)
-            rows.append({"mode": name, "why": str(error)})
+            rows.append({"mode": name, "why": str(error).splitlines()[0]})
     show(rows, say)
     if args.json:
         machine = {

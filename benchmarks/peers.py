@@ -14,7 +14,9 @@ training has settled at the new number of nodes and ``--every-s`` seconds have p
 * repeated, lost: samples trained on again, and passed over, counted from each rank's own log
   (benchmarks/peers_account.py).
 * goodput: different samples a second over the whole trace, beside plain torchrun that nobody
-  disturbs, in the same run.
+  disturbs, in the same run; a machine that was busier at the one than at the other shows in it.
+* good time: the part of the time that the steps take by themselves at the contender's own pace,
+  each step counted once, which other work on the machine disturbs less.
 
 torchft and Ray are installed into environments of their own below ~/.cache/malletrain/benchmarks
 (some 0.5 GB, once); one that cannot be had is said so, with the reason.
@@ -39,7 +41,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import end_in_order
-from benchmarks.peers_account import Line, Logs, count, finished, goodput, kept_between, pause
+from benchmarks.peers_account import (
+    Line,
+    Logs,
+    count,
+    finished,
+    good_time,
+    goodput,
+    kept_between,
+    pause,
+)
 from benchmarks.peers_account import step_s as usual_step_s
 from benchmarks.peers_contenders import PEERS, Peer, Undisturbed
 from benchmarks.peers_environments import PACKAGES, NotInstalled
@@ -128,6 +139,7 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
         "settled_s": {f"{n} {e[0]}": round(e[3], 2) for n, e in enumerate(events, 1)},
         "seconds": round(ended - began, 1),
         "goodput": goodput(kept_between(lines, began, ended), ended - began, rate),
+        "good_time": good_time(lines, began, ended),
         "step_s": usual_step_s([d for d in done if d.time > began]),
         "kept": samples.kept,
         "repeated": samples.repeated,
@@ -145,6 +157,7 @@ def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for event in runs[0]["pauses_s"]
         },
         "goodput": round(statistics.median(run["goodput"] for run in runs), 3),
+        "good_time": round(statistics.median(run["good_time"] for run in runs), 3),
         "step_s": round(statistics.median(run["step_s"] for run in runs), 4),
         "repeated": sum(run["repeated"] for run in runs),
         "lost": sum(run["lost"] for run in runs),
@@ -166,6 +179,7 @@ def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console)
             row["contender"],
             *(f"{row['pauses_s'][event]:.2f}" for event in events),
             f"{row['goodput']:.3f}",
+            f"{row['good_time']:.3f}",
             str(row["repeated"]),
             str(row["lost"]),
             f"{row['step_s']:.3f}",

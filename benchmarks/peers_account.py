@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,3 +145,26 @@ def step_s(done: Sequence[Line]) -> float:
 def goodput(kept: int, seconds: float, undisturbed: float) -> float:
     """Samples kept a second, as a fraction of what an undisturbed training does a second."""
     return kept / seconds / undisturbed
+
+
+def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:
+    """Goodput: the time that the steps done in ``begin`` … ``end`` for the first time take by
+    themselves, as a fraction of it. What a step takes is the median at its number of ranks.
+    """
+    lines = [log for log in logs if log]
+    done = [d for d in finished(lines) if d.rank == 0]
+    usual: dict[int, list[float]] = defaultdict(list)
+    for before, after in itertools.pairwise(done):
+        if before.world == after.world and after.step == before.step + 1:
+            usual[after.world].append(after.time - before.time)
+    first: dict[int, Line] = {}
+    counted = {(d.step, d.world) for d in trained(lines)}
+    for d in done:
+        if (d.step, d.world) in counted:
+            first.setdefault(d.step, d)
+    good = sum(
+        statistics.median(usual[d.world])
+        for d in first.values()
+        if begin <= d.time <= end and usual[d.world]
+    )
+    return good / (end - begin)

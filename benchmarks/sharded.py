@@ -41,9 +41,9 @@ from rich.table import Table
 
 from benchmarks import end_in_order
 from benchmarks.peers import settled
-from benchmarks.peers_account import Logs, count, finished, pause
+from benchmarks.peers_account import Logs, count, finished, good_time, pause
 from benchmarks.rescale_modes import until
-from benchmarks.sharded_account import Tensor, apart, good_time, least, over, shard_bytes
+from benchmarks.sharded_account import Tensor, apart, least, over, shard_bytes
 from benchmarks.sharded_modes import (
     MODES,
     Mode,

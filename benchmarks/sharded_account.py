@@ -7,16 +7,11 @@ Sharded is each tensor's first dimension, in contiguous chunks as ``torch.chunk`
 
 from __future__ import annotations
 
-import itertools
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-
-from benchmarks.peers_account import Line, finished, trained
 
 
 @dataclass(frozen=True)
@@ -86,29 +81,6 @@ def in_order(tensors: Sequence[Tensor], old: int, new: int) -> int:
     """The bytes that reach ranks anew when rank r stays rank r."""
     whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
     return int(whole - np.trace(overlaps(tensors, old, new)))
-
-
-def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:
-    """Goodput: the time that the steps done in ``begin`` … ``end`` for the first time take by
-    themselves, as a fraction of it. What a step takes is the median at its number of ranks.
-    """
-    lines = [log for log in logs if log]
-    done = [d for d in finished(lines) if d.rank == 0]
-    usual: dict[int, list[float]] = defaultdict(list)
-    for before, after in itertools.pairwise(done):
-        if before.world == after.world and after.step == before.step + 1:
-            usual[after.world].append(after.time - before.time)
-    first: dict[int, Line] = {}
-    counted = {(d.step, d.world) for d in trained(lines)}
-    for d in done:
-        if (d.step, d.world) in counted:
-            first.setdefault(d.step, d)
-    good = sum(
-        statistics.median(usual[d.world])
-        for d in first.values()
-        if begin <= d.time <= end and usual[d.world]
-    )
-    return good / (end - begin)
 
 
 def apart(losses: Mapping[int, float], undisturbed: Mapping[int, float]) -> float:

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.peers_account import lines_of
+from benchmarks.peers_account import good_time, lines_of
 from benchmarks.sharded_account import (
     Tensor,
     apart,
-    good_time,
     in_order,
     least,
     over,

@@ -32,6 +32,8 @@ SCRIPT = Path(__file__).with_name("train_step.py")
 LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
 BLOCKER = "import time, malletrain\nwhile True:\n    time.sleep(0.2)\n    malletrain.report(1)\n"
 PATIENCE_S = 180.0
+STOP_S = 120.0
+"""Until a daemon that does not end is killed: what was measured is worth more."""
 
 
 class Contender(Protocol):
@@ -173,7 +175,11 @@ class Restart:
 
     def stop(self) -> None:
         self.daemon.send_signal(signal.SIGTERM)
-        self.daemon.wait(30)
+        try:
+            self.daemon.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
         self.cluster.stop()
 
 

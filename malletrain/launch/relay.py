@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from malletrain.launch.doors import BackDoor, FrontDoor
+from malletrain.launch.host_door import HostDoor
 
 _READ_BYTES = 1 << 18
 _MOST_BYTES = 2 * _READ_BYTES
@@ -32,6 +34,10 @@ on.
 _STREAM = struct.Struct(">I")
 _RETRY_MS = 50
 _CONNECT_MS = 2000
+_REST_MS = 100
+"""How long nobody is let in after somebody could not be."""
+MOST_ENDS = 16_384
+"""Connections on this host at one moment, beyond what any job has."""
 _ZAP = "inproc://zeromq.zap.01"
 _OVER = b""
 """Says that an end has hung up."""
@@ -129,6 +135,8 @@ class _Relay:
         self._ends: set[_End] = set()
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._going = True
+        self._rests_until: float | None = None
+        """When callers are let in again; None: they are."""
         self._lock = threading.Lock()
         self.watch(self._stop, self._ending)
         self.watch(front.fileno(), self._called)
@@ -161,7 +169,10 @@ class _Relay:
     def _run(self) -> None:
         try:
             while self._going:
-                for one, events in self._poller.poll():
+                self._rest_over()
+                for one, events in self._poller.poll(
+                    None if self._rests_until is None else _REST_MS
+                ):
                     if handler := self._handlers.get(one):
                         handler(events)
         finally:
@@ -182,9 +193,27 @@ class _Relay:
         return end
 
     def _called(self, _: int) -> None:
-        own = self._front.accept()
+        try:
+            own = self._front.accept()
+        except OSError:  # who calls waits at the door, which can be read all the time
+            self._rest()
+            return
         if own is not None:
             self._opened(self._end(own))
+        if len(self._ends) >= MOST_ENDS:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Let nobody in for a moment."""
+        self._rests_until = time.monotonic() + _REST_MS / 1000
+        self.unwatch(self._front.fileno())
+
+    def _rest_over(self) -> None:
+        if self._rests_until is None or time.monotonic() < self._rests_until:
+            return
+        if len(self._ends) < MOST_ENDS:
+            self._rests_until = None
+            self.watch(self._front.fileno(), self._called)
 
     def _opened(self, end: _End) -> None:
         """A process on this host has called."""
@@ -218,8 +247,10 @@ class ServingRelay(_Relay):
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
-        self.port = _bind(router, address)
+        self._door = HostDoor(router, address)
+        self.port = self._door.port
         """Where the relays of other hosts call."""
+        self.watch(self._door.monitor, self._door.noticed)
         self.watch(zap, self._asked)
         self.watch(router, self._heard)
         self._thread.start()
@@ -241,9 +272,11 @@ class ServingRelay(_Relay):
     def _inner(self, back: Callable[[bytes], None]) -> _End | None:
         """A connection to the store, whose bytes go ``back``."""
         try:
-            inner = self._end(self._back.connect())
+            inner = self._end(self._back.connect()) if len(self._ends) < MOST_ENDS else None
         except OSError:
-            back(_OVER)
+            inner = None
+        if inner is None:
+            back(_OVER)  # it will try again
             return None
         inner.far = back
         return inner
@@ -284,6 +317,7 @@ class ServingRelay(_Relay):
 
     def _over(self) -> None:
         self._back.close()
+        self._door.close()
 
 
 class CallingRelay(_Relay):
@@ -361,15 +395,3 @@ class CallingRelay(_Relay):
         self.connected, self.over = False, True
         self._its.close()
         self._dealer.disable_monitor()
-
-
-def _bind(router: Any, address: str) -> int:
-    """Listen at ``address``; where that is a name, or not one of this host's, everywhere."""
-    router.ipv6 = ":" in address
-    host = f"[{address}]" if ":" in address else address
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-        router.bind(f"tcp://{host}:*")
-    except (OSError, zmq.ZMQError):
-        router.bind("tcp://*:*")
-    return int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

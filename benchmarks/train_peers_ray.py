@@ -11,11 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-import ray
-import ray.train
 import torch
-from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
 
 from benchmarks.peers_training import Log, arguments, loss_of, network, share
 
@@ -25,6 +21,9 @@ LOOK_EVERY = 5
 
 def loop(settings: dict[str, Any]) -> None:
     """What every worker does."""
+    import ray.train
+    import ray.train.torch
+
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     model, optimizer = network(settings["mb"])
@@ -46,7 +45,7 @@ def loop(settings: dict[str, Any]) -> None:
             if rank == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "step": step}, os.path.join(folder, "state.pt"))
-                made = Checkpoint.from_directory(folder)
+                made = ray.train.Checkpoint.from_directory(folder)
             ray.train.report({"step": step}, checkpoint=made)
 
     while True:
@@ -72,6 +71,11 @@ def loop(settings: dict[str, Any]) -> None:
 
 def main() -> None:
     args = arguments(__doc__)
+    # Here, because --help works without Ray.
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     ray.init(log_to_driver=True)
     TorchTrainer(
         loop,
@@ -86,7 +90,7 @@ def main() -> None:
             elastic_resize_monitor_interval_s=1.0,
             resources_per_worker={"slot": 1},
         ),
-        torch_config=ray.train.torch.TorchConfig(backend="gloo", timeout_s=60),
+        torch_config=TorchConfig(backend="gloo", timeout_s=60),
         run_config=RunConfig(
             storage_path=args.checkpoint,
             failure_config=FailureConfig(max_failures=-1),

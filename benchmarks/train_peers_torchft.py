@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 from benchmarks.peers_training import Log, arguments, loss_of, network, share
 
@@ -23,6 +22,9 @@ TIMEOUT = timedelta(seconds=float(os.environ.get("PEERS_TORCHFT_TIMEOUT_S", "5")
 
 def main() -> None:
     args = arguments(__doc__)
+    # Here, because --help works without torchft.
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
     model, plain = network(args.mb)
     notice = []
     signal.signal(signal.SIGTERM, lambda number, _: notice.append(number))

@@ -67,7 +67,7 @@ def resident_bytes() -> int:
 
 class DaemonLink:
     """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says;
-    ``on_welcome`` hears of every connection.
+    ``on_welcome`` hears of every connection; ``warm_bytes`` is the memory of the fork servers.
     """
 
     def __init__(
@@ -76,11 +76,13 @@ class DaemonLink:
         hello: Callable[[], Hello],
         on_message: Callable[[Any], None],
         on_welcome: Callable[[Welcome], None],
+        warm_bytes: Callable[[], int],
     ) -> None:
         self._config = config
         self._hello = hello
         self._on_message = on_message
         self._on_welcome = on_welcome
+        self._warm_bytes = warm_bytes
         self._context = zmq.asyncio.Context.instance()
         self._socket: zmq.asyncio.Socket | None = None
         self._boot = ""
@@ -176,7 +178,7 @@ class DaemonLink:
                     return answered
                 if answered and now - last_beat >= self._heartbeat_s:
                     last_beat = now
-                    self._put(Heartbeat(self._boot, resident_bytes()))
+                    self._put(Heartbeat(self._boot, resident_bytes(), self._warm_bytes()))
         finally:
             if not socket.closed:
                 socket.disable_monitor()

@@ -22,16 +22,17 @@ import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.fitness import NodeFitness
+from malletrain.agent.fork_servers import NodeForkServers
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.networks import interface_of, networks
 from malletrain.agent.probe import Prober
-from malletrain.agent.process import become_subreaper, reap_orphans, sweep
+from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
-from malletrain.protocol import messages, wire
+from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
     Alive,
@@ -78,10 +79,14 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
+        self._link = DaemonLink(
+            config, self._hello, self._from_daemon, self._welcomed, self._warm_bytes
+        )
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
+        marks = {env.NODE: config.node, env.LEASE: config.lease}
+        self._servers = NodeForkServers(self._sockets, os.environ, marks, self._link.send)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None
@@ -149,7 +154,11 @@ class NodeAgent:
             shipping=self._logs.jobs(),
             networks=networks(),
             sick=self._fitness.sick,
+            warm=self._servers.settled(),
         )
+
+    def _warm_bytes(self) -> int:
+        return self._servers.memory_bytes()
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._logs.limit_bytes = welcome.log_limit_bytes
@@ -175,6 +184,9 @@ class NodeAgent:
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
+            case messages.WarmUp():
+                self._servers.warm_up(message)
+                self._servers.step(busy=self._run is not None)
             case Release():
                 self._release(message)
             case Goodbye():
@@ -240,6 +252,7 @@ class NodeAgent:
             self._run = NodeJob(
                 message,
                 place,
+                self._servers,
                 self._logs,
                 self._fitness.send,
                 self._tell_launcher,
@@ -301,6 +314,7 @@ class NodeAgent:
             await asyncio.sleep(STEP_S)
             now = time.monotonic()
             self._fitness.step(now)
+            self._servers.step(busy=self._run is not None)
             if self._run is not None:
                 self._run.step(self._link.connected)
                 if now >= next_flush:
@@ -309,7 +323,7 @@ class NodeAgent:
                 if self._run.ended:
                     self._run_ended()
             else:
-                reap_orphans()
+                self._servers.reap()
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
@@ -364,6 +378,7 @@ class NodeAgent:
             return
         name = signal.Signals(signum).name
         self._leave_by = time.monotonic() + self._config.grace_s
+        self._servers.leave()
         log.info("%s: leaving within %g s", name, self._config.grace_s)
         if not self._link.send(
             Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")
@@ -376,5 +391,6 @@ class NodeAgent:
 
     def _shut_down(self, grace_s: float) -> None:
         self._exiting, self._next = True, None
+        self._servers.leave()
         if self._run is not None:
             self._run.release(grace_s)

@@ -21,12 +21,14 @@ from malletrain.agent.containers import (
     container_command,
     runtime_environment,
 )
+from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
     job_environment,
     kept_command,
     launch_arguments,
+    launcher_words,
 )
 from malletrain.agent.process import JobProcess
 from malletrain.agent.software import (
@@ -52,13 +54,19 @@ class UnfitNode(ValueError):
 
 
 def start_launcher(
-    assign: Assign, place: JobPlace, flags: str, log_dir: Path, log: Path
-) -> JobProcess:
+    assign: Assign,
+    place: JobPlace,
+    servers: NodeForkServers,
+    flags: str,
+    log_dir: Path,
+    log: Path,
+) -> Launched:
     """Start the launcher of a job.
 
     Args:
         assign: what the daemon wants.
         place: where it runs.
+        servers: of which one may be warm for it.
         flags: file of the drains that are asked for.
         log_dir: where each worker's output goes.
         log: where the launcher's own goes.
@@ -81,8 +89,12 @@ def start_launcher(
     order_file = place.directory / "order.json"
     write_order(order_file, order)
     environment = job_environment(place, order, flags=flags, key=assign.key)
-    command, environment = launcher_command(spec, order_file, place, environment)
-    return JobProcess(kept_command(command, os.getpid(), spec.workdir, log), environment)
+
+    def cold() -> JobProcess:
+        command, outside = launcher_command(spec, order_file, place, environment)
+        return JobProcess(kept_command(command, os.getpid(), spec.workdir, log), outside)
+
+    return servers.launch(spec, launcher_words(order_file), environment, log, cold)
 
 
 def launcher_command(

@@ -44,6 +44,14 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
+    warm_bytes: int = 0
+    """Memory of its warm fork servers."""
+    warm: tuple[str, ...] | None = None
+    """Keys of the interpreters that are warm there, or cannot be; None: it warms none up."""
+    awaited: str = ""
+    """The interpreter that has to be warm before jobs get the node; empty: they may have it."""
+    awaited_until: float = 0.0
+    """When they get it all the same."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
 

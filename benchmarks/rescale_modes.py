@@ -26,12 +26,14 @@ import psutil
 from benchmarks.host_image import host_binds, make_image
 from malletrain.client import Client
 from malletrain.protocol import messages
-from scavenger.embedded.cluster_process import start_cluster
+from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
 BLOCKER = "import time, malletrain\nwhile True:\n    time.sleep(0.2)\n    malletrain.report(1)\n"
 PATIENCE_S = 180.0
+STOP_S = 120.0
+"""Until a daemon that does not end is killed: what was measured is worth more."""
 
 
 class Contender(Protocol):
@@ -65,12 +67,12 @@ class Contender(Protocol):
         """End everything."""
 
 
-def until(condition: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
     """Wait for ``condition``; RuntimeError when it takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"Not within {PATIENCE_S:g} s: {what}.")
+            raise RuntimeError(f"Not within {patience_s:g} s: {what}.")
         time.sleep(0.05)
 
 
@@ -83,19 +85,21 @@ class Restart:
     """More environment of the training."""
     jobs = ""
     """More settings of the site, below ``[jobs]``."""
+    local = ""
+    """The same below ``[scheduler.local]``."""
     sections = ""
     """More sections of the site's configuration."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
         self.state = root / "state"
-        self.cluster = start_cluster(self.state / "cluster", nodes, grace_s=20.0)
+        self.cluster = self._cluster()
         (root / "blocker.py").write_text(BLOCKER)
         config = root / "site.toml"
         config.write_text(
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
             '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
-            f"{nodes}\nautostart = false\n"
+            f"{nodes}\nautostart = false\n{self.local}\n"
             f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
             's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
             f"[profiling]\nenabled = false\n{self.sections}"
@@ -107,6 +111,9 @@ class Restart:
         self.job = ""
         self.trainings = 1
         self.blockers: list[str] = []
+
+    def _cluster(self) -> ClusterProcess:
+        return start_cluster(self.state / "cluster", self.nodes, grace_s=20.0)
 
     def _answers(self) -> bool:
         with contextlib.suppress(RuntimeError), Client.of(self.state) as client:
@@ -186,7 +193,11 @@ class Restart:
 
     def stop(self) -> None:
         self.daemon.send_signal(signal.SIGTERM)
-        self.daemon.wait(30)
+        try:
+            self.daemon.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
         self.cluster.stop()
 
 
@@ -223,6 +234,10 @@ class Live(Restart):
 class C10d:
     """Plain torchrun with the c10d rendezvous and its default times."""
 
+    script = SCRIPT
+    options: ClassVar[tuple[str, ...]] = ()
+    """More of torchrun's."""
+
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
         with socket.socket() as s:
@@ -245,7 +260,7 @@ class C10d:
                 "--rdzv-id=bench",
                 "--max-restarts=1000",
             ),
-            *(str(SCRIPT), *self.arguments),
+            *(*self.options, str(self.script), *self.arguments),
         ]
         # Without this a joiner of a later round waits 60 s for a store that is gone and fails
         # (pytorch issue 135712).

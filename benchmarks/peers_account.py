@@ -1,0 +1,170 @@
+"""What the ranks of a training wrote down, counted: samples repeated and lost, pauses, goodput.
+
+Every rank appends two lines a step to a log of its own (:class:`benchmarks.peers_training.Log`):
+``draw`` with its samples before the step, ``done`` when the step has counted. The samples of a
+training are numbered in the order in which it should take them, each once, so what was repeated or
+passed over is counted and not estimated. Pure: logs in, figures out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a log."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """``draw`` or ``done``."""
+    step: int
+    world: int
+    rank: int
+    samples: tuple[int, ...] = ()
+    """Of a ``draw``."""
+
+
+def lines_of(text: str) -> list[Line]:
+    """The whole lines of a log, in its order; the last may have been cut by SIGKILL."""
+    found = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        time, kind, step, world, rank, *samples = line.split()
+        numbers = tuple(map(int, samples))
+        found.append(Line(float(time), kind, int(step), int(world), int(rank), numbers))
+    return found
+
+
+class Logs:
+    """The logs of all processes of a training, read as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[Path, int] = {}
+        self._lines: dict[Path, list[Line]] = {}
+
+    def look(self) -> list[list[Line]]:
+        """Read on; all lines so far, a list for each process."""
+        for path in sorted(self.folder.glob("rank-*")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            self._lines.setdefault(path, []).extend(lines_of(whole.decode()))
+        return list(self._lines.values())
+
+
+def trained(logs: Iterable[Sequence[Line]]) -> list[Line]:
+    """The draws whose step counted.
+
+    A rank may be killed between the step's end and its line, or learn of the step's end from
+    others. A step of synchronous training needs every rank, so such a draw counts if the next that
+    finished the step were other ranks of a group of the same size, and it was not drawn again.
+    """
+    logs = list(logs)
+    done: dict[int, list[Line]] = {}
+    for line in finished(logs):
+        done.setdefault(line.step, []).append(line)
+    counted = []
+    for log in logs:
+        for at, line in enumerate(log):
+            if line.kind != "draw":
+                continue
+            after = log[at + 1] if at + 1 < len(log) else None
+            if after is not None and after.kind == "done" and after.step == line.step:
+                counted.append(line)
+            elif all(x.step != line.step for x in log[at + 1 :]):
+                later = [d for d in done.get(line.step, ()) if d.time >= line.time]
+                if (
+                    later
+                    and later[0].world == line.world
+                    and all(d.rank != line.rank for d in later if d.world == line.world)
+                ):
+                    counted.append(line)
+    return counted
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What became of the samples up to the end of the last step but one."""
+
+    kept: int
+    """Different samples that were trained on."""
+    repeated: int
+    """Times that a sample was trained on again."""
+    lost: int
+    """Samples that were passed over."""
+
+
+def count(logs: Iterable[Sequence[Line]]) -> Samples:
+    """Count the samples. The last step is left out, since its ranks were stopped in it."""
+    draws = trained(logs)
+    last = max((d.step for d in draws), default=0)
+    times = Counter(s for d in draws if d.step < last for s in d.samples)
+    due = max(times, default=-1) + 1
+    return Samples(len(times), sum(times.values()) - len(times), due - len(times))
+
+
+def kept_between(logs: Iterable[Sequence[Line]], begin: float, end: float) -> int:
+    """How many different samples were trained on for the first time in this time."""
+    first: dict[int, float] = {}
+    for draw in trained(logs):
+        for sample in draw.samples:
+            first[sample] = min(draw.time, first.get(sample, draw.time))
+    return sum(begin <= time <= end for time in first.values())
+
+
+def finished(logs: Iterable[Sequence[Line]]) -> list[Line]:
+    """All ``done`` lines in the order of time."""
+    return sorted((x for log in logs for x in log if x.kind == "done"), key=lambda x: x.time)
+
+
+def pause(done: Sequence[Line], begin: float, end: float) -> float:
+    """The longest time in ``begin`` … ``end`` without a finished step, counted from the last one
+    before, in seconds.
+    """
+    before = [d.time for d in done if d.time < begin][-1:]
+    inside = [d.time for d in done if begin <= d.time <= end]
+    times = [*(before or [begin]), *inside, *([] if inside else [end])]
+    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+def step_s(done: Sequence[Line]) -> float:
+    """The usual time of a step: the median between steps that rank 0 finished."""
+    times = [d.time for d in done if d.rank == 0]
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+def goodput(kept: int, seconds: float, undisturbed: float) -> float:
+    """Samples kept a second, as a fraction of what an undisturbed training does a second."""
+    return kept / seconds / undisturbed
+
+
+def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:
+    """Goodput: the time that the steps done in ``begin`` … ``end`` for the first time take by
+    themselves, as a fraction of it. What a step takes is the median at its number of ranks.
+    """
+    lines = [log for log in logs if log]
+    done = [d for d in finished(lines) if d.rank == 0]
+    usual: dict[int, list[float]] = defaultdict(list)
+    for before, after in itertools.pairwise(done):
+        if before.world == after.world and after.step == before.step + 1:
+            usual[after.world].append(after.time - before.time)
+    first: dict[int, Line] = {}
+    counted = {(d.step, d.world) for d in trained(lines)}
+    for d in done:
+        if (d.step, d.world) in counted:
+            first.setdefault(d.step, d)
+    good = sum(
+        statistics.median(usual[d.world])
+        for d in first.values()
+        if begin <= d.time <= end and usual[d.world]
+    )
+    return good / (end - begin)

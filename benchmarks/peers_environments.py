@@ -1,0 +1,66 @@
+"""Environments of their own for the frameworks that benchmarks/peers.py compares with.
+
+A virtual environment a framework, made once below a cache folder with what the framework needs from
+the package index. torch is that of the running interpreter, so that all contenders train with the
+same one, and none pulls another build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "torchft": ("torchft-nightly==2026.10.26",),
+    "ray": ("ray[train]==2.60.0",),
+}
+"""What is installed for each, with versions."""
+TIMEOUT_S = 900.0
+
+
+class NotInstalled(RuntimeError):
+    """A framework cannot be had here; the message says why."""
+
+
+def cache() -> Path:
+    """Where environments are kept: below XDG_CACHE_HOME or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "malletrain" / "benchmarks"
+
+
+def python_of(name: str, folder: Path) -> Path:
+    """The interpreter of this framework's environment, made if need be. Raises NotInstalled."""
+    root, python = folder / name, folder / name / "bin" / "python"
+    torch = version("torch")
+    wanted = json.dumps([PACKAGES[name], torch, sys.version, sys.prefix])
+    made = root / "made"
+    if made.exists() and made.read_text() == wanted:
+        return python
+    root.mkdir(parents=True, exist_ok=True)
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(root)], name)
+    constraints = root / "constraints.txt"
+    constraints.write_text(f"torch=={torch}\n")
+    here = sysconfig.get_path("purelib")
+    shared = Path(sysconfig.get_path("purelib", vars={"base": str(root)})) / "shared.pth"
+    # site.addsitedir, not the bare path: what the running environment itself shares comes along.
+    shared.write_text(f"import site; site.addsitedir({here!r})\n")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--constraint", str(constraints), *PACKAGES[name]], name)
+    made.write_text(wanted)
+    return python
+
+
+def _run(argv: list[str], name: str) -> None:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(f"{name} was not installed: {error}") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        words = said[-1] if said else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise NotInstalled(f"{name} was not installed: {words}")

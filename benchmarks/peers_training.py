@@ -1,0 +1,70 @@
+"""What the training of benchmarks/peers.py is, under whichever framework: its model, its samples,
+its log. Imports torch and nothing of the frameworks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+
+WIDTH = 512
+BATCH = 12
+"""Samples a step over all ranks, whatever their number."""
+SAMPLES = 3_000_000
+"""Of an epoch, taken in order; no run reaches its end."""
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """The arguments of every variant of the script."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", help="of the logs")
+    parser.add_argument("--mb", type=float, default=10.0, help="parameters in MB")
+    parser.add_argument("--step-s", type=float, default=0.05, help="sleep in every step")
+    parser.add_argument("--checkpoint", required=True, help="file, or folder for Ray")
+    parser.add_argument("--checkpoint-every-s", type=float, default=2.0)
+    parser.add_argument("--max-ranks", type=int, default=4)
+    return parser.parse_args()
+
+
+def network(mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model of so many MB of parameters and its optimizer (with as much state)."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    layers = max(1, round(mb * 1e6 / 4 / WIDTH / WIDTH))
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    return model, torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+
+def loss_of(net: torch.nn.Module, samples: list[int]) -> torch.Tensor:
+    """The loss over these samples, whose features follow from their numbers."""
+    numbers = torch.tensor(samples or [0], dtype=torch.float32)
+    features = torch.sin(numbers[:, None] * torch.arange(1, WIDTH + 1) / WIDTH)
+    return net(features).square().mean() * (len(samples) / BATCH)
+
+
+def share(step: int, rank: int, world: int) -> list[int]:
+    """The samples of ``rank`` of ``world`` in step ``step`` (from 1)."""
+    return list(range((step - 1) * BATCH + rank, step * BATCH, world))
+
+
+class Log:
+    """This process's log; see :mod:`benchmarks.peers_account`."""
+
+    def __init__(self, folder: str) -> None:
+        path = os.path.join(folder, f"rank-{os.getpid()}-{time.time_ns()}")
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def draw(self, step: int, world: int, rank: int, samples: list[int]) -> None:
+        """Before the step: these samples are taken."""
+        ids = " ".join(map(str, samples))
+        self._write(f"{time.time():.6f} draw {step} {world} {rank} {ids}\n")
+
+    def done(self, step: int, world: int, rank: int) -> None:
+        """The step has counted."""
+        self._write(f"{time.time():.6f} done {step} {world} {rank}\n")
+
+    def _write(self, line: str) -> None:
+        os.write(self._file, line.encode())

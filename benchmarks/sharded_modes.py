@@ -1,0 +1,140 @@
+"""The modes of benchmarks/sharded.py: each trains a sharded model on a number of nodes, one rank a
+node, and is put on another number.
+
+``disk``: MalleTrain's restart mode, each rank's shards written to a file system and read from it.
+``memory``: restart mode, the shards in the memory of the nodes. ``live``: MalleTrain's live mode. A
+mode that this version does not have says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import malletrain
+import malletrain.elastic as elastic
+from benchmarks import switched_cluster
+from benchmarks.peers_contenders import HERE, PeerRestart, Undisturbed
+from scavenger.embedded.cluster_process import ClusterProcess
+from scavenger.embedded.layout import node_names
+
+NOTICE_S = 120.0
+"""From SIGTERM to SIGKILL of a leaver: a machine with many ranks a core takes its time."""
+PIECE = 1 << 22
+
+
+class ShardedRestart(PeerRestart):
+    """Restart mode with the snapshot on disk."""
+
+    script = HERE / "train_sharded.py"
+    local = f'grace = "{NOTICE_S:g} s"'
+    jobs = f'drain_timeout = "{NOTICE_S:g} s"\njoin_timeout = "180 s"'
+
+    def _cluster(self) -> ClusterProcess:
+        return switched_cluster.start(self.state / "cluster", self.nodes, NOTICE_S)
+
+    def resize(self, nodes: int) -> None:
+        """Have nodes leave (with notice) or join until there are so many."""
+        mine = self._nodes()
+        for node in mine[nodes:]:
+            self._switch(node, "busy")
+        for node in [n for n in node_names(self.nodes) if n not in mine][: nodes - len(mine)]:
+            self._switch(node, "idle")
+
+
+class ShardedMemory(ShardedRestart):
+    """Restart mode with the snapshot in the memory of the nodes."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        super().__init__(root, nodes, [*arguments, "--memory"])
+
+
+class ShardedLive(ShardedRestart):
+    """Live mode."""
+
+    mode = "live"
+    script = HERE / "train_sharded_live.py"
+
+
+class ShardedUndisturbed(Undisturbed):
+    """Plain torchrun that nobody disturbs."""
+
+    script = HERE / "train_sharded.py"
+
+
+def disk_bandwidth(folder: Path, size: int) -> float:
+    """Bytes a second of writing so much, having it on disk, and reading it again."""
+    path, block = folder / "bandwidth", bytes(PIECE)
+    began = time.monotonic()
+    with path.open("wb") as file:
+        for _ in range(-(-size // PIECE)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    with path.open("rb", buffering=0) as file:
+        while file.read(PIECE):
+            pass
+    took = time.monotonic() - began
+    path.unlink()
+    return 2 * -(-size // PIECE) * PIECE / took
+
+
+def network_bandwidth(folder: Path, size: int) -> float:
+    """Bytes a second over one TCP connection of this machine."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def sink() -> None:
+        connection, _ = server.accept()
+        buffer = bytearray(PIECE)
+        with connection:
+            while connection.recv_into(buffer):
+                pass
+
+    thread = threading.Thread(target=sink)
+    thread.start()
+    block, count = bytes(PIECE), -(-size // PIECE)
+    began = time.monotonic()
+    with socket.create_connection(server.getsockname()) as client:
+        for _ in range(count):
+            client.sendall(block)
+    thread.join()
+    server.close()
+    return count * PIECE / (time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to move a sharded state."""
+
+    kind: type[ShardedRestart]
+    missing: str = ""
+    """Why this version does not have it; empty: it has."""
+    on_disk: bool = False
+    """The state is written to a file system at every change."""
+    counted: bool = True
+    """The workers can say how many bytes reached them."""
+
+
+def _has(callable_: Callable[..., object], name: str) -> bool:
+    return name in inspect.signature(callable_).parameters
+
+
+MODES: dict[str, Mode] = {
+    "disk": Mode(ShardedRestart, on_disk=True),
+    "memory": Mode(
+        ShardedMemory,
+        "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",
+        # Neither what is read of shared memory nor what sockets bring is in /proc/PID/io.
+        counted=False,
+    ),
+    "live": Mode(
+        ShardedLive,
+        "" if _has(elastic.Run, "build") else "not built: elastic.Run(build=) is not there",
+    ),
+}

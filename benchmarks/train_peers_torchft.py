@@ -1,0 +1,74 @@
+"""The training of benchmarks/peers.py under torchft: one process is one replica group.
+
+Written after torchft's own example (train_ddp.py). Its sampler loses samples by design, so each
+step's samples are chosen by the step's number and the replica's place in it instead. SIGTERM, the
+notice, ends the process after the step in progress.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.peers_training import Log, arguments, loss_of, network, share
+
+TIMEOUT = timedelta(seconds=float(os.environ.get("PEERS_TORCHFT_TIMEOUT_S", "5")))
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    # Here, because --help works without torchft.
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+    model, plain = network(args.mb)
+    notice = []
+    signal.signal(signal.SIGTERM, lambda number, _: notice.append(number))
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        plain.load_state_dict(state["optimizer"])
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": plain.state_dict()},
+        min_replica_size=1,
+        timeout=TIMEOUT,
+        quorum_timeout=timedelta(seconds=60),
+        connect_timeout=TIMEOUT,
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        hostname="localhost",
+        replica_id=f"replica_{os.getpid()}",
+    )
+    net = DistributedDataParallel(manager, model)
+    optimizer = Optimizer(manager, plain)
+    log = Log(args.folder)
+    while not notice:
+        optimizer.zero_grad()  # begins the quorum
+        place, world = manager.participating_rank(), manager.num_participants()
+        step = manager.current_step() + 1
+        # A replica that is still healing takes part without samples of its own.
+        samples = share(step, place, world) if place is not None else []
+        if samples:
+            log.draw(step, world, place, samples)
+        loss_of(net, samples).backward()
+        time.sleep(args.step_s)
+        before = manager.current_step()
+        optimizer.step()
+        if samples and manager.current_step() > before:
+            log.done(step, world, place)
+    manager.shutdown(wait=False)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

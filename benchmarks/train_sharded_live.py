@@ -1,0 +1,94 @@
+"""The training of benchmarks/sharded.py in live mode: FSDP2 by ``build`` and ``parallelize``."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import malletrain.elastic as elastic
+from benchmarks.peers_training import Log
+from benchmarks.sharded_training import (
+    BATCH,
+    SAMPLES,
+    Decoder,
+    Facts,
+    arguments,
+    fill,
+    forget_peak,
+    loss_of,
+    memory,
+    shard,
+)
+from malletrain import ElasticSampler
+
+
+def made(width: int, layers: int) -> Decoder:
+    """The model with its first numbers."""
+    model = Decoder(width, layers)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        fill(model)
+    return model
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    torch.set_num_threads(1)
+    sampler = ElasticSampler(
+        SAMPLES, global_batch_size=BATCH, shuffle=False, max_world_size=args.max_ranks
+    )
+    loader: DataLoader[int] = DataLoader(
+        range(SAMPLES),  # type: ignore[arg-type]
+        batch_sampler=sampler,
+        collate_fn=list,
+    )
+    before = memory("VmRSS")
+    options: dict[str, Any] = {
+        "build": partial(made, args.width, args.layers),
+        "parallelize": shard,
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+        "sampler": sampler,
+        "snapshot": args.checkpoint,
+        "snapshot_every_s": args.checkpoint_every_s,
+    }
+    if args.replicate_every:
+        options["replicate_every"] = args.replicate_every
+    run = elastic.Run(**options)
+    facts, log = Facts(args.folder), Log(args.folder)
+
+    @run.on_change
+    def tell(run: elastic.Run) -> None:
+        facts.write(
+            "restored",
+            rank=run.rank,
+            world=run.world_size,
+            seconds=sum(run.change_parts.values()),
+            parts=run.change_parts,
+            moved=run.change_bytes,
+            peak=memory("VmHWM") - before,
+        )
+
+    for _ in sampler.epochs(1):
+        for samples in run.batches(loader):
+            with run.step() as step:
+                number = run.steps_done + 1
+                log.draw(number, step.world_size, step.rank, samples)
+                loss = loss_of(run.model, samples) * run.loss_weight
+                loss.backward()
+                time.sleep(args.step_s)
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+            if not step.aborted:
+                log.done(number, step.world_size, step.rank)
+                part = {"world": step.world_size, "rank": step.rank, "loss": loss.item()}
+                facts.write("part of loss", step=number, **part)
+            del loss
+            # From here on it is the peak of a change, if one comes.
+            forget_peak()
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,9 @@ def that_count(folder: Path) -> list[dict]:
     return [record for record in found if record["generation"] == last[record["step"]]]
 
 
-def counts_as_if_undisturbed(folder: Path, options: dict, cut: int | None = None) -> None:
+def counts_as_if_undisturbed(
+    folder: Path, options: dict, cut: int | None = None, all_changes_came: bool = True
+) -> None:
     """Every step has the loss of an undisturbed run, and every sample counts once.
 
     Who is killed may not have written down its last step, and who gave up step ``cut``, which
@@ -49,7 +51,8 @@ def counts_as_if_undisturbed(folder: Path, options: dict, cut: int | None = None
     said = [(end["steps"], end["facts"]) for end in ends(folder)]
     assert set(said) == {(len(expected), options["samples"])}
     assert len({end["digest"] for end in ends(folder)}) == 1
-    assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
+    if all_changes_came:  # what one that was given up had made, the interpreter collects
+        assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
 
 
 def test_fsdp_over_2_4_and_3_ranks_equals_an_undisturbed_run(tmp_path):
@@ -163,7 +166,7 @@ def test_killed_at_any_point_of_a_change_the_others_go_on_from_one_step(tmp_path
         c.abort()
         c.round(stays)
         c.finish()
-    counts_as_if_undisturbed(tmp_path, options)
+    counts_as_if_undisturbed(tmp_path, options, all_changes_came=False)
     steps = Counter((r["step"], r["rank"], r["size"]) for r in records(tmp_path))
     again = {r["step"] for r in records(tmp_path) if r["generation"] == 3}
     first = {r["step"] for r in records(tmp_path) if r["generation"] == 1}

@@ -9,7 +9,6 @@ have the secret is not heard at all. Decides neither who belongs to a round nor 
 from __future__ import annotations
 
 import errno
-import hmac
 import itertools
 import os
 import socket
@@ -19,10 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from malletrain.launch.doors import BackDoor, FrontDoor
+from malletrain.protocol.job_keys import ZAP, bind_at
+from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 
 _READ_BYTES = 1 << 18
 _MOST_BYTES = 2 * _READ_BYTES
@@ -32,26 +32,8 @@ on.
 _STREAM = struct.Struct(">I")
 _RETRY_MS = 50
 _CONNECT_MS = 2000
-_ZAP = "inproc://zeromq.zap.01"
 _OVER = b""
 """Says that an end has hung up."""
-
-
-class RoundKeys:
-    """The CURVE keys of one round, the same for whoever knows the job's secret.
-
-    Args:
-        secret: the job's, as bytes.
-        round_name: job and generation: the keys of one round open no other.
-    """
-
-    def __init__(self, secret: bytes, round_name: str) -> None:
-        def made(part: str) -> tuple[bytes, bytes]:
-            own = z85.encode(hmac.digest(secret, f"store {part} {round_name}".encode(), "sha256"))
-            return own, zmq.curve_public(own)
-
-        self.server_secret, self.server_public = made("server")
-        self.client_secret, self.client_public = made("client")
 
 
 class _End:
@@ -206,19 +188,17 @@ class ServingRelay(_Relay):
     def __init__(self, doors: tuple[FrontDoor, BackDoor], keys: RoundKeys, address: str) -> None:
         front, self._back = doors
         super().__init__(front)
-        self._client_key = z85.decode(keys.client_public)
+        self._keys = keys
         self._streams: dict[tuple[bytes, bytes], _End] = {}
         zap = self._context.socket(zmq.REP)
-        zap.bind(_ZAP)
+        zap.bind(ZAP)
         self._zap = zap
         router = self._router = self._context.socket(zmq.ROUTER)
-        router.curve_server = True
-        router.curve_secretkey, router.curve_publickey = keys.server_secret, keys.server_public
-        router.zap_domain = b"store"
+        keys.serve(router, b"store")
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
-        self.port = _bind(router, address)
+        self.port = bind_at(router, address)
         """Where the relays of other hosts call."""
         self.watch(zap, self._asked)
         self.watch(router, self._heard)
@@ -226,12 +206,7 @@ class ServingRelay(_Relay):
 
     def _asked(self, _: int) -> None:
         """ZAP's question: may who has this key come in? (rfc.zeromq.org/spec/27)"""
-        version, request, _domain, _address, _identity, mechanism, given = (
-            self._zap.recv_multipart()
-        )
-        known = mechanism == b"CURVE" and hmac.compare_digest(given, self._client_key)
-        answer = (b"200", b"OK") if known else (b"400", b"no key of this round")
-        self._zap.send_multipart([version, request, *answer, b"", b""])
+        self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
 
     def _opened(self, end: _End) -> None:
         inner = self._inner(end.take)
@@ -306,8 +281,7 @@ class CallingRelay(_Relay):
         self.trouble = "it does not answer"
         """Why there is no connection so far."""
         dealer = self._dealer = self._context.socket(zmq.DEALER)
-        dealer.curve_serverkey = keys.server_public
-        dealer.curve_secretkey, dealer.curve_publickey = keys.client_secret, keys.client_public
+        keys.call(dealer)
         dealer.sndhwm = dealer.rcvhwm = 0
         dealer.maxmsgsize = _MOST_BYTES
         dealer.ipv6 = ":" in host
@@ -361,15 +335,3 @@ class CallingRelay(_Relay):
         self.connected, self.over = False, True
         self._its.close()
         self._dealer.disable_monitor()
-
-
-def _bind(router: Any, address: str) -> int:
-    """Listen at ``address``; where that is a name, or not one of this host's, everywhere."""
-    router.ipv6 = ":" in address
-    host = f"[{address}]" if ":" in address else address
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-        router.bind(f"tcp://{host}:*")
-    except (OSError, zmq.ZMQError):
-        router.bind("tcp://*:*")
-    return int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

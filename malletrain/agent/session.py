@@ -31,6 +31,7 @@ from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
+from malletrain.memory.folder import private_folder
 from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
@@ -71,6 +72,7 @@ class NodeAgent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._directory = private_directory(config.run_dir, config.node, os.environ)
+        self._memory = private_folder(config.node)
         self._sockets = socket_directory(self._directory)
         self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
         self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"
@@ -122,6 +124,8 @@ class NodeAgent:
             self._launchers.close(0)
             shutil.rmtree(self._sockets, ignore_errors=True)
             shutil.rmtree(self._directory, ignore_errors=True)
+            if self._memory is not None:
+                shutil.rmtree(self._memory, ignore_errors=True)
             zmq.asyncio.Context.instance().term()
         return 0
 
@@ -227,6 +231,7 @@ class NodeAgent:
         host = message.host or self._config.host
         place = JobPlace(
             directory=self._directory / f"job-{self._count}",
+            memory=self._memory / f"job-{self._count}" if self._memory else None,
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
             host=host,

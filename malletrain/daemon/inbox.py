@@ -375,7 +375,8 @@ class Inbox:
                     job=run.row.id,
                     node=agent.node,
                 )
-            self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
+            drained = run.rounds.drained(agent.node, message.generation, now, message.number)
+            self.core.rounds.act(run, drained)
 
     def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning

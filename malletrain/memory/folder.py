@@ -15,7 +15,6 @@ import re
 import shutil
 import stat
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,11 @@ PREFIX = "malletrain-mem"
 _FREE_SHARE = 0.05
 """Of the node's memory: what a snapshot leaves alone, whatever its bound says."""
 _NAME = re.compile(r"[0-9a-f]{16}/[0-9-]+(\.pt|/(\.metadata|__\d+_\d+\.distcp))")
-_ARRIVING = re.compile(r"\.arriving-(\d+)-")
+VIEW = ".view-"
+"""Begins the name of a folder in which a worker, whose number follows, lays together what it
+reads.
+"""
+_BEGUN = re.compile(r"\.(?:arriving|view)-(\d+)-")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -79,8 +82,8 @@ class MemoryFolder:
 
     def remove_unfinished(self) -> None:
         """Remove what dead processes had begun to write."""
-        for path in self.path.glob("*/.arriving-*"):
-            found = _ARRIVING.match(path.name)
+        for path in (*self.path.glob("*/.arriving-*"), *self.path.glob(f"{VIEW}*")):
+            found = _BEGUN.match(path.name)
             if found and not os.path.exists(f"/proc/{found[1]}"):
                 remove(path)
 
@@ -191,20 +194,5 @@ def _meminfo(field: str) -> int:
 
 def shown(number: float) -> str:
     """Bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            break
-        number /= 1000
-    else:
-        unit = "TB"
-    return f"{number:.3g} {unit}"
-
-
-def wait_until_gone(path: Path, limit_s: float) -> bool:
-    """Wait until there is nothing at ``path``. Returns whether that came."""
-    deadline = time.monotonic() + limit_s
-    while path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    power = min(4, max(0, (len(str(int(number))) - 1) // 3))
+    return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

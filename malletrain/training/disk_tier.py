@@ -7,7 +7,6 @@ is taken :mod:`malletrain.training.snapshot`'s.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -18,6 +17,14 @@ from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
 
 AllRanks = Callable[[], Team]
+_numbers: dict[str, int] = {}
+
+
+def number_of(path: str) -> int:
+    """Which of the script's Snapshots the one at ``path`` is. All ranks make them in the same
+    order, while their paths may differ.
+    """
+    return _numbers.setdefault(path, len(_numbers))
 
 
 class DiskTier:
@@ -30,6 +37,7 @@ class DiskTier:
         self._all_ranks = all_ranks
         self._known: tuple[int, int, int] | None = None
         self._newest_is_bad = False
+        self._number = number_of(path)
         self._restores = 0
         self._first_save = True
 
@@ -74,8 +82,8 @@ class DiskTier:
         if store is None:
             return choice.newest(path, self.keep, check, bad)
         self._restores += 1
-        label = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
-        key = f"malletrain/snapshot/{report.generation()}/{label}/{self._restores}"
+        whose = "own" if path == self.path else "wanted"
+        key = f"malletrain/snapshot/{report.generation()}/{self._number}{whose}/{self._restores}"
         return choice.agreed(path, self.keep, check, store, key, rank, bad)
 
     # --- write ---

@@ -27,7 +27,7 @@ from malletrain.training.memory_moment import (
     newest,
     relays,
 )
-from malletrain.training.memory_tier import MemoryTier, label_of
+from malletrain.training.memory_tier import MemoryTier
 from malletrain.training.ranks import leads_its_node
 from malletrain.training.side_group import Team
 
@@ -56,12 +56,14 @@ class MemoryRestore:
 
     Args:
         tier: of this node; None: it has none.
+        label: of the run (:func:`malletrain.training.memory_tier.label_of`).
         path: of the snapshots on disk.
         team: all ranks.
     """
 
-    def __init__(self, tier: MemoryTier | None, path: str, team: Team) -> None:
+    def __init__(self, tier: MemoryTier | None, label: str, path: str, team: Team) -> None:
         self._tier = tier
+        self._label = label
         self._path = path
         self._team = team
         self._read: dict[str, dict[str, Any]] = {}
@@ -123,7 +125,7 @@ class MemoryRestore:
             return snapshot_file.read(str(here), check=False), str(here)
         with tempfile.NamedTemporaryFile(prefix="malletrain-") as file:
             with peer(found.holders[0]) as other:
-                name = f"{label_of(self._path)}/{found.moment}.pt"
+                name = f"{self._label}/{found.moment}.pt"
                 other.fetch(name, [(0, found.size)], lambda at, data: file.write(data))
             file.flush()
             return snapshot_file.read(file.name), self._name(found)

@@ -58,7 +58,8 @@ class MemorySnapshots:
         self._facts = facts
         self._payload = payload
         self._all_ranks = all_ranks
-        self.tier = MemoryTier.of_this_node(path)
+        self._label = label_of(who, path)
+        self.tier = MemoryTier.of_this_node(self._label)
         self._staging = Staging()
         self._addresses: tuple[str, ...] = ()
         self.newest: Moment | None = None
@@ -84,7 +85,7 @@ class MemorySnapshots:
             SnapshotError: what there is cannot be used.
         """
         team = self._all_ranks()
-        look = MemoryRestore(self.tier, self._path, team)
+        look = MemoryRestore(self.tier, self._label, self._path, team)
         survey = look.survey()
         if survey.disk_at and _is_newer(survey.disk, survey.found):
             look.take_in(survey.disk_at)
@@ -110,8 +111,9 @@ class MemorySnapshots:
         owner.check(payload, name, self._owner, "")
         self.newest = found.moment
         if payload.get(shard_files.KEY):
-            label = label_of(self._path)
-            memory_shards.put_back(self._objects, payload, name, self.tier, found, label, team)
+            memory_shards.put_back(
+                self._objects, payload, name, self.tier, found, self._label, team
+            )
         else:
             parts.put_back(self._objects, payload, name)
         if self.tier is not None and leads_its_node():

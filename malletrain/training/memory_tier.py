@@ -17,7 +17,9 @@ from typing import Any
 from malletrain.memory.folder import MemoryFolder, NoRoomError, remove, unfinished
 from malletrain.protocol import env
 from malletrain.training import report, shard_files, snapshot_file
+from malletrain.training.disk_tier import number_of
 from malletrain.training.memory_moment import Held, Moment, superseded
+from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
 FILE = ".pt"
@@ -30,23 +32,23 @@ class MemoryTier:
 
     Args:
         folder: the job's on this node.
-        path: of the run's snapshots on disk, by which it is told from others of the job.
+        label: what the run is told by from others of the job (:func:`label_of`).
         address: of the node's keeper; empty: there is none.
     """
 
-    def __init__(self, folder: MemoryFolder, path: str, address: str) -> None:
+    def __init__(self, folder: MemoryFolder, label: str, address: str) -> None:
         self.folder = folder
         self.address = address
-        self.label = label_of(path)
-        self.home = folder.path / self.label
+        self.label = label
+        self.home = folder.path / label
 
     @classmethod
-    def of_this_node(cls, path: str) -> MemoryTier | None:
+    def of_this_node(cls, label: str) -> MemoryTier | None:
         """The one that the agent has made; None where there is none."""
         place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "0")
         if not place or not limit.isdigit() or not os.path.isdir(place):
             return None
-        return cls(MemoryFolder(Path(place), int(limit)), path, os.environ.get(env.KEEPER, ""))
+        return cls(MemoryFolder(Path(place), int(limit)), label, os.environ.get(env.KEEPER, ""))
 
     # --- names ---
 
@@ -148,9 +150,12 @@ class MemoryTier:
         return good
 
 
-def label_of(path: str) -> str:
-    """By what the run with its snapshots at ``path`` is told from others of the job."""
-    return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+def label_of(who: Owner, path: str) -> str:
+    """What keepers call the snapshots of a run, the same on all nodes, whatever folder each has for
+    the disk's: its script, its arguments, and which of its Snapshots it is.
+    """
+    text = f"{who.script} {who.arguments} {number_of(path)}"
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def tensor_bytes(value: Any) -> int:

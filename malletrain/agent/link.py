@@ -67,7 +67,7 @@ def resident_bytes() -> int:
 
 class DaemonLink:
     """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says;
-    ``on_welcome`` hears of every connection.
+    ``on_welcome`` hears of every connection; ``memory_bytes``: what snapshots take of the node's.
     """
 
     def __init__(
@@ -76,8 +76,10 @@ class DaemonLink:
         hello: Callable[[], Hello],
         on_message: Callable[[Any], None],
         on_welcome: Callable[[Welcome], None],
+        memory_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
+        self._memory_bytes = memory_bytes
         self._hello = hello
         self._on_message = on_message
         self._on_welcome = on_welcome
@@ -176,7 +178,7 @@ class DaemonLink:
                     return answered
                 if answered and now - last_beat >= self._heartbeat_s:
                     last_beat = now
-                    self._put(Heartbeat(self._boot, resident_bytes()))
+                    self._put(Heartbeat(self._boot, resident_bytes(), self._memory_bytes()))
         finally:
             if not socket.closed:
                 socket.disable_monitor()

@@ -31,7 +31,7 @@ from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, reap_orphans, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
-from malletrain.memory.folder import private_folder
+from malletrain.memory.folder import bytes_below, private_folder
 from malletrain.protocol import messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
@@ -80,7 +80,10 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        self._link = DaemonLink(config, self._hello, self._from_daemon, self._welcomed)
+        self._link = DaemonLink(
+            *(config, self._hello, self._from_daemon, self._welcomed),
+            lambda: bytes_below(self._memory) if self._memory else 0,
+        )
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)

@@ -44,6 +44,8 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
+    memory_bytes: int = 0
+    """Of the node's memory: what a job's snapshots take."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
 

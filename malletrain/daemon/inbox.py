@@ -80,7 +80,7 @@ class Inbox:
             return
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
-            agent.rss_bytes = message.rss_bytes
+            agent.rss_bytes, agent.memory_bytes = message.rss_bytes, message.memory_bytes
             core.transmit(peer, messages.Alive(self.boot))
         elif isinstance(message, messages.Leaving):
             with core.step():

@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from malletrain.protocol.sizes import shown
+
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "malletrain-mem"
 _FREE_SHARE = 0.05
@@ -190,9 +192,3 @@ def _meminfo(field: str) -> int:
     except (OSError, ValueError, IndexError):
         pass
     return 0
-
-
-def shown(number: float) -> str:
-    """Bytes for people."""
-    power = min(4, max(0, (len(str(int(number))) - 1) // 3))
-    return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

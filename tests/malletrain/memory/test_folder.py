@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.memory import folder
-from malletrain.memory.folder import MemoryFolder, NoRoomError, private_folder, shown
+from malletrain.memory.folder import MemoryFolder, NoRoomError, private_folder
+from malletrain.protocol.sizes import shown
 
 LABEL = "0123456789abcdef"
 

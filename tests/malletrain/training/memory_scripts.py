@@ -117,7 +117,7 @@ def rounds(nodes, steps, heirs=None, **options):
     said["states"] += states
     if agent is not None:
         watcher.join()
-        said["drained"] = [m.saved for m in heard]
+        said["drained"] = sorted({m.saved for m in heard})
         agent.close()
     said["after"] = training.whole()
     said["on disk"] = sorted(os.listdir(nodes[dist.get_rank()]["disk"]))

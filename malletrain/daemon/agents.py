@@ -111,6 +111,14 @@ class Agents:
             if agent.unreachable_since is not None:
                 agent.unreachable_since = at
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of its nodes' memory that each job's snapshots take."""
+        taken: dict[str, int] = {}
+        for agent in self:
+            if agent.holds and agent.memory_bytes:
+                taken[agent.holds] = taken.get(agent.holds, 0) + agent.memory_bytes
+        return taken
+
     def tell(self, node: str, message: messages.Message) -> None:
         """Send to the agent on ``node``; one that cannot be reached is marked and hears it never
         (its Hello tells what it missed).

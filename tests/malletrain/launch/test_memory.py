@@ -9,7 +9,6 @@ import pytest
 
 from malletrain.memory.folder import SHARED_MEMORY
 from malletrain.protocol import messages
-from tests.malletrain.agent.node_side import eventually
 from tests.malletrain.launch.test_restart import Cluster
 
 pytest.importorskip("torch")
@@ -39,13 +38,13 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         daemon = cluster.daemon
         heir = daemon.expect("n1", messages.Phase, phase="ready").assignment.address
         daemon.expect("n0", messages.Phase, phase="ready")
-        first, second = ("j1", cluster.form("n0"), "rank0"), None
+        first = ("j1", cluster.form("n0"), "rank0")
         daemon.until(lambda: b"step 3\n" in daemon.logs.get(first, b""), "it trains")
         daemon.send("n0", messages.Drain("j1", first[1], 1, 60.0, heirs=(heir,)))
         assert daemon.expect("n0", messages.Drained, generation=first[1]).saved
         daemon.until(lambda: daemon.logs[first].endswith(b"\n"), "its log is here")
         cluster.agents["n0"].process.kill()
-        eventually(lambda: not folders(cluster.agents["n0"]), "nothing is left in memory")
+        daemon.until(lambda: not folders(cluster.agents["n0"]), "nothing is left in memory")
         second = ("j1", cluster.form("n1"), "rank0")
         done = daemon.logs[first].split()[-1]
         went_on = b"restored True " + done + b"\n"

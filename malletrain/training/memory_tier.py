@@ -23,7 +23,7 @@ from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
 FILE = ".pt"
-_SPARE_BYTES = 1 << 16
+_SPARE_BYTES = 1 << 14
 """Of a snapshot's file beside its tensors, at least."""
 
 

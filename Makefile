@@ -43,11 +43,12 @@ docs: $(VENV)/.installed-test
 
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).
-TORCH_MATRIX ?= 2.4.* 2.*
+TORCH_MATRIX ?= 2.5.* 2.*
 torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
 	for folder in $^; do \
 	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \
 	    $$folder/bin/python -m pytest -q tests/malletrain/training/test_torch_private.py \
+	        tests/malletrain/training/test_sharded_snapshot.py \
 	        tests/malletrain/launch tests/malletrain/elastic || exit 1; \
 	done
 

@@ -41,6 +41,8 @@ class LeaseState(str, Enum):
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
+    NOT_YET = "not-yet"
+    """It was not asked for: the site's pace allows no more just now. It may be asked for again."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,9 @@ class Scavenger(Protocol):
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Ask for leases. Returns one lease per request, in order; one that was refused is ENDED
-        with the reason. One failing does not fail the others. Asking again for an id that is known
-        returns that lease and starts nothing.
+        with the reason. It does not wait: what the site's pace does not allow now is NOT_YET. One
+        failing does not fail the others. Asking again for an id that is known returns that lease
+        and starts nothing.
         """
         ...
 

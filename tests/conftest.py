@@ -30,6 +30,9 @@ settings.load_profile("check")
 SLOW = (
     "slurm",
     "containers",
+    "docs",
+    "packaging",
+    "hosts",
     "integration",
     "firstday",
     "jobscripts",

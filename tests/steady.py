@@ -25,6 +25,9 @@ ROOMS = (
     "malletrain/elastic",
     "malletrain/agent",
     "malletrain/daemon",
+    "malletrain/training",
+    "containers",
+    "firstday",
     "integration",
     "slurm",
 )

@@ -129,12 +129,10 @@ class BatchScheduler(SchedulerTable):
         gt=0,
         le=1000,
         allow_inf_nan=False,
-        description="Leases asked for and cancelled per second in the long run; a cancel never "
-        "waits, but makes those that are asked for wait.",
+        description="Submissions and cancels per second in the long run. A submission is put off "
+        "until the next poll, a cancel never.",
     )
-    submit_burst: int = key(
-        10, ge=1, le=10_000, description="Leases asked for at one moment at most."
-    )
+    submit_burst: int = key(10, ge=1, le=10_000, description="Submissions at one moment at most.")
     request_rate: float = key(
         2.0,
         gt=0,

@@ -36,6 +36,7 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     LeaseNotTaken,
+    LeaseNotYet,
     LeaseUnheard,
     NodeJoined,
     NodeLeaving,
@@ -48,6 +49,7 @@ from malletrain.core.events import (
     RescaleFinished,
     RoundFormed,
     RoundInterrupted,
+    SoftwareLacking,
     Stop,
     Tick,
     WorkersFailed,
@@ -92,10 +94,14 @@ class Controller:
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
             LeaseNotTaken: self._lease_not_taken,
+            LeaseNotYet: self._lease_not_yet,
             LeaseUnheard: self._lease_unheard,
             JobSubmitted: self._job_submitted,
             JobCompleted: lambda event, now: self._end(event.job, JobState.COMPLETED, "", now),
             WorkersFailed: self._workers_failed,
+            SoftwareLacking: lambda event, now: self._end(
+                event.job, JobState.FAILED, event.reason, now
+            ),
             RoundInterrupted: self._round_interrupted,
             JobCancelled: lambda event, now: self._end(
                 event.job, JobState.CANCELLED, "cancelled by its owner", now
@@ -219,6 +225,10 @@ class Controller:
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
         self._gaps.refused(event.node, event.owner, now)
+        return ()
+
+    def _lease_not_yet(self, event: LeaseNotYet, now: float) -> Iterable[Command]:
+        self._gaps.put_off(event.node, event.owner)
         return ()
 
     def _lease_unheard(self, event: LeaseUnheard, now: float) -> Iterable[Command]:

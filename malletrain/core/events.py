@@ -97,6 +97,16 @@ class LeaseNotTaken:
 
 
 @dataclass(frozen=True)
+class LeaseNotYet:
+    """The lease on ``node`` as ``owner`` was not asked for: the site's pace allows no more before
+    the next poll.
+    """
+
+    node: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
 class LeaseUnheard:
     """The lease on ``node`` runs as ``owner``, and its agent never reported: leave the node alone
     for a while.
@@ -146,6 +156,14 @@ class JobCompleted:
 @dataclass(frozen=True)
 class WorkersFailed:
     """The job's workers failed by themselves (no node was lost): one try is used up."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SoftwareLacking:
+    """The job's software cannot be had on any node that was tried: no further try is of use."""
 
     job: str
     reason: str
@@ -239,10 +257,12 @@ Event = (
     | NodeRejected
     | GapsSeen
     | LeaseNotTaken
+    | LeaseNotYet
     | LeaseUnheard
     | JobSubmitted
     | JobCompleted
     | WorkersFailed
+    | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
     | CurveLearned

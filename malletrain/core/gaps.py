@@ -115,6 +115,15 @@ class Gaps:
                 )
         self.over(node)
 
+    def put_off(self, node: str, owner: str) -> None:
+        """The lease on ``node`` was not asked for yet. The node is a gap still, and nobody has
+        refused anything; more is asked for after the next poll.
+        """
+        if node in self._asked and self._asked[node][2] == owner:
+            del self._asked[node]
+            self._room = 0
+            self._by_class = None
+
     def backing_off(self, owner: str, now: float) -> bool:
         """Whether the owner's leases came to nothing again and again, so that nothing is asked for
         as that owner for a while.

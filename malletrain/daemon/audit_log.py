@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from malletrain.daemon.clock import Clock
+from malletrain.daemon.waiting import happens
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.store.schema import EventRow
@@ -59,12 +60,7 @@ class AuditLog:
 
     async def news(self, wait_s: float) -> None:
         """Return at the next event, or after ``wait_s``."""
-        try:
-            await asyncio.wait_for(self._news.wait(), wait_s)
-        except TimeoutError:
-            pass
-        except asyncio.TimeoutError:
-            pass
+        await happens(self._news, wait_s)
 
 
 def _view(row: EventRow) -> EventView:

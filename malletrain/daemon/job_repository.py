@@ -43,6 +43,9 @@ class ActiveJob:
     """The network of the newest round, where one is chosen."""
     launcher_tail: str = ""
     """The last words of a launcher that ended."""
+    unfit: list[str] = field(default_factory=list)
+    """Nodes on which its software could not be had, while it has come up on none; a node that was
+    tried again as often."""
     counts: AlignedCounts = field(default_factory=AlignedCounts)
     told_at: float = 0.0
     """When the controller last heard of its progress."""

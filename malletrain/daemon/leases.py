@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import GapsSeen, LeaseNotTaken
+from malletrain.core.events import GapsSeen, LeaseNotTaken, LeaseNotYet
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
@@ -21,6 +21,7 @@ from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall,
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.schema import LeaseRow
@@ -104,7 +105,10 @@ class Leases:
             refused = dict.fromkeys(refused, str(e))
         with self._core.step():
             for lease in leases:
-                if lease.state is LeaseState.ENDED:
+                if lease.state is LeaseState.NOT_YET:
+                    refused.pop(lease.id, None)
+                    self._end(lease.id, f"not asked for yet: {lease.reason}", asked=False)
+                elif lease.state is LeaseState.ENDED:
                     refused[lease.id] = lease.reason or "it ended at once"
                 else:
                     refused.pop(lease.id, None)
@@ -151,10 +155,7 @@ class Leases:
             # Many such things in a row (a hundred nodes lost at once) must not become a poll each.
             pause = min(again, max(min(1.0, again / 5), contact.busy_s, contact.poll_after_s))
             await asyncio.sleep(pause)
-            try:
-                await asyncio.wait_for(self._parts.poll_soon.wait(), again - pause)
-            except (TimeoutError, asyncio.TimeoutError):
-                pass
+            await happens(self._parts.poll_soon, again - pause)
             self._parts.poll_soon.clear()
 
     async def poll(self) -> None:
@@ -170,6 +171,7 @@ class Leases:
         if self.poll_error:
             log.info("polls work again", failed=self.poll_error)
         self.poll_error, self.last_poll = "", found
+        self._parts.rounds.nodes_in_all = found.total_nodes
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)
 
@@ -228,7 +230,10 @@ class Leases:
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
 
-    def _end(self, lease_id: str, reason: str) -> None:
+    def _end(self, lease_id: str, reason: str, *, asked: bool = True) -> None:
+        """The lease is over. ``asked``: whether the main scheduler has been asked for it; else the
+        core asks for another one.
+        """
         row = self._parts.lease_rows.end(lease_id, reason, self._parts.clock.now())
         if row is None:
             return
@@ -241,6 +246,7 @@ class Leases:
             "preempted": "preempted",
         }
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
+        word = word if asked else "not-yet"
         self._parts.metrics.lease_ended(word)
         self._parts.audit.record(
             EventKind.LEASE_ENDED, f"The lease ended: {reason}.", node=row.node, lease=lease_id
@@ -250,7 +256,8 @@ class Leases:
             self._departures.lost(agent, reason)
         else:
             self._departures.left(lease_id)
-            self._parts.events.append(LeaseNotTaken(row.node, row.owner))
+            event = LeaseNotTaken if asked else LeaseNotYet
+            self._parts.events.append(event(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:

@@ -16,6 +16,7 @@ from malletrain.core.events import (
     NodeRejected,
     RescaleFinished,
     RoundFormed,
+    SoftwareLacking,
     WorkersFailed,
 )
 from malletrain.core.fabric import Fabric, choose
@@ -42,6 +43,8 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 
+NODES_TRIED = 3
+"""A job whose software is on none of so many nodes fails; on fewer if there are no more."""
 LONGEST_REASON = 1000
 """Characters of why a job broke: it quotes the job's last line, which may be of any length."""
 
@@ -73,6 +76,8 @@ class RoundShell:
         self.key_of = key_of
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → how fast its network was found to be."""
+        self.nodes_in_all: int | None = None
+        """Nodes of the machine, as of the last poll."""
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
@@ -128,21 +133,37 @@ class RoundShell:
             elif isinstance(action, WorkersDone):
                 self._feed(JobCompleted(job))
             elif isinstance(action, NodesRejected):
-                for node in action.nodes:
-                    self._audit.record(
-                        EventKind.NODE_REJECTED,
-                        f"The node is rejected: {action.sentence}.",
-                        job=job,
-                        node=node,
-                    )
-                    self._feed(NodeRejected(node))
+                self._rejected(run, action)
             else:
                 self._broke(run, action)
 
     def rescale_over(self, run: ActiveJob) -> None:
         """The newest round works, or the time to wait for its first sample is up."""
         run.starting_until = None
+        run.unfit.clear()
         self._feed(RescaleFinished(run.row.id))
+
+    def _rejected(self, run: ActiveJob, action: NodesRejected) -> None:
+        """Nodes go, unless the job's software is to be had nowhere: then the nodes are sound."""
+        if action.unfit:
+            run.unfit += action.nodes
+            tried = sorted(set(run.unfit))
+            all_there_are = self.nodes_in_all is not None and len(tried) >= self.nodes_in_all
+            if len(run.unfit) >= NODES_TRIED or all_there_are:
+                where = ", ".join(tried[:NODES_TRIED])
+                sentence = f"{action.sentence[:LONGEST_REASON]}. It was tried on {where}."
+                self._repository.save(run, failure=sentence)
+                self._audit.record(EventKind.WORKERS_FAILED, sentence, job=run.row.id)
+                self._feed(SoftwareLacking(run.row.id, sentence))
+                return
+        for node in action.nodes:
+            self._audit.record(
+                EventKind.NODE_REJECTED,
+                f"The node is rejected: {action.sentence}.",
+                job=run.row.id,
+                node=node,
+            )
+            self._feed(NodeRejected(node))
 
     def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None

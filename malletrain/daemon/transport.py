@@ -118,9 +118,12 @@ class Transport:
         self._context.term()
 
     def send(self, peer: bytes, message: messages.Message) -> bool:
-        """Send to ``peer``; False when it is not connected (or does not read): then it hears
-        nothing. An answer that is none of the protocol (it is too large, say) is sent as an error.
+        """Send to ``peer``; False when it is not connected (or does not read), or this end is
+        closed: then it hears nothing. An answer that is none of the protocol (it is too large, say)
+        is sent as an error.
         """
+        if self._socket.closed:  # connections that end with it are still told of
+            return False
         try:
             frames = wire.encode(message)
         except wire.WireError as e:

@@ -15,7 +15,8 @@ import os
 import secrets
 import socket
 import struct
-import sys
+
+from malletrain.launch.callers import Callers
 
 FRONT, BACK = "127.0.0.1", "127.0.0.2"
 _ATTEMPTS = 50
@@ -24,41 +25,8 @@ _ANY_ADDRESS = 1
 """TCP_MD5SIG_FLAG_PREFIX: the key is for all addresses that begin alike; here, for all."""
 _KEY_BYTES = 64
 _CONNECT_S = 10.0
-
-
-_MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000000000000000FFFF"
-"""Before an address of IPv4 in /proc/net/tcp6: torch's sockets are of IPv6."""
-
-
-def _in_table(address: tuple[str, int]) -> str:
-    """An address as /proc/net/tcp writes it."""
-    number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
-    return f"{number:08X}:{address[1]:04X}"
-
-
-def owner_of(caller: tuple[str, int], called: tuple[str, int]) -> int | None:
-    """Whose process is at the ``caller``'s end of a TCP connection within this host.
-
-    Args:
-        caller: its address and port.
-        called: the address and port that it connected to.
-
-    Returns:
-        The user's number; None when there is no such connection any more.
-    """
-    ends = [_in_table(caller), _in_table(called)]
-    mapped = [_MAPPED + end for end in ends]
-    for name in ("tcp6", "tcp"):
-        try:
-            with open(f"/proc/net/{name}", encoding="ascii") as table:
-                for line in table:
-                    fields = line.split()
-                    if fields[1:3] in (ends, mapped):
-                        # an end that nobody holds any more counts as user 0, inode 0
-                        return int(fields[7]) if int(fields[9]) else None
-        except FileNotFoundError:  # no IPv6 here
-            continue
-    return None
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What is wrong when a caller cannot be let in for want of something; who calls stays there."""
 
 
 class FrontDoor:
@@ -83,19 +51,27 @@ class FrontDoor:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         """Where it listens."""
+        self._callers = Callers((FRONT, self.port))
 
     def fileno(self) -> int:
         """Can be read when somebody calls."""
         return self._listener.fileno()
 
     def accept(self) -> socket.socket | None:
-        """The next caller; None when there is none, or it was somebody else's and is gone."""
+        """The next caller; None when there is none, or it was somebody else's and is gone.
+
+        Raises:
+            OSError: The next caller cannot be let in now, such as for want of descriptors, and
+                waits.
+        """
         try:
             own, caller = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _SHORT:
+                raise
             return None
         try:
-            if owner_of(caller, own.getsockname()) == os.geteuid():
+            if self._callers.owner(caller, own.getsockname()) == os.geteuid():
                 return own
         except OSError:
             pass
@@ -104,6 +80,7 @@ class FrontDoor:
 
     def close(self) -> None:
         """Nobody is let in any more."""
+        self._callers.close()
         self._listener.close()
 
 

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from malletrain.launch.doors import BackDoor, FrontDoor
-from malletrain.protocol.job_keys import ZAP, bind_at
+from malletrain.protocol.host_door import HostDoor
+from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 
 _READ_BYTES = 1 << 18
@@ -32,6 +34,10 @@ on.
 _STREAM = struct.Struct(">I")
 _RETRY_MS = 50
 _CONNECT_MS = 2000
+_REST_MS = 100
+"""How long nobody is let in after somebody could not be."""
+MOST_ENDS = 16_384
+"""Connections on this host at one moment, beyond what any job has."""
 _OVER = b""
 """Says that an end has hung up."""
 
@@ -111,6 +117,8 @@ class _Relay:
         self._ends: set[_End] = set()
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._going = True
+        self._rests_until: float | None = None
+        """When callers are let in again; None: they are."""
         self._lock = threading.Lock()
         self.watch(self._stop, self._ending)
         self.watch(front.fileno(), self._called)
@@ -143,7 +151,10 @@ class _Relay:
     def _run(self) -> None:
         try:
             while self._going:
-                for one, events in self._poller.poll():
+                self._rest_over()
+                for one, events in self._poller.poll(
+                    None if self._rests_until is None else _REST_MS
+                ):
                     if handler := self._handlers.get(one):
                         handler(events)
         finally:
@@ -164,9 +175,27 @@ class _Relay:
         return end
 
     def _called(self, _: int) -> None:
-        own = self._front.accept()
+        try:
+            own = self._front.accept()
+        except OSError:  # who calls waits at the door, which can be read all the time
+            self._rest()
+            return
         if own is not None:
             self._opened(self._end(own))
+        if len(self._ends) >= MOST_ENDS:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Let nobody in for a moment."""
+        self._rests_until = time.monotonic() + _REST_MS / 1000
+        self.unwatch(self._front.fileno())
+
+    def _rest_over(self) -> None:
+        if self._rests_until is None or time.monotonic() < self._rests_until:
+            return
+        if len(self._ends) < MOST_ENDS:
+            self._rests_until = None
+            self.watch(self._front.fileno(), self._called)
 
     def _opened(self, end: _End) -> None:
         """A process on this host has called."""
@@ -198,8 +227,10 @@ class ServingRelay(_Relay):
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
-        self.port = bind_at(router, address)
+        self._door = HostDoor(router, address)
+        self.port = self._door.port
         """Where the relays of other hosts call."""
+        self.watch(self._door.monitor, self._door.noticed)
         self.watch(zap, self._asked)
         self.watch(router, self._heard)
         self._thread.start()
@@ -216,9 +247,11 @@ class ServingRelay(_Relay):
     def _inner(self, back: Callable[[bytes], None]) -> _End | None:
         """A connection to the store, whose bytes go ``back``."""
         try:
-            inner = self._end(self._back.connect())
+            inner = self._end(self._back.connect()) if len(self._ends) < MOST_ENDS else None
         except OSError:
-            back(_OVER)
+            inner = None
+        if inner is None:
+            back(_OVER)  # it will try again
             return None
         inner.far = back
         return inner
@@ -259,6 +292,7 @@ class ServingRelay(_Relay):
 
     def _over(self) -> None:
         self._back.close()
+        self._door.close()
 
 
 class CallingRelay(_Relay):

@@ -21,7 +21,8 @@ import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
 from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
-from malletrain.protocol.job_keys import ZAP, bind_at
+from malletrain.protocol.host_door import HostDoor
+from malletrain.protocol.job_keys import ZAP
 
 IDLE_S = 60.0
 """A file of which nothing came for so long is given up."""
@@ -63,7 +64,8 @@ class Keeper:
         self._router: Any = self._context.socket(zmq.ROUTER)
         self._keys.serve(self._router, b"memory")
         unlimited(self._router)
-        port = bind_at(self._router, host)
+        self._door = HostDoor(self._router, host)
+        port = self._door.port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where the others call."""
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
@@ -81,7 +83,7 @@ class Keeper:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for one in (self._zap, self._router, self._stop):
+        for one in (self._zap, self._router, self._stop, self._door.monitor):
             poller.register(one, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(_LOOK_MS if self._arriving else None))
@@ -89,12 +91,15 @@ class Keeper:
                 break
             if self._zap in ready:
                 self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
+            if self._door.monitor in ready:
+                self._door.noticed()
             if self._router in ready:
                 self._heard(self._router.recv_multipart())
             self._give_up_idle()
         for key in list(self._arriving):
             self._give_up(key)
         os.close(self._stop)
+        self._door.close()
         self._context.destroy(linger=0)
 
     def _heard(self, frames: list[bytes]) -> None:

@@ -10,7 +10,8 @@ import re
 import signal
 from collections.abc import Iterable
 
-from malletrain.protocol.messages import Failure
+from malletrain.protocol.messages import Assignment, Failure
+from malletrain.protocol.phases import AssignmentPhase
 
 PEER_LOST = (
     "Connection closed by peer",
@@ -30,6 +31,12 @@ UNFIT = 78
 """Exit code of a launcher whose job's software environment is not fit for it (EX_CONFIG of
 sysexits.h); its last words are one sentence."""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+
+
+def unfit(said: Assignment) -> bool:
+    """Whether the launcher found that the job's software cannot be had on the node."""
+    began = said.generation > 0 or said.phase is not AssignmentPhase.EXITED
+    return not began and any(f.exitcode == UNFIT and f.cause for f in said.failures)
 
 
 def secondary(failure: Failure) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import socket
 from typing import Any
 
 import zmq
@@ -72,15 +71,3 @@ class RoundKeys:
         """Have ``dealer`` show them."""
         dealer.curve_serverkey = self.server_public
         dealer.curve_secretkey, dealer.curve_publickey = self.client_secret, self.client_public
-
-
-def bind_at(router: Any, address: str) -> int:
-    """Listen at ``address``; where that is a name, or not one of this host's, everywhere."""
-    router.ipv6 = ":" in address
-    host = f"[{address}]" if ":" in address else address
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-        router.bind(f"tcp://{host}:*")
-    except (OSError, zmq.ZMQError):
-        router.bind("tcp://*:*")
-    return int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

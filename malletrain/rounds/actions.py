@@ -113,6 +113,8 @@ class NodesRejected:
 
     nodes: tuple[str, ...]
     sentence: str
+    unfit: bool = False
+    """The job's software cannot be had there, nor was it on any other node of the plan."""
 
 
 Action = (

@@ -1,10 +1,12 @@
-"""Why workers failed: by themselves, or because a node was lost whose news has yet to come."""
+"""Why workers failed: by themselves, because a node was lost whose news has yet to come, or because
+the job's software cannot be had on their nodes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from malletrain.protocol.failures import by_cause, describe, secondary
+from malletrain.protocol.failures import by_cause, describe, secondary, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import Broke
@@ -13,6 +15,12 @@ PATIENCE_WITH_PEERS = 3.0
 """Times the grace that a failure waits when every last word speaks of a lost peer and nobody has
 said yet which.
 """
+
+
+def _by_itself(said: Assignment) -> bool:
+    """Whether the script ended by itself there. A node that is being taken kills its processes."""
+    codes = [f.exitcode for f in said.failures]
+    return any(code > 0 for code in codes) and all(code > 0 or code == -15 for code in codes)
 
 
 @dataclass
@@ -38,7 +46,12 @@ class FailureGrace:
             self.due += by_s
 
     def look(
-        self, broken: dict[str, Assignment], news_to_come: bool, now: float, grace_s: float
+        self,
+        broken: dict[str, Assignment],
+        news_to_come: bool,
+        now: float,
+        grace_s: float,
+        members: int,
     ) -> Broke | None:
         """Whether the failure is the job's own.
 
@@ -47,18 +60,23 @@ class FailureGrace:
             news_to_come: A member cannot be reached: it may be lost.
             now: Seconds.
             grace_s: Seconds for the news of a loss to come.
+            members: How many members there are. Where all of them say that their script ended by
+                itself, none was lost, and there is nothing to wait for.
 
         Returns:
             What to tell, or None while it is too early; ``due`` says when to ask again.
         """
         if self.first_at is None:
             self.first_at, self.due = now, now + grace_s
+        failures = by_cause(f for said in broken.values() for f in said.failures)
+        clear = len(broken) == members and all(map(_by_itself, broken.values()))
+        if clear and not news_to_come and not secondary(failures[0]):
+            return Broke(failures, describe(failures))
         if self.due is None or now < self.due:
             return None
         if news_to_come:
             self.due = now + grace_s
             return None
-        failures = by_cause(f for said in broken.values() for f in said.failures)
         patience = self.first_at + PATIENCE_WITH_PEERS * grace_s
         if failures and secondary(failures[0]) and now < patience:
             self.due = patience
@@ -67,3 +85,19 @@ class FailureGrace:
         what = "launcher ended" if exited else "workers failed"
         sentence = f"The {what} on {', '.join(broken)}."
         return Broke(failures, describe(failures) if failures else sentence)
+
+
+def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
+    """What it means that launchers ended at once and none came up.
+
+    Args:
+        ended: The nodes, and what they said.
+
+    Returns:
+        What to tell, and whether it was for want of the job's software on all of them, which is
+        the nodes' fault unless it is so everywhere.
+    """
+    failures = by_cause(f for said in ended.values() for f in said.failures)
+    sentence = f"The launcher ended at once on {', '.join(ended)}."
+    broke = Broke(failures, describe(failures) if failures else sentence)
+    return broke, all(unfit(said) for said in ended.values())

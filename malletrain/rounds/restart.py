@@ -9,8 +9,7 @@ in, actions out; no I/O, no clock.
 A round has exactly the members that were planned and are ready; nobody waits for a last call. A
 joiner that does not come up in time is rejected (partial scale-up). Workers that fail because a
 peer vanished are no failure of the job: a failure waits a moment for the news of the loss. This
-module decides membership, ranks and the order of steps; which nodes a job gets is the controller's
-decision.
+module decides membership, ranks and the order of steps; the controller, which nodes a job gets.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, TAKES_ROUND, AssignmentPhase
 from malletrain.rounds.actions import (
@@ -31,7 +29,7 @@ from malletrain.rounds.actions import (
     SendRound,
     WorkersDone,
 )
-from malletrain.rounds.failure_grace import FailureGrace
+from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import Manner, RoundStage, View
 from malletrain.rounds.settings import RoundSettings
@@ -301,9 +299,11 @@ class JobRounds:
         if coming and (self.deadline is None or now < self.deadline):
             return actions
         if not ready and ended:
-            failures = by_cause(f for n in ended for f in self.held.phases[n].failures)
-            sentence = f"The launcher ended at once on {', '.join(ended)}."
-            return self._break(Broke(failures, describe(failures) if failures else sentence))
+            broke, unfit = launchers_ended({n: self.held.phases[n] for n in ended})
+            if not unfit:
+                return self._break(broke)
+            self.deadline = now + self.settings.warmup_s if coming else None
+            return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
         if not ready and coming and self._joiner_wait_s is None:
             return self._break(Broke((), f"No launcher came up in time on {', '.join(coming)}."))
         if coming and self._joiner_wait_s is None:
@@ -317,10 +317,10 @@ class JobRounds:
             return [*actions, Formed(self.generation, self.members)]
         return actions + self._manner.drain(now)
 
-    def reject(self, nodes: list[str], why: str) -> list[Action]:
+    def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         """Go on without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self._manner.release(nodes), NodesRejected(tuple(nodes), why)]
+        return [*self._manner.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def drain(self, now: float) -> list[Action]:
         """Have rank 0 save what is done so far, where the whole round still runs."""
@@ -389,7 +389,8 @@ class JobRounds:
             self.failure.clear()
             return []
         to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
-        broke = self.failure.look(broken, to_come, now, self.settings.failure_grace_s)
+        grace_s = self.settings.failure_grace_s
+        broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
         return [] if broke is None else self._break(broke)
 
     def _break(self, broke: Broke) -> list[Action]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import by_cause, describe
+from malletrain.protocol.failures import by_cause, describe, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, UP, AssignmentPhase
 from malletrain.rounds.actions import (
@@ -233,9 +233,9 @@ class ServiceRounds:
             self._up(n) or self.held.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target
         )
 
-    def _reject(self, nodes: list[str], why: str) -> list[Action]:
+    def _reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self.held.release(nodes), NodesRejected(tuple(nodes), why)]
+        return [*self.held.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def _out(self, node: str) -> None:
         self.held.forget(node)
@@ -302,8 +302,13 @@ class ServiceRounds:
             others and node not in self._came_up
         ):  # it comes up elsewhere, so it is not the job's fault
             return self._reject([node], "the service's process ended there at once")
-        self._told_of.add(node)
         failures = by_cause(self.held.phases[node].failures)
+        if unfit(self.held.phases[node]):
+            if self._awaited and any(not self.held.is_in(n, *BROKEN) for n in self.target):
+                self._failures_due[node] = now + self.settings.failure_grace_s
+                return []  # it may come up elsewhere still
+            return self._reject([node], describe(failures).rstrip("."), unfit=True)
+        self._told_of.add(node)
         return [
             Broke(
                 failures,

@@ -3,7 +3,8 @@ ended, one for everything that is sent to its controller.
 
 Decides how many requests may be made at a moment. Each submission takes a token. So does each job
 that is cancelled, because ``scancel`` sends the controller a request for each job of its command
-line; but a cancel never waits: others may be waiting for the node.
+line; but a cancel never waits: others may be waiting for the node. Nothing here ever waits: what
+there is no token for is not asked for yet.
 """
 
 from __future__ import annotations
@@ -35,12 +36,10 @@ class TokenBucket:
         rate: float,
         burst: float,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rate = rate
         self.burst = max(1.0, burst)
         self._clock = clock
-        self._sleep = sleep
         self._tokens = self.burst
         self._at = clock()
         self._lock = threading.Lock()
@@ -65,13 +64,13 @@ class TokenBucket:
             self._tokens = max(self._tokens - count, -self.burst)
             return max(0.0, -self._tokens / self.rate)
 
-    def wait(self) -> None:
-        """Take a token, and wait for it if there is none."""
+    def take(self) -> bool:
+        """Take a token if there is one now."""
         with self._lock:
             self._refill()
-            self._tokens -= 1.0
-            wait_s = max(0.0, -self._tokens / self.rate)
-        self._sleep(wait_s)
+            there = self._tokens >= 1.0 - 1e-9
+            self._tokens -= there
+            return there
 
     def _refill(self) -> None:
         now = self._clock()

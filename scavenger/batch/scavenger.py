@@ -29,8 +29,15 @@ from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.pace import RequestBudget, TokenBucket
 from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.submission import Dialect, LimitReachedError, Submitter, UnsureError, Wanted
-from scavenger.batch.wanting import packed, wanted_lease
+from scavenger.batch.submission import (
+    Dialect,
+    LimitReachedError,
+    NotYetError,
+    Submitter,
+    UnsureError,
+    Wanted,
+)
+from scavenger.batch.wanting import not_yet, packed, refused, wanted_lease
 from scavenger.interface import (
     Contact,
     Gap,
@@ -84,7 +91,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ledger = LeaseLedger(
             self.title, settings.start_within_s, settings.max_leases, settings.user
         )
-        pace = TokenBucket(settings.submit_rate, settings.submit_burst, sleep=commands.sleep)
+        pace = TokenBucket(settings.submit_rate, settings.submit_burst)
         self.submitter = Submitter(
             dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
@@ -184,8 +191,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ender.cancel(view.unwanted, grace_s, view.time)
         self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
-        now = view.time
-        gone, self._gone = self._gone, {}
+        now, gone, self._gone = view.time, self._gone, {}
         return PollResult(
             time=now,
             gaps=tuple(
@@ -202,7 +208,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             idle_nodes=len(self.memory.since),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
-            room=min(self.submitter.pace.whole, self.budget.room),
+            room=min(self.submitter.pace.whole, self.budget.room) * self._shared_by(view.site),
         )
 
     def look(self) -> LookResult[SiteT]:
@@ -210,7 +216,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         it was understood.
         """
         now, self._fresh = self.clock(), None
-        site = self._known_site(now)
+        site = self.known_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         answer = self._read(
             site,
@@ -226,15 +232,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
         leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.kept, now)
-        leased = {lease.node for lease in leases if lease.state is LeaseState.RUNNING}
-        self.memory.update(
-            [
-                f.name
-                for f in facts.values()
-                if (f.idle and not f.trouble and not f.reserved) or f.name in leased
-            ],
-            now,
-        )
+        running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
+        leased = {*running.values()}
+        free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
+        self.memory.update([*free, *(facts.keys() & leased)], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),
@@ -243,8 +244,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             lambda node: self._horizon(node, now),
             self.ledger.room(active, now, self.settings.owner),
         )
-        running = {lease.id for lease in leases if lease.state is LeaseState.RUNNING}
-        self.ender.forget(running, now)
+        self.ender.forget(running.keys(), now)
         notice_s = self.grace_s(site) + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
@@ -257,9 +257,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     def known_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
-        return self._known_site(self.clock())
-
-    def _known_site(self, now: float) -> SiteT:
+        now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
                 self.site = self._ask_site()
@@ -295,7 +293,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look, unless that was just done, and ask for a lease on each node that is a gap still."""
+        """Look, unless that was just done, and ask for a lease on each node that is a gap still, as
+        far as the pace allows. Jobs that many leases share come first.
+        """
         if not requests:
             return []
         self.know(
@@ -322,23 +322,23 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     raise SchedulerError(busy)
                 wanted.append(one)
             except SchedulerError as error:
-                taken[node] = _refused(request.id, node, str(error))
-        packs = packed(wanted, self._shared_by(view.site))
+                taken[node] = refused(request.id, node, str(error))
+        packs = sorted(packed(wanted, self._shared_by(view.site)), key=len, reverse=True)
         with ThreadPoolExecutor(
             max(1, min(SUBMITTERS, len(packs))), thread_name_prefix=f"{self.name}-submit"
         ) as pool:
             for leases in pool.map(lambda pack: self._take_pack(pack, view), packs):
                 taken.update({lease.node: lease for lease in leases})
         return [
-            _refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
+            refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
             if one.id != request.id
             else one
             for request, one in ((request, taken[request.node]) for request in requests)
         ]
 
     def _take_pack(self, pack: Sequence[Wanted], view: LookResult[SiteT]) -> list[Lease]:
-        """Submit one job for these leases. Where there may not be so many jobs: for the first half
-        of them.
+        """Submit one job for these leases, or none yet. Where there may not be so many jobs: for
+        the first half of them.
         """
         user = self.ledger.user_of(pack[0].lease)
         try:
@@ -348,15 +348,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 else self._shared_submission(pack, view)
             )
             number = self.submitter.submit(argv, script, pack[0].owner)
+        except NotYetError as error:
+            return not_yet(pack, error)
         except SchedulerError as error:
             half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
             some = self._take_pack(pack[:half], view) if half else []
-            if not half or any(lease.state is _PENDING for lease in some):
+            if not half or any(lease.state is not LeaseState.ENDED for lease in some):
                 self.ledger.not_taken(pack[half].lease, error, view.time)
             if isinstance(error, UnsureError):
                 for one in pack:
                     self.ledger.give_up(one.lease, str(error), view.time)
-            return [*some, *(_refused(one.lease, one.node, str(error)) for one in pack[half:])]
+            return [*some, *(refused(one.lease, one.node, str(error)) for one in pack[half:])]
         self.ledger.accepted(user, view.time)
         leases = []
         for one in pack:
@@ -392,7 +394,3 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
         if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error
-
-
-def _refused(lease: str, node: str, reason: str) -> Lease:
-    return Lease(lease, "", LeaseState.ENDED, node, reason)

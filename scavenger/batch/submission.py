@@ -34,6 +34,10 @@ class LimitReachedError(RefusedError):
     """The main scheduler takes no more jobs of this user for now."""
 
 
+class NotYetError(SchedulerError):
+    """The site's pace allows no submission just now; nothing was asked."""
+
+
 class BusyError(SchedulerError):
     """The main scheduler takes no job at all for now; it has too much to do."""
 
@@ -132,9 +136,10 @@ class Submitter:
 
     def submit(self, argv: Sequence[str], script: bytes, owner: str | None) -> str:
         """The id of the new job. Raises RefusedError, LimitReachedError, BusyError or UnsureError
-        with the scheduler's words.
+        with the scheduler's words, NotYetError at once where the pace allows none now.
         """
-        self.pace.wait()
+        if not self.pace.take():
+            raise NotYetError(f"submit_rate allows {self.pace.rate:g} submissions a second")
         try:
             result = self.commands.run(
                 self._as(owner, argv), stdin=script, environment=self.environment

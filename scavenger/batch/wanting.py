@@ -14,7 +14,7 @@ from scavenger.batch.look import LookResult, SiteT
 from scavenger.batch.rules import why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import Wanted
-from scavenger.interface import LeaseRequest, SchedulerError
+from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError
 
 
 def wanted_lease(
@@ -72,6 +72,16 @@ def wanted_lease(
         lease=request.id,
         owner=request.owner,
     )
+
+
+def refused(lease: str, node: str, reason: str) -> Lease:
+    """The lease that was asked for and is none."""
+    return Lease(lease, "", LeaseState.ENDED, node, reason)
+
+
+def not_yet(pack: Sequence[Wanted], error: SchedulerError) -> list[Lease]:
+    """The leases that are not asked for now."""
+    return [Lease(one.lease, "", LeaseState.NOT_YET, one.node, str(error)) for one in pack]
 
 
 def packed(wanted: Sequence[Wanted], most: int) -> list[list[Wanted]]:

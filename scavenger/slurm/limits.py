@@ -3,7 +3,9 @@ count.
 
 Slurm preempts for nodes and never for a limit: a job that waits with such a reason waits until
 somebody of its account ends. Where a site says so (``leave_at_limits``), leases that count against
-the same limit leave for it, as many as it has nodes, and none is asked for meanwhile. Pure.
+the same limit leave for it, as many as it has nodes, and none is asked for meanwhile. What keeps
+such jobs waiting for longer is none of our doing: after a while leases are taken again, and leave
+once more after a longer while. Pure.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ OF_QOS = re.compile(r"QOSGrp\w*")
 """Reasons (squeue(1), "JOB REASON CODES") by whose jobs count against the limit."""
 
 
+BELIEVED_S = 600.0
+"""So long a limit is believed to be reached because of leases, while no job that waits there gets
+on. Slurm tries again within a minute or two of the end of leases.
+"""
+DOUBTED_S = 3600.0
+"""So long it is not believed then. Where nobody can start for the limit, no lease can either."""
+TURN_S = 60.0
+"""After leases have left for a job it has so long to start before more of them leave."""
+
+
 class AtLimit(NamedTuple):
     """What jobs at a limit ask of leases."""
 
@@ -31,6 +43,56 @@ class AtLimit(NamedTuple):
     """Why no lease may be asked for; empty when they may."""
     lacked: dict[str, list[str]]
     """Job id → leases that should leave for it."""
+
+
+class LimitWatch:
+    """Watches jobs that wait at limits, from poll to poll."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, ...], float] = {}
+        """Limit → since when jobs wait there without any of them getting on."""
+        self._waiting: dict[str, tuple[str, ...]] = {}
+        """Job that waited at the last look → its limit."""
+        self._left: dict[str, tuple[float, list[str]]] = {}
+        """Job → when leases that leave for it were last seen, and which."""
+
+    def look(
+        self,
+        pending: Sequence[SlurmJob],
+        own: Mapping[str, SlurmJob],
+        options: SlurmLeaseOptions,
+        user: str,
+        now: float,
+    ) -> AtLimit:
+        """As :func:`at_limit`, of the jobs that are believed, at ``now`` (epoch seconds)."""
+        waiting = {job.id: limit for job in pending if (limit := _limit_of(job))}
+        moved = {limit for job, limit in self._waiting.items() if waiting.get(job) != limit}
+        self._since = {
+            limit: now if limit in moved else self._since.get(limit, now)
+            for limit in waiting.values()
+        }
+        self._waiting = waiting
+        believed = [
+            job
+            for job in pending
+            if job.id in waiting
+            and (now - self._since[waiting[job.id]]) % (BELIEVED_S + DOUBTED_S) < BELIEVED_S
+        ]
+        found = at_limit(believed, own, options, user)
+        lacked = {job: self._turn(job, some, own, now) for job, some in found.lacked.items()}
+        self._left = {job: left for job, left in self._left.items() if job in waiting}
+        return AtLimit(found.hold, {job: some for job, some in lacked.items() if some})
+
+    def _turn(
+        self, job: str, leases: list[str], own: Mapping[str, SlurmJob], now: float
+    ) -> list[str]:
+        """The leases that leave for this job now: first all of those that began to."""
+        at, before = self._left.get(job, (now - TURN_S, []))
+        still = [lease for lease in before if lease in own and own[lease].state not in ENDED_STATES]
+        if not still and now - at < TURN_S:
+            return []
+        self._left[job] = (now, still or leases)
+        return still or leases
 
 
 def at_limit(
@@ -65,6 +127,17 @@ def at_limit(
         if leave:
             found.lacked[job.id] = leave
     return found
+
+
+def _limit_of(job: SlurmJob) -> tuple[str, ...]:
+    """At which limit it waits: that of a user, or one that several share; empty: at none."""
+    reason = job.reason
+    if NEVER.fullmatch(reason):
+        return ()
+    if OF_USER.fullmatch(reason):
+        return (reason, job.account, job.user)
+    shared = OF_ACCOUNT.fullmatch(reason) or OF_QOS.fullmatch(reason)
+    return (reason, job.account) if shared else ()
 
 
 def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) -> bool:

@@ -21,7 +21,7 @@ from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
-from scavenger.interface import LeaseState
+from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmChecked, findings
 from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
@@ -33,7 +33,7 @@ from scavenger.slurm.job import (
     sbatch_shared,
     shared_script,
 )
-from scavenger.slurm.limits import AtLimit, at_limit
+from scavenger.slurm.limits import AtLimit, LimitWatch
 from scavenger.slurm.members import taken_apart
 from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
@@ -46,6 +46,7 @@ from scavenger.slurm.source import (
     submitting_environment,
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
+from scavenger.slurm.steps import ENDED, StepWatch
 
 TURN_WITHOUT_BACKFILL_S = 60.0
 
@@ -79,6 +80,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """How Slurm is read; settled when its version is known."""
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
+        self._limits = LimitWatch()
+        self._step_watch = StepWatch()
         self._due_since: dict[str, float] = {}
         self._lacked: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → since when, and the leases that have them."""
@@ -108,6 +111,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         grace_s = self.grace_s(site)
         found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
+        for lease_id in self._agents_ended(own, now):
+            found[lease_id] = found[lease_id]._replace(lost=found[lease_id].lost or ENDED)
         running = {
             i: job.lease for i, job in found.items() if job.lease.state is LeaseState.RUNNING
         }
@@ -119,7 +124,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
-            at_limit(jobs.pending, own, s.lease, s.owner)
+            self._limits.look(jobs.pending, own, s.lease, s.owner, now)
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
@@ -146,6 +151,15 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             leave=leave,
             urgent=bool(hold or self._lacked),
         )
+
+    def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:
+        """The leases whose agent has ended although their job goes on."""
+        if jobs := self._step_watch.due(own, now):
+            try:
+                self._step_watch.answered(own, self._steps(jobs))
+            except SchedulerError:
+                pass  # it is asked again later
+        return self._step_watch.ended
 
     def _user_of(self, ours: Sequence[SlurmJob]) -> Callable[[str], str]:
         """Whose a lease is. What nobody asked for is of whoever it runs as, if we may end it."""

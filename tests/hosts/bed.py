@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.slurm.cluster import missing as no_slurm
 from tests.slurm.cluster import which
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NET, MASK = "10.77.0", 16
 HEAD = f"{NET}.1"
@@ -132,7 +132,9 @@ class Host:
 
     def run(self, *argv: str) -> str:
         """What a command printed on this host; fails with what it said."""
-        made = subprocess.run(self.inside(*argv), capture_output=True, text=True, timeout=60)
+        made = subprocess.run(
+            self.inside(*argv), capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert not made.returncode, f"{self.name}: {argv}: {made.stderr or made.stdout}"
         return made.stdout
 
@@ -263,7 +265,7 @@ class Bed:
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""
         argv = self.head.inside("sinfo", "-h", "-N", "-p", "batch", "-o", "%T")
-        made = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         return made.stdout.split()
 
     def jobs(self, *options: str) -> Sequence[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.bed import Bed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PORT = 7443
 CONFIG = """
@@ -82,7 +82,7 @@ class HostsSite:
             capture_output=True,
             text=True,
             env=self.environment,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
 
     def ask(self, *argv: str) -> Any:

@@ -21,7 +21,7 @@ UNIT = Path(__file__).parents[2] / "site-configs" / "malletrain.service"
 def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
-    manager.settimeout(60)
+    manager.settimeout(PATIENCE_S)
     config = tmp_path / "site.toml"
     daemon, scheduler = (
         'state_dir = "state"\nmetrics_listen = ""',

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 
+import psutil
 import pytest
 
 from scavenger.batch.groups import leases_in
@@ -96,6 +97,28 @@ def test_the_first_node_of_a_block_goes_last(cluster, root):
     after.give_back([lease for lease in after.poll().leases if lease.id == "l3"])
     slurm.until(lambda: gaps(after) == ["n1", "n2", "n3"], "and then all of them")
     assert not slurm.leases()
+
+
+def test_a_block_gives_back_the_node_whose_agent_was_killed(cluster, root, monkeypatch):
+    monkeypatch.setattr("scavenger.slurm.steps.EVERY_S", 0.0)
+    slurm = cluster(3, grace=20)
+    one = shared(slurm, "block")
+    asked, told = requests(root, "n1", "n2", "n3")
+    take(slurm, one, asked, told)
+    assert here(one) == {"l1": "n1", "l2": "n2", "l3": "n3"}
+    [agent] = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == list(asked[1].argv)
+    ]
+    agent.kill()
+    slurm.until(lambda: here(one) == {"l1": "n1", "l3": "n3"}, "its lease is over")
+    slurm.until(lambda: gaps(one) == ["n2"], "its node is a gap again")
+    assert here(one) == {"l1": "n1", "l3": "n3"}
+    assert not told["n1"].exists()
+    assert not told["n3"].exists()
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "nothing is left")
 
 
 @pytest.mark.parametrize(("shape", "go"), [("array", ["n2"]), ("block", ["n2", "n3", "n4"])])

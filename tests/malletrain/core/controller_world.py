@@ -12,6 +12,7 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     LeaseNotTaken,
+    LeaseNotYet,
     NodeJoined,
     NodeLost,
     ReclaimNodes,
@@ -99,6 +100,10 @@ class World:
     def refuse(self, node):
         del self.pending[node]
         self.do(LeaseNotTaken(node, self.owner[node]))
+
+    def put_off(self, node):
+        del self.pending[node]
+        self.do(LeaseNotYet(node, self.owner[node]))
 
     def lose(self, node):
         self.forget(node)

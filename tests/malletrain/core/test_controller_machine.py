@@ -82,12 +82,14 @@ class ControllerMachine(RuleBasedStateMachine):
         w.poll()
 
     @precondition(lambda self: self.world.pending)
-    @rule(data=st.data(), up=st.integers(0, 4))
-    def leases_come_up(self, data, up):
+    @rule(data=st.data(), up=st.integers(0, 4), put_off=st.booleans())
+    def leases_come_up(self, data, up, put_off):
         w = self.world
         for node in data.draw(st.permutations(sorted(w.pending)))[: up or 1]:
             if up:
                 w.come_up(node)
+            elif put_off:
+                w.put_off(node)
             else:
                 w.refuse(node)
 

@@ -9,6 +9,7 @@ import pytest
 from malletrain.core.events import (
     GapsSeen,
     JobCancelled,
+    LeaseNotYet,
     NodeJoined,
     NodeLost,
     ReclaimNodes,
@@ -113,6 +114,21 @@ def test_no_more_is_asked_for_than_the_pace_allows_although_a_plan_counts_on_all
         asked += found
         assert len(found) <= room
     assert asked == list("abcdef")
+
+
+def test_what_was_not_asked_for_yet_is_asked_for_after_the_next_poll_and_was_no_refusal():
+    """Many times over: a refusal would leave the nodes, then the owner, alone for a while."""
+    c = controller(rejected_s=300.0)
+    play(c, [(0.0, job("j", 1, 2, owner="ann"))])
+    at = 2.0
+    for _ in range(6):
+        assert taken(play(c, [(at, gaps("a", "b"))])) == {"ann": ("a", "b")}
+        said = play(c, [(at + 0.1, LeaseNotYet(n, "ann")) for n in ("a", "b")])
+        said += play(c, [(at + 0.2, job(f"k{at}", 1, 1, owner="ann"))])
+        said += play(c, [(at + 3.0, Tick())])
+        assert taken(said) == {}, "not before the next poll"
+        assert not c.backing_off("ann", at + 3.0)
+        at += 5.0
 
 
 def test_gaps_there_is_no_room_for_yet_are_no_reason_to_reclaim():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from malletrain.daemon.metrics import JOB_STATES, Metrics, MetricsError
+from tests.waiting import PATIENCE_S
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -92,7 +93,7 @@ def test_served_over_http_until_stopped(host):
         if host == "[::1]":
             pytest.skip("this machine has no IPv6 loopback")
         raise
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     assert 'malletrain_info{version="0.1.0"} 1.0' in text
     assert 'malletrain_jobs{state="suspended"} 0.0' in text

@@ -8,6 +8,7 @@ import pytest
 
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import new_pair
+from malletrain.protocol import messages
 from tests.waiting import PATIENCE_S
 
 MANY = 2050
@@ -54,3 +55,9 @@ def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(made):
     closing.join(PATIENCE_S)
     assert not closing.is_alive(), "the daemon hangs at its end"
     assert receiver.ends > 0
+
+
+def test_what_is_sent_after_its_end_is_heard_by_nobody(made):
+    made.bind("tcp://127.0.0.1:0")
+    made.stop()
+    assert not made.send(b"peer", messages.Alive("boot"))

@@ -1,13 +1,15 @@
 """Ports of the loopback that are not open to others: asked of the kernel, not of a model of it."""
 
 import os
+import resource
 import select
 import socket
 import struct
 
 import pytest
 
-from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, owner_of, pair_of_doors
+from malletrain.launch.callers import Callers, in_table
+from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, pair_of_doors
 from tests.waiting import PATIENCE_S
 
 SOMEBODY = 4242
@@ -54,6 +56,16 @@ def accepted(listener, patience_s=PATIENCE_S):
     return listener.accept()[0]
 
 
+def owner_of(caller, called):
+    """Both ways of asking say the same."""
+    callers = Callers(called)
+    assert callers.quick, "the kernels of the tests have sock_diag"
+    found = callers.owner(caller, called)
+    assert in_table(caller, called) == found
+    callers.close()
+    return found
+
+
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_the_front_door_lets_a_process_of_this_user_in(front, family):
     with socket.socket(family) as call:
@@ -73,6 +85,51 @@ def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
     with socket.create_connection((FRONT, front.port)) as call:
         assert front.accept() is None
         assert call.recv(1) == b"", "hung up on"
+
+
+def test_where_the_kernel_looks_nothing_up_its_table_is_read(monkeypatch):
+    monkeypatch.setattr("malletrain.launch.callers._NETLINK_SOCK_DIAG", 4711)
+    door = FrontDoor()
+    with socket.create_connection((FRONT, door.port)):
+        own = door.accept()
+        assert own is not None
+        own.close()
+    door.close()
+
+
+def fill(taken):
+    """Take every descriptor that is left."""
+    while True:
+        taken.append(os.dup(0))
+
+
+def test_a_caller_for_whom_there_is_no_descriptor_waits_and_comes_in_later(front):
+    with socket.create_connection((FRONT, front.port)) as call:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (call.fileno() + 1, before[1]))
+        taken = []
+        try:
+            with pytest.raises(OSError, match="open files"):
+                fill(taken)
+            with pytest.raises(OSError, match="open files"):
+                front.accept()
+        finally:
+            for number in taken:
+                os.close(number)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        own = front.accept()
+        assert own is not None
+        own.sendall(b"come in")
+        assert call.recv(10) == b"come in"
+        own.close()
+
+
+def test_a_listener_at_the_callers_port_is_no_caller(front):
+    """It is what the kernel shows when the connection is gone."""
+    with socket.socket() as listener:
+        listener.bind((FRONT, 0))
+        listener.listen()
+        assert owner_of(listener.getsockname(), (FRONT, front.port)) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")

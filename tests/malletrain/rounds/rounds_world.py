@@ -121,6 +121,8 @@ class FakeAgent:
 
     def exits(self):
         self.world.mishaps += 1
+        if self.phase == "starting" and self.world.mishaps % 2:
+            self.failures = (Failure(0, 78, self.world.now, cause="There is no such software."),)
         self.phase, self.drain = "exited", None
         self.report()
 
@@ -230,6 +232,7 @@ class RoundsWorld:
                 self.wanted = tuple(n for n in self.wanted if n not in action.nodes)
                 self.plan_at = self.plan_at or self.now + 1.0
             elif isinstance(action, Broke):
+                assert action.sentence != "There is no such software."
                 late = "in time" in action.sentence or "did not join" in action.sentence
                 assert self.mishaps or late, f"nothing happened, but: {action.sentence}"
                 assert not any(

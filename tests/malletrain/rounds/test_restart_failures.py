@@ -8,7 +8,14 @@ import pytest
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import Broke, SaveRound, SendAssign, SendRelease, SendRound
+from malletrain.rounds.actions import (
+    Broke,
+    NodesRejected,
+    SaveRound,
+    SendAssign,
+    SendRelease,
+    SendRound,
+)
 from malletrain.rounds.restart import JobRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
@@ -35,6 +42,31 @@ def test_a_crash_is_reported_after_the_failure_grace_with_the_first_cause():
     assert [f.rank for f in broke.failures] == [1, 0, 2]
     assert broke.sentence == "Rank 1 exited with code 1. Its last line: ValueError: bad batch"
     assert r.next_wakeup() is None
+
+
+def test_a_crash_that_every_member_tells_by_itself_is_told_at_once():
+    r = running("a", "b")
+    assert fails(r, 110.0, "b", rank=1, tail=CLOSED) == []
+    (broke,) = fails(r, 110.1, "a", tail="ValueError: bad batch")
+    assert broke.sentence == "Rank 0 exited with code 1. Its last line: ValueError: bad batch"
+    assert r.next_wakeup() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "why"),
+    [
+        (-9, "", "a node that is taken without notice kills its processes"),
+        (-15, "", "as one does that is given notice"),
+        (1, CLOSED, "all speak of a peer, and none is it: a third may be lost"),
+    ],
+)
+def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, tail, why):
+    r = running("a", "b")
+    assert fails(r, 110.0, "a", tail=CLOSED) == []
+    assert fails(r, 110.1, "b", rank=1, code=code, tail=tail) == [], why
+    assert r.tick(111.9) == []
+    told = [action for now in (112.0, 116.1) for action in r.tick(now)]
+    assert [type(action) for action in told] == [Broke]
 
 
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
@@ -90,8 +122,7 @@ def test_a_loss_while_joiners_come_up_shortens_the_wait_for_them():
 def test_a_crash_while_joiners_come_up_counts_too():
     r = running("a")
     r.move(("a", "b"), 110.0)
-    assert fails(r, 112.0, "a") == []
-    (broke,) = r.tick(114.0)
+    (broke,) = fails(r, 112.0, "a")
     assert isinstance(broke, Broke)
     assert r.move(("a", "b"), 114.0) == []
     assert says(r, 115.0, "ready", "b")[0] == SaveRound(2, ("a", "b"))
@@ -203,6 +234,53 @@ def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
     assert fails(r, 2.5, "a") == []
     assert says(r, 3.0, "running", "b") == []
     (broke,) = r.tick(4.5)
+    assert isinstance(broke, Broke)
+
+
+# --- software that is not there ---
+
+LACKING = Failure(0, 78, 1.0, cause="There is no conda environment x on this node.")
+SENTENCE = "There is no conda environment x on this node"
+
+
+def test_a_node_without_the_jobs_software_costs_the_node_and_no_try():
+    r = JobRounds(SETTINGS)
+    r.move(("a",), 0.0)
+    rejected = says(r, 1.0, "exited", "a", failures=(LACKING,))
+    assert rejected == [SendRelease("a"), NodesRejected(("a",), SENTENCE, unfit=True)]
+    assert r.move(("b",), 2.0) == [SendAssign("b")]
+    [formed, _] = says(r, 3.0, "ready", "b")
+    assert formed == SaveRound(1, ("b",))
+
+
+def test_whether_it_is_there_on_another_node_is_waited_for():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    assert says(r, 1.0, "exited", "a", "b", failures=(LACKING,)) == []
+    there = says(r, 2.0, "ready", "c")
+    assert NodesRejected(("a", "b"), "the launcher ended there at once") in there
+    assert SaveRound(1, ("c",)) in there
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b", "c"), 0.0)
+    nowhere = says(r, 1.0, "exited", "a", "b", "c", failures=(LACKING,))
+    assert NodesRejected(("a", "b", "c"), SENTENCE, unfit=True) in nowhere
+
+
+def test_who_does_not_come_up_where_others_lack_the_software_is_told_in_time():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "exited", "a", failures=(LACKING,))
+    assert NodesRejected(("a",), SENTENCE, unfit=True) in r.tick(60.0)
+    (broke,) = r.tick(120.0)
+    assert broke.sentence == "No launcher came up in time on b."
+
+
+def test_a_launcher_that_ends_for_another_reason_is_the_jobs_failure_still():
+    r = JobRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    says(r, 1.0, "exited", "a", failures=(LACKING,))
+    other = Failure(0, 1, 1.0, "ValueError: oops")
+    (broke,) = says(r, 1.0, "exited", "b", failures=(other,))
     assert isinstance(broke, Broke)
 
 

@@ -37,6 +37,11 @@ def ended(rounds, node, now=0.0):
     )
 
 
+def lacking(rounds, node, now=0.0):
+    failure = Failure(0, 78, now, cause="There is no image x.")
+    return rounds.phase(node, Assignment("job", AssignmentPhase.EXITED, 0, (failure,)), now)
+
+
 def serving(*nodes):
     rounds = ServiceRounds(SETTINGS)
     rounds.move(nodes, 0.0)
@@ -174,6 +179,24 @@ def test_adoption_takes_over_who_is_there():
     assert set(views(actions)) == {"a", "b", "c"}
     assert rounds.generation == 8
     assert rounds.stage is RoundStage.RUNNING
+
+
+def test_nodes_without_the_services_software_are_rejected_one_by_one_once_none_has_come_up():
+    r = ServiceRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    assert lacking(r, "a") == []
+    assert r.tick(2.0) == [], "b may come up still"
+    lacking(r, "b", 3.0)
+    said = [*r.tick(4.0), *r.tick(5.0)]
+    assert [a for a in said if isinstance(a, NodesRejected)] == [
+        NodesRejected((node,), "There is no image x", unfit=True) for node in ("a", "b")
+    ]
+    r = ServiceRounds(SETTINGS)
+    r.move(("a", "b"), 0.0)
+    lacking(r, "a")
+    up(r, "b", 1.0)
+    [rejected] = [a for a in r.tick(2.0) if isinstance(a, NodesRejected)]
+    assert (rejected.nodes, rejected.unfit) == (("a",), False)
 
 
 class Histories(RuleBasedStateMachine):

@@ -10,6 +10,8 @@ from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import PREFIX, World, request, why
 from tests.waiting import PATIENCE_S
 
+PENDING, NOT_YET = LeaseState.PENDING, LeaseState.NOT_YET
+
 
 @pytest.fixture
 def slurm(tmp_path):
@@ -75,13 +77,16 @@ def test_no_node_is_asked_for_twice_at_once(slurm):
 
 
 def test_the_submission_rate_is_kept(slurm):
-    slept = []
-    scavenger = slurm.ready(submit_rate=0.001, submit_burst=2, sleep=slept.append)
+    """Two may be asked for, then one every 1000 s; nothing waits for that."""
+    scavenger = slurm.ready(submit_rate=0.001, submit_burst=2)
     assert scavenger.poll().room == 2
-    scavenger.take([request(i) for i in range(1, 5)])
-    # Nobody really waited, so each is told to wait longer than the one before.
-    assert sorted(round(s, -2) for s in slept) == [0, 0, 1000, 2000]
+    leases = scavenger.take([request(i) for i in range(1, 5)])
+    assert [lease.state for lease in leases] == [PENDING, PENDING, NOT_YET, NOT_YET]
+    assert "submit_rate allows 0.001 submissions a second" in leases[3].reason
+    assert len(slurm.tools.calls("sbatch")) == 2
     assert scavenger.poll().room == 0
+    assert scavenger.contact().refused_s == 0, "nobody has refused anything"
+    assert not {"l3", "l4"} & scavenger.ledger.given_up.keys()
 
 
 def test_a_limit_of_the_site_ends_the_asking_for_a_while(slurm):

@@ -9,6 +9,7 @@ from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import request
 
 PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.ENDED
+NOT_YET = LeaseState.NOT_YET
 
 
 @pytest.fixture
@@ -99,6 +100,28 @@ def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(s
     assert "QOSMaxSubmitJobPerUserLimit" in leases[3].reason
     assert len(slurm.tools.calls("sbatch")) == 3, "four, two and one of them"
     slurm.queue(job("PENDING", "70", "l1", wanted="n1"))
+    assert "refuses more jobs" in one.take([request(5)])[0].reason
+
+
+@pytest.mark.parametrize("shape", ["array", "block"])
+def test_how_many_share_a_job_is_not_bounded_by_the_pace_of_submissions(slurm, shape):
+    one = slurm.ready(shape=shape, shared_by=6, submit_rate=0.001, submit_burst=1)
+    assert one.poll().room == 6
+    leases = one.take([request(8), *(request(i) for i in range(1, 8))])
+    assert [lease.id for lease in leases if lease.state is PENDING] == [
+        f"l{i}" for i in (8, 1, 2, 3, 4, 5)
+    ]
+    assert {lease.state for lease in leases if lease.id in ("l6", "l7")} == {NOT_YET}
+    assert len(slurm.tools.calls("sbatch")) == 1
+    assert one.poll().room == 0
+
+
+def test_the_half_for_which_the_pace_leaves_nothing_is_not_asked_for_at_once(slurm):
+    """The limit is known then, and for a while nothing is asked for."""
+    slurm.tools.runs("sbatch", 'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1')
+    one = slurm.ready(shape="array", submit_rate=0.001, submit_burst=1)
+    leases = one.take([request(i) for i in (1, 2, 3, 4)])
+    assert [lease.state for lease in leases] == [NOT_YET, NOT_YET, ENDED, ENDED]
     assert "refuses more jobs" in one.take([request(5)])[0].reason
 
 

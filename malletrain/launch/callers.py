@@ -1,0 +1,136 @@
+"""Whose process is at the other end of a TCP connection within this host, as the kernel knows.
+
+It is asked by sock_diag(7), which looks one connection up and takes no privilege. Where a kernel or
+a sandbox has none of that its table of all connections is read instead; that takes tens of
+milliseconds. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import socket
+import struct
+import sys
+
+Address = tuple[str, int]
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLMSG_ERROR, _NLM_F_REQUEST = 4, 20, 2, 1
+_RAW = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+_ANSWER_S = 1.0
+_ERROR = struct.Struct("=i")
+_HEADER = struct.Struct("=IHHII")
+"""A struct nlmsghdr (linux/netlink.h): length, type, flags, sequence, port."""
+_REQUEST = struct.Struct("=BBBBI")
+"""Begins a struct inet_diag_req_v2 (linux/inet_diag.h): family, protocol, three flags, states. A
+struct inet_diag_sockid follows.
+"""
+_ANSWER = struct.Struct("=BBBB48sIIIII")
+"""A struct inet_diag_msg: family, state and two more, a struct inet_diag_sockid, time, two queues,
+user, inode.
+"""
+_ALL_STATES = 0xFFFFFFFF
+_NO_COOKIE = b"\xff" * 8
+
+_MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000000000000000FFFF"
+"""Before an address of IPv4 in /proc/net/tcp6: torch's sockets are of IPv6."""
+
+
+class Callers:
+    """The kernel, asked who calls. ``listening``: a port of this process, to see whether it answers
+    at all. Not safe to use from several threads.
+    """
+
+    def __init__(self, listening: Address) -> None:
+        self._numbers = itertools.count(1)
+        self._kernel: socket.socket | None = None
+        """Kept, so that to ask takes no descriptor."""
+        try:
+            self._kernel = socket.socket(socket.AF_NETLINK, _RAW, _NETLINK_SOCK_DIAG)
+            self._kernel.settimeout(_ANSWER_S)
+            known = self._looked_up(self._kernel, listening, ("0.0.0.0", 0))
+        except OSError:
+            known = None
+        if known is None:
+            self.close()
+
+    @property
+    def quick(self) -> bool:
+        """Whether single connections can be looked up here."""
+        return self._kernel is not None
+
+    def close(self) -> None:
+        """Nobody is asked about any more, but by the table."""
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+    def owner(self, caller: Address, called: Address) -> int | None:
+        """Whose process is at the ``caller``'s end.
+
+        Args:
+            caller: its address and port.
+            called: the address and port that it connected to.
+
+        Returns:
+            The user's number; None when there is no such connection any more.
+
+        Raises:
+            OSError: The kernel cannot be asked.
+        """
+        if self._kernel is None:
+            return in_table(caller, called)
+        found = self._looked_up(self._kernel, caller, called)
+        # An end that nobody holds any more counts as user 0, inode 0.
+        return found[0] if found and found[1] else None
+
+    def _looked_up(
+        self, kernel: socket.socket, own: Address, peer: Address
+    ) -> tuple[int, int] | None:
+        """User and inode of the socket with these two ends; None: there is none."""
+        (port, host), (peer_port, peer_host) = _end(own), _end(peer)
+        ports, number = port + peer_port, next(self._numbers) & 0xFFFFFFFF
+        request = _REQUEST.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES)
+        request += ports + host + peer_host + bytes(4) + _NO_COOKIE
+        length = _HEADER.size + len(request)
+        header = _HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, number, 0)
+        kernel.sendto(header + request, (0, 0))
+        answered = -1
+        while answered != number:  # an answer that came too late is of another question
+            answer = kernel.recv(4096)
+            _, kind, _, answered, _ = _HEADER.unpack_from(answer)
+        if kind == _NLMSG_ERROR:
+            code = -_ERROR.unpack_from(answer, _HEADER.size)[0]
+            if code == errno.ENOENT:
+                return None
+            raise OSError(code, os.strerror(code))
+        *_, found, _, _, _, user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+        # Where there is no such connection the kernel answers with a socket that listens there.
+        return (user, inode) if found[:4] == ports else None
+
+
+def _end(address: Address) -> tuple[bytes, bytes]:
+    return struct.pack("!H", address[1]), socket.inet_aton(address[0]).ljust(16, b"\0")
+
+
+def _in_table(address: Address) -> str:
+    """An address as /proc/net/tcp writes it."""
+    number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
+    return f"{number:08X}:{address[1]:04X}"
+
+
+def in_table(caller: Address, called: Address) -> int | None:
+    """As :meth:`Callers.owner`, from the table of all connections."""
+    ends = [_in_table(caller), _in_table(called)]
+    mapped = [_MAPPED + end for end in ends]
+    for name in ("tcp6", "tcp"):
+        try:
+            with open(f"/proc/net/{name}", encoding="ascii") as table:
+                for line in table:
+                    fields = line.split()
+                    if fields[1:3] in (ends, mapped):
+                        return int(fields[7]) if int(fields[9]) else None
+        except FileNotFoundError:  # no IPv6 here
+            continue
+    return None

@@ -1,0 +1,122 @@
+"""The relay when there are too many connections: it neither spins nor forgets who waits."""
+
+import errno
+import os
+import socket
+import time
+
+import pytest
+import zmq
+
+from malletrain.launch import host_door, relay
+from malletrain.launch.doors import FRONT, FrontDoor, pair_of_doors
+from malletrain.launch.relay import RoundKeys, ServingRelay
+from tests.waiting import PATIENCE_S, until
+
+KEYS = RoundKeys(b"secret", "j1/1")
+
+
+@pytest.fixture
+def serving():
+    """A relay, and the listener of what it serves."""
+    doors = pair_of_doors()
+    inside = socket.socket(fileno=doors[1].taken())
+    inside.settimeout(PATIENCE_S)
+    made = ServingRelay(doors, KEYS, FRONT)
+    yield made, inside
+    made.close()
+    inside.close()
+
+
+def served(one, inside):
+    """A caller is let in and its bytes arrive."""
+    with socket.create_connection((FRONT, one.local_port)) as call:
+        call.sendall(b"x")
+        own = inside.accept()[0]
+        own.settimeout(PATIENCE_S)
+        assert own.recv(1) == b"x"
+        own.close()
+
+
+def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serving, monkeypatch):
+    one, inside = serving
+    accept, tried, short = FrontDoor.accept, [], True
+
+    def accepted(door):
+        tried.append(time.monotonic())
+        if short:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(door)
+
+    monkeypatch.setattr(FrontDoor, "accept", accepted)
+    with socket.create_connection((FRONT, one.local_port)) as call:
+        call.sendall(b"x")
+        until(lambda: len(tried) >= 4, "it tries again")
+        assert tried[3] - tried[0] >= 0.29, "and rests in between, however slow this machine is"
+        short = False
+        own = inside.accept()[0]
+        own.settimeout(PATIENCE_S)
+        assert own.recv(1) == b"x"
+        own.close()
+
+
+def test_no_more_connections_than_any_job_has(serving, monkeypatch):
+    one, inside = serving
+    monkeypatch.setattr(relay, "MOST_ENDS", 6)  # two for each caller
+    calls = [socket.create_connection((FRONT, one.local_port)) for _ in range(5)]
+    try:
+        own = [inside.accept()[0] for _ in range(3)]
+        inside.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            inside.accept()
+        inside.settimeout(PATIENCE_S)
+        for call in own:
+            call.close()
+        assert inside.accept()[0], "those that waited come in when others have gone"
+    finally:
+        for call in calls:
+            call.close()
+    served(one, inside)
+
+
+def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatch):
+    monkeypatch.setattr(host_door, "MOST_STRANGERS", 6)
+    monkeypatch.setattr(host_door, "_SHOW_KEY_MS", 3000)
+    context = zmq.Context()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.curve_server = True
+    router.curve_secretkey, router.curve_publickey = KEYS.server_secret, KEYS.server_public
+    door = host_door.HostDoor(router, FRONT)
+    strangers = []
+
+    def refused():
+        try:
+            socket.create_connection((FRONT, door.port)).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    def shut():
+        door.noticed()
+        return not door.open
+
+    try:
+        for _ in range(6):
+            strangers.append(socket.create_connection((FRONT, door.port)))
+        until(shut, "nobody is let in any more")
+        until(refused, "nobody can connect")
+        dealer.curve_serverkey = KEYS.server_public
+        dealer.curve_secretkey, dealer.curve_publickey = KEYS.client_secret, KEYS.client_public
+        dealer.connect(f"tcp://{FRONT}:{door.port}")
+        dealer.send(b"hello")
+        until(lambda: not shut() and router.poll(0), "a member comes in all the same")
+        assert router.recv_multipart()[1] == b"hello"
+        for _ in range(5):  # the member is none of them
+            strangers.append(socket.create_connection((FRONT, door.port)))
+        strangers.append(socket.create_connection((FRONT, door.port)))
+        until(shut, "only strangers count")
+    finally:
+        for call in strangers:
+            call.close()
+        door.close()
+        context.destroy(linger=0)

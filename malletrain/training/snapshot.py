@@ -133,6 +133,7 @@ class Snapshot:
                 *(self._facts, self._payload, self._all_ranks),
             )
         self._steps = 0
+        self._disk_since = time.time()
         self._announced = False
         self._looked = False
         self._team: Team | None = None
@@ -173,9 +174,11 @@ class Snapshot:
         if payload is not None:
             self._steps = int(payload.get("steps", 0))
             in_memory = self._memory is not None and self._memory.newest is not None
-            self._outcomes.saved_at = payload.get("on_disk" if in_memory else "time")
-            if in_memory:  # the disk's is older
-                due_in -= time.time() - (self._outcomes.saved_at or 0.0)
+            if in_memory:  # the disk's is older, or there is none yet
+                self._disk_since = float(payload.get("disk_since", self._disk_since))
+                due_in -= time.time() - self._disk_since
+            if not in_memory or os.path.exists(self.path):
+                self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
         self._due = time.monotonic() + max(0.0, due_in)
         report.mark("restored")
         return payload is not None
@@ -260,7 +263,7 @@ class Snapshot:
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
-            "on_disk": self._outcomes.saved_at,
+            "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],
         }
 

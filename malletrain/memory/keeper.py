@@ -8,6 +8,7 @@ another name. Decides neither what is kept nor what is restored.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -57,6 +58,7 @@ class Keeper:
     def __init__(self, folder: MemoryFolder, secret: bytes, job: str, host: str) -> None:
         self._folder = folder
         self._arriving: dict[tuple[bytes, str], _Arriving] = {}
+        self._count = itertools.count()
         self._context = zmq.Context()
         self._keys = keys(secret, job)
         self._zap: Any = self._context.socket(zmq.REP)
@@ -144,7 +146,7 @@ class Keeper:
         promised = sum(a.size - a.got for a in self._arriving.values())
         self._folder.claim(ask.length + promised)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = unfinished(final).with_name(f"{unfinished(final).name}-{len(self._arriving)}")
+        temporary = unfinished(final).with_name(f"{unfinished(final).name}-{next(self._count)}")
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._arriving[peer, ask.name] = _Arriving(
             file, temporary, final, ask.length, heard=time.monotonic()

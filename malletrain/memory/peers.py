@@ -29,7 +29,7 @@ class PeerError(OSError):
     """Another node did not give or take a file; the message is a sentence."""
 
 
-class Peer:
+class RemoteKeeper:
     """The keeper of another node of the job. A context: the connection is closed at its end.
 
     Args:
@@ -59,7 +59,7 @@ class Peer:
             self._close()
             raise PeerError(f"{address} is no address of a node: {error.strerror}.") from error
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> RemoteKeeper:
         return self
 
     def __exit__(

@@ -62,7 +62,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Offer:
+class NodeOffer:
     """What a node has."""
 
     address: str
@@ -73,7 +73,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Found:
+class CompleteSnapshot:
     """The newest snapshot of which everything is there."""
 
     moment: Moment
@@ -87,7 +87,7 @@ class Found:
     """Bytes of the others."""
 
 
-def newest(offers: Sequence[Offer]) -> Found | None:
+def newest(offers: Sequence[NodeOffer]) -> CompleteSnapshot | None:
     """The newest snapshot that the nodes have all of together; None for none.
 
     Args:
@@ -99,7 +99,7 @@ def newest(offers: Sequence[Offer]) -> Found | None:
         files = {name: address for address, held in reversed(mine) for name in held.files}
         if set(mine[0][1].needed) <= set(files):
             held = mine[0][1]
-            return Found(moment, tuple(a for a, _ in mine), files, held.size, held.sizes)
+            return CompleteSnapshot(moment, tuple(a for a, _ in mine), files, held.size, held.sizes)
     return None
 
 

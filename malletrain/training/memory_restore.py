@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any
 
 from malletrain.memory.folder import NoRoomError, remove, unfinished
-from malletrain.memory.peers import Peer
+from malletrain.memory.peers import RemoteKeeper
 from malletrain.protocol import env
 from malletrain.protocol.job_keys import job_secret
 from malletrain.training import shard_files, snapshot_file
 from malletrain.training.memory_moment import (
-    Found,
+    CompleteSnapshot,
     Moment,
-    Offer,
+    NodeOffer,
     age_of,
     newest,
     relays,
@@ -32,16 +32,16 @@ from malletrain.training.ranks import leads_its_node
 from malletrain.training.side_group import Team
 
 
-def peer(address: str) -> Peer:
+def peer(address: str) -> RemoteKeeper:
     """The keeper at ``address``, of this process's job."""
-    return Peer(address, job_secret(), os.environ.get(env.JOB, ""))
+    return RemoteKeeper(address, job_secret(), os.environ.get(env.JOB, ""))
 
 
 @dataclass(frozen=True)
 class Survey:
     """What there is to go on from."""
 
-    found: Found | None
+    found: CompleteSnapshot | None
     """The newest that is complete in memory."""
     addresses: tuple[str, ...]
     """Keepers of all nodes, in the order of ranks."""
@@ -77,25 +77,25 @@ class MemoryRestore:
         offers = self._team.everywhere(self._offer)
         return self._team.from_rank_0(lambda: _laid_together(offers))
 
-    def _offer(self) -> Offer | None:
+    def _offer(self) -> NodeOffer | None:
         if not leads_its_node():
             return None
         there = snapshot_file.peek(self._path)
         on_disk = (age_of(there), str(there.get("id"))) if there else None
         if self._tier is None:
-            return Offer("", (), on_disk)
+            return NodeOffer("", (), on_disk)
         self._tier.begin()
         held = self._tier.held()
         self._read = {str(one.moment): payload for one, payload in held}
-        return Offer(self._tier.address, tuple(one for one, _ in held), on_disk)
+        return NodeOffer(self._tier.address, tuple(one for one, _ in held), on_disk)
 
-    def spread(self, found: Found, addresses: tuple[str, ...]) -> None:
+    def spread(self, found: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
         """Have the snapshot's own file on every node that has room for it."""
         wanting = [a for a in addresses if a]
         for turn in relays(found.holders, wanting):
             self._team.everywhere(partial(self._fetch_in_turn, found, turn))
 
-    def _fetch_in_turn(self, found: Found, turn: Mapping[str, str]) -> None:
+    def _fetch_in_turn(self, found: CompleteSnapshot, turn: Mapping[str, str]) -> None:
         tier = self._tier
         source = turn.get(tier.address) if tier is not None and tier.address else None
         if tier is None or source is None or not leads_its_node():
@@ -117,7 +117,7 @@ class MemoryRestore:
             remove(temporary)
             raise
 
-    def payload(self, found: Found) -> tuple[dict[str, Any], str]:
+    def payload(self, found: CompleteSnapshot) -> tuple[dict[str, Any], str]:
         """(snapshot, name for messages), wherever it is."""
         if known := self._read.get(str(found.moment)):
             return known, self._name(found)
@@ -130,7 +130,7 @@ class MemoryRestore:
             file.flush()
             return snapshot_file.read(file.name), self._name(found)
 
-    def _name(self, found: Found) -> str:
+    def _name(self, found: CompleteSnapshot) -> str:
         return str(self._tier.file(found.moment)) if self._tier else f"{found.moment} in memory"
 
     def take_in(self, holder: str) -> None:
@@ -150,7 +150,7 @@ class MemoryRestore:
         self._team.everywhere(copy)
 
 
-def _laid_together(offers: list[Offer | None]) -> Survey:
+def _laid_together(offers: list[NodeOffer | None]) -> Survey:
     nodes = [offer for offer in offers if offer is not None]
     seen = {offer.on_disk for offer in nodes}
     best = max((o.on_disk for o in nodes if o.on_disk), default=None)

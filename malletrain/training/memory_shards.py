@@ -17,10 +17,10 @@ from typing import Any
 
 from malletrain.memory.folder import VIEW, NoRoomError
 from malletrain.training import rng, shard_files, sharded_snapshot, sharded_state, snapshot_file
-from malletrain.training.memory_moment import Found, Moment
+from malletrain.training.memory_moment import CompleteSnapshot, Moment
 from malletrain.training.memory_restore import peer
 from malletrain.training.memory_tier import MemoryTier, tensor_bytes
-from malletrain.training.ranks import leads_its_node
+from malletrain.training.ranks import leads_its_node, rank_and_world
 from malletrain.training.side_group import Team
 
 METADATA = ".metadata"
@@ -95,16 +95,19 @@ def _local(tensor: Any) -> Any:
 
 
 def hand_over(tier: MemoryTier, moment: Moment, address: str) -> int:
-    """Give what this node has of a snapshot to the keeper at ``address``, the file that makes it
-    count last. Returns the bytes.
+    """Give what this node's ranks have written of a snapshot to the keeper at ``address``, the file
+    that makes it count last. Called by the first rank of the node. Returns the bytes.
 
     Raises:
         PeerError, OSError: it does not take it.
     """
     folder, moved = tier.shards(moment), 0
+    first, here = rank_and_world()[0], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = tuple(f"__{rank}_" for rank in range(first, first + here))
     with peer(address) as other:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            moved += other.push(path, tier.name(moment, path.name))
+            if path.name == METADATA or path.name.startswith(own):  # not other nodes' on their way
+                moved += other.push(path, tier.name(moment, path.name))
         return moved + other.push(tier.file(moment), tier.name(moment))
 
 
@@ -113,7 +116,7 @@ def put_back(
     payload: Mapping[str, Any],
     name: str,
     tier: MemoryTier | None,
-    found: Found,
+    found: CompleteSnapshot,
     label: str,
     team: Team,
 ) -> None:
@@ -127,7 +130,9 @@ def put_back(
 
 
 @contextmanager
-def _view(tier: MemoryTier | None, found: Found, label: str, team: Team) -> Iterator[str]:
+def _view(
+    tier: MemoryTier | None, found: CompleteSnapshot, label: str, team: Team
+) -> Iterator[str]:
     """A folder of this rank's own with what its node has of the shards."""
     home = tier.folder.path if tier is not None else None
     view = Path(tempfile.mkdtemp(prefix=f"{VIEW}{os.getpid()}-", dir=home))
@@ -152,7 +157,9 @@ def _view(tier: MemoryTier | None, found: Found, label: str, team: Team) -> Iter
         shutil.rmtree(view, ignore_errors=True)
 
 
-def _reader(folder: str, here: set[str], found: Found, label: str, tier: MemoryTier | None) -> Any:
+def _reader(
+    folder: str, here: set[str], found: CompleteSnapshot, label: str, tier: MemoryTier | None
+) -> Any:
     """A reader of ``folder`` that first has the pieces that are needed of files that are not
     there.
     """
@@ -178,7 +185,7 @@ def _fetch(
     folder: str,
     name: str,
     pieces: list[tuple[int, int]],
-    found: Found,
+    found: CompleteSnapshot,
     label: str,
     tier: MemoryTier | None,
 ) -> None:

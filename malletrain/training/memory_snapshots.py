@@ -13,7 +13,7 @@ from typing import Any
 
 from malletrain.training import memory_shards, owner, report, shard_files
 from malletrain.training import objects as parts
-from malletrain.training.memory_moment import Found, Moment, age_of
+from malletrain.training.memory_moment import CompleteSnapshot, Moment, age_of
 from malletrain.training.memory_restore import MemoryRestore, Survey
 from malletrain.training.memory_tier import MemoryTier, label_of, moment_now
 from malletrain.training.outcomes import Attempt, Outcomes
@@ -104,7 +104,7 @@ class MemorySnapshots:
         return self._load(look, survey, found, team)
 
     def _load(
-        self, look: MemoryRestore, survey: Survey, found: Found, team: Team
+        self, look: MemoryRestore, survey: Survey, found: CompleteSnapshot, team: Team
     ) -> dict[str, Any]:
         look.spread(found, survey.addresses)
         payload, name = look.payload(found)
@@ -247,7 +247,7 @@ class MemorySnapshots:
         return False
 
 
-def _is_newer(disk: tuple[int, int] | None, found: Found | None) -> bool:
+def _is_newer(disk: tuple[int, int] | None, found: CompleteSnapshot | None) -> bool:
     return disk is not None and (found is None or disk > found.moment.age)
 
 

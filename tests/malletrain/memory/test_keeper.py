@@ -10,7 +10,7 @@ import zmq
 
 from malletrain.memory.folder import MemoryFolder, private_folder
 from malletrain.memory.keeper import Keeper
-from malletrain.memory.peers import Peer, PeerError
+from malletrain.memory.peers import PeerError, RemoteKeeper
 from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
 from tests.waiting import PATIENCE_S, until
 
@@ -28,7 +28,7 @@ class Node:
         self.keeper = Keeper(self.folder, SECRET, "j1", "127.0.0.1")
 
     def peer(self, **options):
-        return Peer(self.keeper.address, SECRET, "j1", **options)
+        return RemoteKeeper(self.keeper.address, SECRET, "j1", **options)
 
     def files(self):
         return {p.name: p.read_bytes() for p in self.folder.path.rglob("*") if p.is_file()}
@@ -81,7 +81,7 @@ def test_many_at_a_time(node, source):
 def test_who_has_not_the_jobs_secret_is_not_let_in(node, source):
     for secret, job in ((b"t" * 32, "j1"), (SECRET, "j2")):
         with (
-            Peer(node.keeper.address, secret, job) as stranger,
+            RemoteKeeper(node.keeper.address, secret, job) as stranger,
             pytest.raises(PeerError, match=r"is gone|key"),
         ):
             stranger.push(source, NAME)
@@ -180,7 +180,10 @@ def test_a_node_that_goes_in_the_middle_is_noticed(node, source):
 def test_a_node_that_is_not_there_is_given_up(node, source):
     address = node.keeper.address
     node.keeper.close()
-    with Peer(address, SECRET, "j1", silence_s=0.2) as peer, pytest.raises(PeerError) as error:
+    with (
+        RemoteKeeper(address, SECRET, "j1", silence_s=0.2) as peer,
+        pytest.raises(PeerError) as error,
+    ):
         peer.push(source, NAME)
     assert "says nothing" in str(error.value)
 

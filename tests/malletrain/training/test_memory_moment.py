@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from malletrain.training.memory_moment import (
     Held,
     Moment,
-    Offer,
+    NodeOffer,
     age_of,
     newest,
     relays,
@@ -24,26 +24,26 @@ def held(moment, files="", needed=""):
 
 def test_the_newest_that_is_complete_wins():
     parts = [
-        Offer("a", (held(OLD, "12", "123"), held(NEW, "1", "123"))),
-        Offer("b", (held(OLD, "23", "123"), held(NEW, "2", "123"))),
+        NodeOffer("a", (held(OLD, "12", "123"), held(NEW, "1", "123"))),
+        NodeOffer("b", (held(OLD, "23", "123"), held(NEW, "2", "123"))),
     ]
     found = newest(parts)
     assert (found.moment, found.holders) == (OLD, ("a", "b"))
     assert found.files == {"1": "a", "2": "a", "3": "b"}
-    parts.append(Offer("c", (held(NEW, "3", "123"),)))
+    parts.append(NodeOffer("c", (held(NEW, "3", "123"),)))
     assert newest(parts).moment == NEW
     assert newest([]) is None
-    assert newest([Offer("")]) is None
+    assert newest([NodeOffer("")]) is None
 
 
 def test_a_later_round_comes_before_more_steps_of_an_earlier_one():
     away, since = Moment(3, 40, 1, 0), Moment(4, 30, 2, 0)
-    assert newest([Offer("a", (held(away),)), Offer("b", (held(since),))]).moment == since
+    assert newest([NodeOffer("a", (held(away),)), NodeOffer("b", (held(since),))]).moment == since
 
 
 def test_of_what_ranks_saved_at_one_step_the_first_ranks_is_taken():
     first, second = Moment(3, 40, 5, 0), Moment(3, 40, 9, 1)
-    offers = [Offer("b", (held(second),)), Offer("a", (held(first),))]
+    offers = [NodeOffer("b", (held(second),)), NodeOffer("a", (held(first),))]
     assert newest(offers).moment == first
     assert superseded([first, second, OLD], first) == [second, OLD]
 

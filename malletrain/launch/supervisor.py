@@ -205,6 +205,10 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
             import shutil
 
             shutil.rmtree(remove, ignore_errors=True)
+            try:
+                os.rmdir(os.path.dirname(remove))  # the agent's, where nothing else is in it
+            except OSError:
+                pass
         return 128 + signal.SIGKILL
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -120,6 +120,8 @@ def rounds(nodes, steps, heirs=None, **options):
         said["drained"] = sorted({m.saved for m in heard})
         agent.close()
     said["after"] = training.whole()
+    if "every_s" in options:
+        training.snapshot.save()
     said["on disk"] = sorted(os.listdir(nodes[dist.get_rank()]["disk"]))
     return said
 

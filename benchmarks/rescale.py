@@ -4,7 +4,9 @@ step after.
     python -m benchmarks.rescale [--mode live|restart|c10d|all …] [--model-mb 10 400] [--nodes 6]
     [--repeats 3] [--json]
 
-Events: shrink and grow by 1, 2 and 4 virtual nodes, and the loss of one without notice. The pause
+Events: shrink and grow by 1, 2 and 4 virtual nodes, the loss of one without notice, and the first
+start of another training on nodes that are held (``first-start``: from its submission to its first
+step; MalleTrain's nodes are warm then, torchrun imports). Otherwise the pause
 is the longest gap between two steps that rank 0 wrote down, the same way for every mode; it
 contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in live mode, what rank
 0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-memory`` has
@@ -76,6 +78,10 @@ class StepLog:
         gaps = [b[0] - a[0] for a, b in itertools.pairwise(after)]
         return bool(gaps) and max(gaps) > LONG_GAP_S and len(gaps) - gaps.index(max(gaps)) > steps
 
+    def begun(self, since: float) -> bool:
+        """Whether a step was made after ``since``."""
+        return any(t > since for t, _, _ in self.steps())
+
     def step_s(self) -> float:
         """The usual time between two steps, of the newest."""
         return statistics.median(
@@ -138,6 +144,16 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
                 began = time.time()
                 contender.recover()
                 until(partial(log.settled, nodes, began), f"{mode} trains on {nodes} again")
+                usual["first-start"].append(log.step_s())
+                began = time.time()
+                contender.begin_anew()
+                asked = time.time()
+                until(partial(log.begun, asked), f"{mode} trains anew")
+                first = min(t for t, _, _ in log.steps() if t > asked)
+                pauses["first-start"].append(first - asked)
+                repeated["first-start"].append(0)
+                say.print(f"{mode} first-start: {first - asked:.2f} s", highlight=False)
+                until(partial(log.settled, nodes, began), f"{mode} trains on {nodes} anew")
         except RuntimeError:
             print(contender.last_words(), file=sys.stderr)
             raise

@@ -52,6 +52,9 @@ class Contender(Protocol):
     def recover(self) -> None:
         """Bring the lost node back."""
 
+    def begin_anew(self) -> None:
+        """End the training, and begin another on the same nodes; returns when that is asked for."""
+
     def phases(self) -> list[dict[str, float]]:
         """Parts of every rescale so far in seconds, where the contender knows them."""
 
@@ -102,6 +105,7 @@ class Restart:
             self.daemon = subprocess.Popen(argv, stdout=log, stderr=log)
         until(self._answers, "the daemon answers")
         self.job = ""
+        self.trainings = 1
         self.blockers: list[str] = []
 
     def _answers(self) -> bool:
@@ -158,6 +162,20 @@ class Restart:
 
     def recover(self) -> None:
         """The embedded cluster offers the node again by itself."""
+
+    def begin_anew(self) -> None:
+        with Client.of(self.state) as client:
+            client.cancel([self.job])
+        until(self._all_free, "the nodes are free of the training")
+        self.trainings += 1
+        self.arguments[-1] = (
+            f"{self.root / 'snapshot'}-{self.trainings}"  # the other one's is its own
+        )
+        self.start()
+
+    def _all_free(self) -> bool:
+        with Client.of(self.state) as client:
+            return sum(node.state == "free" for node in client.nodes()) == self.nodes
 
     def phases(self) -> list[dict[str, float]]:
         with Client.of(self.state) as client:
@@ -273,6 +291,11 @@ class C10d:
 
     def recover(self) -> None:
         self._one()
+
+    def begin_anew(self) -> None:
+        self.stop()
+        self.running.clear()
+        self.start()
 
     def phases(self) -> list[dict[str, float]]:
         return []

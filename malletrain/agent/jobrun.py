@@ -16,9 +16,9 @@ import shutil
 import time
 from collections.abc import Callable
 
+from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
-from malletrain.agent.process import JobProcess, anything_left, sweep
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
 from malletrain.agent.start import UnfitNode, start_launcher
 from malletrain.agent.worker_failures import stock_failures, unfit, with_tails
@@ -63,6 +63,7 @@ class NodeJob:
         self,
         assign: Assign,
         place: JobPlace,
+        servers: NodeForkServers,
         logs: LogForwarder,
         send: Callable[[messages.Message], bool],
         tell: Callable[[messages.Message], None],
@@ -80,6 +81,7 @@ class NodeJob:
         """The workers of the round have served a drain: what they would do now would be lost."""
         self._assign = assign
         self._place = place
+        self._servers = servers
         self._logs = logs
         self._send = send
         self._tell = tell
@@ -105,7 +107,7 @@ class NodeJob:
         if self._is_service:
             self._logs.add(self.job, 0, "service", self._log_dir / SERVICE_LOG)
         self._flags = FlagsWriter(str(place.directory / "flags"))
-        self._process: JobProcess | None = None
+        self._process: Launched | None = None
         self._start()
 
     # --- what it is ---
@@ -295,7 +297,12 @@ class NodeJob:
                 self._logs.add(self.job, 0, f"rank{rank}", path)
         try:
             self._process = start_launcher(
-                self._assign, self._place, self._flags.path, self._log_dir, self._launcher_log
+                self._assign,
+                self._place,
+                self._servers,
+                self._flags.path,
+                self._log_dir,
+                self._launcher_log,
             )
         except UnfitNode as error:
             self._process = None
@@ -342,7 +349,7 @@ class NodeJob:
 
     def _launcher_gone(self, code: int) -> None:
         self._process = None
-        sweep(1.0)
+        self._servers.sweep(1.0)
         if code == 0 and self._assign.spec.launcher == "torchrun" and self.generation > 0:
             self.phase = AssignmentPhase.SUCCEEDED
             self._report()
@@ -369,15 +376,17 @@ class NodeJob:
         """Kill what is left and say so once nothing is: a process that cannot be killed keeps the
         node ours.
         """
-        sweep(0.2)
+        self._servers.sweep(0.2)
         if self._process is not None:
             self._process.exit_code()
-        if anything_left():
+        if self._servers.anything_left():
             if not self._complained:
                 self._complained = True
                 why = "resist SIGKILL (uninterruptible sleep?); waiting for them"
                 log.warning("processes of job %s %s", self.job, why)
             return
+        if self._process is not None:
+            self._process.forget()
         self._process = None
         self._hear()
         self.reports.flush()

@@ -75,6 +75,20 @@ class JobPlace:
     """The site names the network; else the environment may name another."""
 
 
+def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """What all jobs with these variables of their ``own`` have in common: the ``agents``' without
+    what misleads, and their own.
+    """
+    environment = {
+        name: value
+        for name, value in agents.items()
+        if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
+    }
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment.update(own)
+    return environment
+
+
 def job_environment(
     place: JobPlace, order: LaunchOrder, *, flags: str, key: str = "", memory_bytes: int = 0
 ) -> dict[str, str]:
@@ -82,13 +96,7 @@ def job_environment(
     own, where to find the agent, the network, and ``memory_bytes`` for snapshots.
     """
     spec = order.spec
-    environment = {
-        name: value
-        for name, value in place.environment.items()
-        if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
-    }
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment.update(spec.env)
+    environment = base_environment(place.environment, spec.env)
     if not fabric.says_itself(spec.env):
         usual = fabric.for_gloo(place.interface)
         environment.update(
@@ -131,7 +139,17 @@ def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> l
     """What the job's Python is given to become the launcher."""
     kind = "restart" if spec.launcher == "builtin" else spec.launcher
     kind = "service" if spec.mode == "service" else kind
-    return [entry.path, kind, entry.where, entry.library, "--launch", str(order_file)]
+    return [entry.path, kind, entry.where, entry.library, *launcher_words(order_file)]
+
+
+def launcher_words(order_file: Path) -> list[str]:
+    """What a launcher itself is told."""
+    return ["--launch", str(order_file)]
+
+
+def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
+    """What a Python is given to become a fork server that waits for jobs at ``socket``."""
+    return [entry.path, "warm", entry.where, entry.library, *launcher_words(socket)]
 
 
 def kept_command(

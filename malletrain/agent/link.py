@@ -67,7 +67,8 @@ def resident_bytes() -> int:
 
 class DaemonLink:
     """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says;
-    ``on_welcome`` hears of every connection; ``memory_bytes``: what snapshots take of the node's.
+    ``on_welcome`` hears of every connection; ``warm_bytes`` is the memory of the fork servers,
+    ``memory_bytes`` that of snapshots.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class DaemonLink:
         hello: Callable[[], Hello],
         on_message: Callable[[Any], None],
         on_welcome: Callable[[Welcome], None],
+        warm_bytes: Callable[[], int],
         memory_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
@@ -83,6 +85,7 @@ class DaemonLink:
         self._hello = hello
         self._on_message = on_message
         self._on_welcome = on_welcome
+        self._warm_bytes = warm_bytes
         self._context = zmq.asyncio.Context.instance()
         self._socket: zmq.asyncio.Socket | None = None
         self._boot = ""
@@ -178,7 +181,8 @@ class DaemonLink:
                     return answered
                 if answered and now - last_beat >= self._heartbeat_s:
                     last_beat = now
-                    self._put(Heartbeat(self._boot, resident_bytes(), self._memory_bytes()))
+                    taken = self._warm_bytes(), self._memory_bytes()
+                    self._put(Heartbeat(self._boot, resident_bytes(), *taken))
         finally:
             if not socket.closed:
                 socket.disable_monitor()

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from malletrain.launch.supervisor import (
     PR_SET_CHILD_SUBREAPER,
-    descendants,
     kill_descendants,
     prctl,
 )
@@ -44,9 +43,24 @@ class JobProcess:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        return self._process.pid
+
     def exit_code(self) -> int | None:
         """None while the launcher runs."""
         return self._process.poll()
+
+    def forget(self) -> None:
+        """Everything of it was killed."""
+        self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor, with which everything below it ends."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def terminate(self) -> None:
         """SIGTERM to the launcher, which stops its workers in order."""
@@ -61,21 +75,16 @@ def sweep(limit_s: float = 10.0) -> list[int]:
     return left
 
 
-def anything_left() -> bool:
-    """Whether this process has living descendants."""
-    return bool(descendants(os.getpid()))
-
-
-def reap_orphans(keep: int | None = None) -> None:
-    """Take the exit codes of adopted orphans, so that they do not stay as zombies. ``keep``: a
-    child whose code somebody else takes.
+def reap_orphans(keep: Container[int] = ()) -> None:
+    """Take the exit codes of adopted orphans, so that they do not stay as zombies. ``keep``:
+    children whose code somebody else takes.
     """
     while True:
         try:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if info is None or info.si_pid == keep:
+        if info is None or info.si_pid in keep:
             return
         try:
             os.waitpid(info.si_pid, os.WNOHANG)

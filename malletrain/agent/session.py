@@ -22,17 +22,18 @@ import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.fitness import NodeFitness
+from malletrain.agent.fork_servers import NodeForkServers
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
 from malletrain.agent.networks import interface_of, networks
 from malletrain.agent.probe import Prober
-from malletrain.agent.process import become_subreaper, reap_orphans, sweep
+from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
 from malletrain.memory.folder import bytes_below, private_folder
-from malletrain.protocol import messages, wire
+from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
     Alive,
@@ -80,13 +81,14 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        self._link = DaemonLink(
-            *(config, self._hello, self._from_daemon, self._welcomed),
-            lambda: bytes_below(self._memory) if self._memory else 0,
-        )
+        told = self._hello, self._from_daemon, self._welcomed
+        self._link = DaemonLink(config, *told, self._warm_bytes, self._snapshot_bytes)
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
+        marks = {env.NODE: config.node, env.LEASE: config.lease}
+        reach = self._link.send, self._memory
+        self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None
@@ -127,8 +129,7 @@ class NodeAgent:
             self._launchers.close(0)
             shutil.rmtree(self._sockets, ignore_errors=True)
             shutil.rmtree(self._directory, ignore_errors=True)
-            if self._memory is not None:
-                shutil.rmtree(self._memory, ignore_errors=True)
+            shutil.rmtree(self._memory or self._directory, ignore_errors=True)
             zmq.asyncio.Context.instance().term()
         return 0
 
@@ -138,6 +139,9 @@ class NodeAgent:
         """Say nothing before it is known whether the node is fit for jobs."""
         await self._fitness.first_look()
         await self._link.run()
+
+    def _snapshot_bytes(self) -> int:
+        return bytes_below(self._memory) if self._memory else 0
 
     def _hello(self) -> Hello:
         config = self._config
@@ -156,7 +160,11 @@ class NodeAgent:
             shipping=self._logs.jobs(),
             networks=networks(),
             sick=self._fitness.sick,
+            warm=self._servers.settled(),
         )
+
+    def _warm_bytes(self) -> int:
+        return self._servers.memory_bytes()
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._logs.limit_bytes = welcome.log_limit_bytes
@@ -182,6 +190,9 @@ class NodeAgent:
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
+            case messages.WarmUp():
+                self._servers.warm_up(message)
+                self._servers.step(busy=self._run is not None)
             case Release():
                 self._release(message)
             case Goodbye():
@@ -248,6 +259,7 @@ class NodeAgent:
             self._run = NodeJob(
                 message,
                 place,
+                self._servers,
                 self._logs,
                 self._fitness.send,
                 self._tell_launcher,
@@ -309,6 +321,7 @@ class NodeAgent:
             await asyncio.sleep(STEP_S)
             now = time.monotonic()
             self._fitness.step(now)
+            self._servers.step(busy=self._run is not None)
             if self._run is not None:
                 self._run.step(self._link.connected)
                 if now >= next_flush:
@@ -317,7 +330,7 @@ class NodeAgent:
                 if self._run.ended:
                     self._run_ended()
             else:
-                reap_orphans()
+                self._servers.reap()
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
@@ -372,6 +385,7 @@ class NodeAgent:
             return
         name = signal.Signals(signum).name
         self._leave_by = time.monotonic() + self._config.grace_s
+        self._servers.leave()
         log.info("%s: leaving within %g s", name, self._config.grace_s)
         if not self._link.send(
             Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")
@@ -384,5 +398,6 @@ class NodeAgent:
 
     def _shut_down(self, grace_s: float) -> None:
         self._exiting, self._next = True, None
+        self._servers.leave()
         if self._run is not None:
             self._run.release(grace_s)

@@ -21,12 +21,14 @@ from malletrain.agent.containers import (
     container_command,
     runtime_environment,
 )
+from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
     job_environment,
     kept_command,
     launch_arguments,
+    launcher_words,
 )
 from malletrain.agent.process import JobProcess
 from malletrain.agent.software import (
@@ -53,13 +55,19 @@ class UnfitNode(ValueError):
 
 
 def start_launcher(
-    assign: Assign, place: JobPlace, flags: str, log_dir: Path, log: Path
-) -> JobProcess:
+    assign: Assign,
+    place: JobPlace,
+    servers: NodeForkServers,
+    flags: str,
+    log_dir: Path,
+    log: Path,
+) -> Launched:
     """Start the launcher of a job.
 
     Args:
         assign: what the daemon wants.
         place: where it runs.
+        servers: of which one may be warm for it.
         flags: file of the drains that are asked for.
         log_dir: where each worker's output goes.
         log: where the launcher's own goes.
@@ -85,9 +93,13 @@ def start_launcher(
     environment = job_environment(
         place, order, flags=flags, key=assign.key, memory_bytes=memory_bytes
     )
-    command, environment = launcher_command(spec, order_file, place, environment)
-    kept = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
-    return JobProcess(kept, environment)
+
+    def cold() -> JobProcess:
+        command, outside = launcher_command(spec, order_file, place, environment)
+        kept = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
+        return JobProcess(kept, outside)
+
+    return servers.launch(spec, launcher_words(order_file), environment, log, cold)
 
 
 def launcher_command(

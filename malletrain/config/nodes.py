@@ -49,6 +49,18 @@ class NodesSection(Section):
         "1 d", gt=0, description="How long a node that fails again and again is left alone at most."
     )
 
+    keep_warm: Duration = key(
+        "10 min",
+        description="A leased node imports PyTorch before a job is chosen for it, in each Python "
+        "that unfinished jobs use (two at most), and starts workers as forks of that. One that no "
+        "job has used for this long ends. 0 s: none is kept, and every job's first round waits "
+        "for its imports.",
+    )
+    warm_wait: Duration = key(
+        "60 s",
+        description="How long a new node is left to warm up before jobs get it all the same.",
+    )
+
     interface: str = key(
         "",
         description='The network of a job: rendezvous, gloo and NCCL. An interface ("ib0"), a '

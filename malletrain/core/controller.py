@@ -216,7 +216,10 @@ class Controller:
 
     def _node_gone(self, name: str, now: float, *, breaks: bool = True) -> None:
         if self.state.node_gone(name, breaks=breaks) is not None:
-            self._plan_soon(now)
+            wait = self.settings.debounce_s
+            self.state.plan_soon(
+                now + (min(wait, self.settings.loss_debounce_s) if breaks else wait)
+            )
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
         self._gaps.seen(event.gaps, now, event.room)

@@ -109,6 +109,8 @@ class ControllerSettings:
     """
     notice_debounce_s: float = defaults.NOTICE_DEBOUNCE_S
     """The same for notices of preemptions, for whose nodes the main scheduler's jobs wait."""
+    loss_debounce_s: float = defaults.LOSS_DEBOUNCE_S
+    """The same for a node of a job that is lost: those that are left cannot train meanwhile."""
     min_interval_s: float = defaults.MIN_INTERVAL_S
     """A job that nothing forces is rescaled no more often than this."""
     starvation_s: float = defaults.STARVATION_S

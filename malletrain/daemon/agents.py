@@ -46,8 +46,21 @@ class LeasedAgent:
     rss_bytes: int = 0
     memory_bytes: int = 0
     """Of the node's memory: what a job's snapshots take."""
+    warm_bytes: int = 0
+    """Memory of its warm fork servers."""
+    warm: tuple[str, ...] | None = None
+    """Keys of the interpreters that are warm there, or cannot be; None: it warms none up."""
+    awaited: str = ""
+    """The interpreter that has to be warm before jobs get the node; empty: they may have it."""
+    awaited_until: float = 0.0
+    """When they get it all the same."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
+
+    def beat(self, said: messages.Heartbeat) -> None:
+        """Take over what its heartbeat says of memory."""
+        self.rss_bytes, self.warm_bytes = said.rss_bytes, said.warm_bytes
+        self.memory_bytes = said.memory_bytes
 
 
 class Agents:

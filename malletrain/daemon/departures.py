@@ -10,6 +10,7 @@ from __future__ import annotations
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.losses import lost_to_peers
 from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
@@ -75,6 +76,11 @@ class Departures:
         agent = self._parts.agents.forget(lease)
         if agent is not None:
             self._logs.gone(agent.node)
+
+    def lost_to_peers(self) -> None:
+        """Look for nodes whose loss shows by what their peers say."""
+        for agent in lost_to_peers(self._parts.agents, self._parts.runs.values()):
+            self.lost(agent, "its connection was closed, and its peers lost it too")
 
     def lost(self, agent: LeasedAgent, why: str) -> None:
         """The node is gone: with notice it left as announced, else it was taken without."""

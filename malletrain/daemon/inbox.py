@@ -11,9 +11,10 @@ from typing import Any
 
 import structlog
 
-from malletrain.core.events import NodeJoined, RoundInterrupted
+from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.arrivals import Arrivals
 from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
@@ -21,6 +22,7 @@ from malletrain.daemon.hearing import Ear
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.losses import of_a_peer
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
@@ -54,7 +56,7 @@ class Inbox:
         self.probes = Probes(core.agents)
         self._stuck = StuckRounds(core, self.probes)
         self._bandwidth = Bandwidth(core, self.probes)
-        self.gaps = parts.gaps
+        self.arrivals = Arrivals(parts)
         self.poll_soon = parts.poll_soon
         self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
         self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
@@ -80,8 +82,11 @@ class Inbox:
             return
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
-            agent.rss_bytes, agent.memory_bytes = message.rss_bytes, message.memory_bytes
+            agent.beat(message)
             core.transmit(peer, messages.Alive(self.boot))
+        elif isinstance(message, messages.Warm):
+            with core.step() as now:
+                self.arrivals.warm(agent, message.keys, now)
         elif isinstance(message, messages.Leaving):
             with core.step():
                 self.departures.notice(agent, message.in_s, message.reason)
@@ -142,6 +147,8 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(self.core.runs.values()):
             self._warn_of_silence(run, now)
+        with core.step():
+            self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
             self._stuck.look(now)
@@ -169,6 +176,8 @@ class Inbox:
                 agent.unreachable_since = self.core.clock.now()
                 self.core.unreachable(agent.node)
                 self.poll_soon.set()
+        with self.core.step():
+            self.departures.lost_to_peers()
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:
         with self.core.step():
@@ -227,6 +236,9 @@ class Inbox:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
+            agent.warm = hello.warm
+            if agent.awaited:
+                self.arrivals.warm(agent, hello.warm or (), now)
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)
@@ -280,22 +292,8 @@ class Inbox:
                     self.adopting.setdefault(held.job, {})[agent.node] = held
                 else:
                     core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-            gap = self.gaps.get(agent.node)
-            horizon, group = (gap.horizon_s, gap.group) if gap else (None, None)
-            doing = f"; it works for {held.job}" if held and adopted else ""
-            core.audit.record(
-                EventKind.NODE_JOINED,
-                f"The node is ours{doing}.",
-                node=agent.node,
-                lease=agent.lease,
-            )
             job = held.job if held and adopted else None
-            row = core.lease_rows.active.get(agent.lease)
-            leased_s = now - row.started if row is not None and row.started is not None else 0.0
-            joined = NodeJoined(
-                agent.node, agent.node_class, horizon, group, job, agent.owner, max(0.0, leased_s)
-            )
-            core.feed(joined)
+            self.arrivals.reported(agent, job, job or "", now)
         elif held is None:
             if agent.holds is not None:
                 self._released(agent, agent.holds)
@@ -352,7 +350,10 @@ class Inbox:
         if message.tail:
             run.launcher_tail = message.tail
         with self.core.step() as now:
+            if of_a_peer(message.assignment):
+                run.bereft = message.assignment.generation
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
+            self.departures.lost_to_peers()
 
     def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
         with self.core.step():

@@ -41,6 +41,8 @@ class ActiveJob:
     saved_at: float = 0.0
     fabric: Fabric | None = None
     """The network of the newest round, where one is chosen."""
+    bereft: int = 0
+    """The newest round in which workers died, or gave up, because of a lost peer."""
     launcher_tail: str = ""
     """The last words of a launcher that ended."""
     unfit: list[str] = field(default_factory=list)

@@ -230,6 +230,7 @@ class Daemon:
         training = sum(agent.holds is not None and agent.gone_at is None for agent in agents)
         free = len(agents) - leaving - training
         self._metrics.nodes(training, free, leaving)
+        self._metrics.warm(sum(agent.warm_bytes for agent in agents))
         for use, count in (("training", training), ("free", free), ("leaving", leaving)):
             self._metrics.node_seconds(use, count * WATCH_EVERY_S)
         for agent in agents:

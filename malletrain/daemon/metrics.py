@@ -68,6 +68,9 @@ class Metrics:
             "Nodes the main scheduler took back, with or without notice.",
             "notice",
         )
+        self._warm = gauge(
+            "fork_server_bytes", "Memory of warm fork servers on leased nodes, all together."
+        )
         self._sick = gauge("sick_nodes", "Nodes left alone now because they failed a health check.")
         self._leases_requested = counter("leases_requested_total", "Leases asked for.")
         self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
@@ -176,6 +179,10 @@ class Metrics:
     def preemption(self, notice: bool) -> None:
         """The main scheduler took a node back."""
         self._preemptions.labels("yes" if notice else "no").inc()
+
+    def warm(self, memory_bytes: int) -> None:
+        """Fork servers on leased nodes have so much memory."""
+        self._warm.set(memory_bytes)
 
     def sick(self, count: int) -> None:
         """So many nodes are left alone because they failed a health check."""

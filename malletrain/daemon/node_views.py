@@ -67,6 +67,7 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
             left,
             agent.node_class,
             agent.owner,
+            warm_bytes=agent.warm_bytes,
         )
     for node in rules.keys() - views.keys():
         # A node may be free and no gap all the same, because a rule leaves it alone.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -88,16 +88,29 @@ def _came(store: Any, key: str) -> bool:
     return True
 
 
+class RoomMaker(Protocol):
+    """What this process holds, or will."""
+
+    def for_joiners(self) -> str:
+        """What joiners need memory for."""
+
+    def make_room(self, data: str) -> None:
+        """Have that memory ready, where there is no state yet."""
+
+
 class CheckIn:
     """The way to a round, gone in a thread while this process still trains: connect to the store
-    and say so.
+    and say so, when the memory for the state of the others is ready (``rooms``).
 
     ``everyone`` is true once all ranks have done that; only then may anybody leave the group
     before. ``failed`` is called, in that thread, when the store cannot be reached.
     """
 
-    def __init__(self, place: Place, signature: str, failed: Callable[[], None]) -> None:
+    def __init__(
+        self, place: Place, signature: str, rooms: RoomMaker, failed: Callable[[], None]
+    ) -> None:
         self.place = place
+        self._rooms = rooms
         self._failed = failed
         self._signature = signature
         self.everyone = False
@@ -119,10 +132,13 @@ class CheckIn:
                 timeout=timedelta(seconds=60),
             )
             if self.place.rank == 0:
+                store.set("rooms", self._rooms.for_joiners())
                 store.set("signature", self._signature)
             elif store.get("signature").decode() != self._signature:
                 self.unfit = True
                 return
+            else:
+                self._make_room(store.get("rooms").decode() if store.check(["rooms"]) else "[]")
             if store.add(f"here/{self.place.rank}", 1) > 1:
                 # another process had this place and died; the round cannot be formed any more
                 return
@@ -137,6 +153,12 @@ class CheckIn:
         ):  # whatever the store says: this way is closed, and the daemon forms another round
             if not self.void:
                 self._failed()
+
+    def _make_room(self, data: str) -> None:
+        try:
+            self._rooms.make_room(data)
+        except (ValueError, TypeError, AttributeError, MemoryError, RuntimeError):
+            pass  # then it is allocated when it is needed, where a lack of memory is told
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
         """The store, once all are there. Raises Interrupted, or UnfitModel."""

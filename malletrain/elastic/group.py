@@ -82,9 +82,14 @@ def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """gloo's part of a group. A peer that is lost meanwhile would be waited for until ``timeout``;
     this wait is given up instead when the round is void, and left behind in a thread.
+
+    The end of the process waits for that thread: coming back from gloo to an interpreter that ends
+    would abort the process, and the job would count as failed.
     """
     made: list[Any] = []
-    task = _Apart(lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)))
+    task = _Apart(
+        lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)), daemon=False
+    )
     round_is_void = _forming
     while not task.over.wait(_POLL_S):
         if round_is_void():
@@ -317,13 +322,13 @@ def rehearse() -> None:
 
 
 class _Apart:
-    """A call in a thread of its own."""
+    """A call in a thread of its own, for which the end of the process waits unless ``daemon``."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], None], daemon: bool = True) -> None:
         self.over = threading.Event()
         self.error: Exception | None = None
         self._call = call
-        self._thread = threading.Thread(target=self._run, name="malletrain-transfer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="malletrain-transfer", daemon=daemon)
         self._thread.start()
 
     def _run(self) -> None:

@@ -90,7 +90,9 @@ class GroupMembership:
     def _round_came(self, place: Place) -> None:
         if self._check_in is not None:
             self._check_in.void = True
-        self._check_in = CheckIn(place, self._signature, lambda: self._say_lost(place.generation))
+        self._check_in = CheckIn(
+            place, self._signature, self.training, lambda: self._say_lost(place.generation)
+        )
 
     def _abort_came(self, generation: int) -> None:
         self._aborted.add(generation)

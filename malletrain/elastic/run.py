@@ -19,8 +19,10 @@ import torch
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
+from malletrain.elastic.rooms import keep_freed
 from malletrain.elastic.step import Step, Steps
 from malletrain.elastic.training import Training
+from malletrain.protocol import env
 from malletrain.training import report
 from malletrain.training.sampler import ElasticSampler
 
@@ -64,6 +66,8 @@ class Run:
                 "elastic.Run: no state; pass objects by name, e.g. elastic.Run(model=model, "
                 "optimizer=optimizer)."
             )
+        if os.environ.get(env.LIVE):
+            keep_freed()
         self.device = torch.device(device) if device is not None else _own_device()
         self._training = Training(objects, self.device, snapshot, snapshot_every_s)
         if warmup is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.rooms import Rooms
 from malletrain.training import rng
 from malletrain.training.objects import check_object, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
@@ -80,6 +81,7 @@ class Holder:
             check_object("elastic.Run", name, value)
         self.objects = objects
         self.device = device
+        self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
         """The modules among the objects, without their wrappings."""
@@ -147,6 +149,8 @@ class Holder:
         return skeleton, [found[s.index] if s.index in found else self._room(s) for s in slots]
 
     def _room(self, slot: Slot) -> torch.Tensor:
+        if (ready := self.rooms.take(slot.shape, slot.dtype, slot.cuda)) is not None:
+            return ready
         device = self.device if slot.cuda else torch.device("cpu")
         return torch.empty(slot.shape, dtype=slot.dtype, device=device)
 

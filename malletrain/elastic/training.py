@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.background import BackgroundSnapshot
+from malletrain.elastic.rooms import described
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
 from malletrain.training import report
@@ -109,8 +110,18 @@ class Training:
                 self._lost_share
             )  # the step given up here counts after all: somebody had finished it
 
+    def for_joiners(self) -> str:
+        """What joiners need memory for (:mod:`malletrain.elastic.rooms`)."""
+        return described(self.optimizers) if self.has_state else "[]"
+
+    def make_room(self, data: str) -> None:
+        """Have that memory ready, where there is no state yet."""
+        if not self.has_state:
+            self.state.rooms.make(data)
+
     def settled(self) -> None:
         """All peers hold the same by now."""
+        self.state.rooms.clear()
         self.has_state, self._torn, self._lost_share = True, False, 0
 
     def _counted(self) -> dict[str, int]:

@@ -1,13 +1,15 @@
 """State from one rank to those that lack it, over the group itself: a chain in which every receiver
 passes on what it gets, piece by piece.
 
-Decides the order and the size of the pieces. A chain of n receivers moves the state in about the
-time of one copy, whatever n is; beyond the tensors themselves at most a few pieces of memory are in
-use. Ranks that neither send nor receive take no part.
+Decides the order and the size of the pieces, and how many are on the way at once: with one at a
+time each would wait for an answer of the peer's threads, which on a busy machine takes longer than
+the piece. A chain of n receivers moves the state in about the time of one copy, whatever n is;
+beyond the tensors themselves no memory is in use. Ranks that neither send nor receive take no part.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from malletrain.elastic.group import Group
 
 PIECE_BYTES = 8 << 20
+ON_THE_WAY = 32
+"""Pieces that a rank is ready to receive, and those that it sends, at once."""
 
 
 def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -35,7 +39,7 @@ def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
     All must pass tensors of the same shapes and types in the same order. Raises what the
     collectives raise when a peer is lost.
     """
-    group.apart(lambda: _move(group.place.rank, chain, tensors))
+    group.apart(lambda: pass_along(group.place.rank, chain, tensors))
 
 
 def _done(work: dist.Work | None) -> None:
@@ -43,9 +47,9 @@ def _done(work: dist.Work | None) -> None:
         work.wait()
 
 
-def _move(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
+def pass_along(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
+    """What :func:`move` does on ``rank``, in this thread."""
     at = chain.index(rank)
-    sending = []
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     flat_tensors = []
     for tensor in tensors:
@@ -55,13 +59,29 @@ def _move(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
             copy = tensor.contiguous()
             staged.append((tensor, copy))
             flat_tensors.append(copy)
-    for piece in pieces(flat_tensors):
-        if at > 0:
-            dist.recv(piece, chain[at - 1])
+    coming: deque[tuple[torch.Tensor, dist.Work | None]] = deque()
+    sending: deque[dist.Work | None] = deque()
+
+    def pass_on(piece: torch.Tensor) -> None:
         if at + 1 < len(chain):
             sending.append(dist.isend(piece, chain[at + 1]))
-            if len(sending) > 2:
-                _done(sending.pop(0))
+            if len(sending) > ON_THE_WAY:
+                _done(sending.popleft())
+
+    def arrived() -> None:
+        piece, work = coming.popleft()
+        _done(work)
+        pass_on(piece)
+
+    for piece in pieces(flat_tensors):
+        if at == 0:
+            pass_on(piece)
+            continue
+        coming.append((piece, dist.irecv(piece, chain[at - 1])))
+        if len(coming) > ON_THE_WAY:
+            arrived()
+    while coming:
+        arrived()
     for work in sending:
         _done(work)
     for tensor, copy in staged:

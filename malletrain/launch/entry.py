@@ -1,7 +1,7 @@
 """The first thing that a job's Python runs on a node, by its path: looks whether the environment
 has what a launcher needs, says in one sentence what it lacks, and becomes the launcher.
 
-    python entry.py restart|service|torchrun DESCRIPTION LIBRARY --launch FILE
+    python entry.py restart|service|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
 LIBRARY, in a container: the directory of the agent's own malletrain, which is used there whatever
 the image has; beside it lies that of the agent's compiled packages, named after its Python, for
@@ -25,6 +25,7 @@ KINDS = {
     "restart": "malletrain.launch.fork_server",
     "service": "malletrain.launch.service",
     "torchrun": "malletrain.launch.torchrun",
+    "warm": "malletrain.launch.warm_server",
 }
 
 
@@ -103,7 +104,8 @@ def main(argv: list[str]) -> int:
     sentence = lacking(kind, where, library)
     if sentence:
         return _unfit(sentence)
-    if note := another_version():
+    note = another_version()
+    if note:
         print(f"malletrain launcher: {note}.", file=sys.stderr, flush=True)
     sys.argv = [sys.argv[0], *rest]
     try:
@@ -119,7 +121,7 @@ def main(argv: list[str]) -> int:
         from malletrain.launch.supervisor import die_with_parent
 
         die_with_parent(os.getppid())
-    return int(module.main() or 0)
+    return int((module.main(note) if kind == "warm" else module.main()) or 0)
 
 
 def _unfit(sentence: str) -> int:

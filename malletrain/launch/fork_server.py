@@ -12,6 +12,9 @@ torch. It imports what every training script needs anyway and nothing else;
     agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
                                       └ workers
 
+Where a Python is warm on the node already, the fork server is a fork of that
+(:mod:`malletrain.launch.warm_server`).
+
 Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork
 server ends with the launcher, with its exit code.
 """
@@ -76,7 +79,7 @@ class ForkServer:
                     connection, _ = self._listener.accept()
                     self._selector.register(connection, selectors.EVENT_READ)
                 elif key.fileobj == self._wake:
-                    _drain(self._wake)
+                    drain(self._wake)
                 else:
                     self._heard(key.fileobj)  # type: ignore[arg-type]
 
@@ -165,7 +168,8 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
-def _drain(fd: int) -> None:
+def drain(fd: int) -> None:
+    """Read what wakes were written to ``fd``."""
     try:
         while os.read(fd, 4096):
             pass
@@ -247,6 +251,13 @@ def _leave(code: int) -> None:
         os._exit(code)
 
 
+def preload() -> None:
+    """Import what workers need."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    _preload_more(os.environ.get(env.PRELOAD, ""))
+
+
 def _preload_more(names: str) -> None:
     """Import what the job asks for. A module that cannot be imported is told and left to the
     script, which will say more.
@@ -279,9 +290,7 @@ def main() -> int:
     listener.listen(64)
     # Before the launcher says that this node is ready: until then the others train on and lose
     # nothing by the imports here.
-    for name in PRELOADED:
-        importlib.import_module(name)
-    _preload_more(os.environ.get(env.PRELOAD, ""))
+    preload()
     gc.collect()
     gc.freeze()
     pid = os.fork()

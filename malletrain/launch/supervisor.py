@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Container
 
 if __package__:
     from malletrain.protocol import env
@@ -122,14 +123,17 @@ def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> l
     return found
 
 
-def kill_descendants(limit_s: float = 10.0) -> list[int]:
-    """SIGKILL all descendants of this process until none is left or the limit has passed. Returns
-    those that are left (a process in uninterruptible sleep cannot be killed). Needs this process to
-    be a subreaper for double-forked ones. Does not reap.
+def kill_descendants(
+    limit_s: float = 10.0, spared: Callable[[], Container[int]] = tuple
+) -> list[int]:
+    """SIGKILL all descendants of this process but ``spared()`` until none is left or the limit has
+    passed. Returns those that are left (a process in uninterruptible sleep cannot be killed). Needs
+    this process to be a subreaper for double-forked ones. Does not reap.
     """
     deadline = time.monotonic() + limit_s
     while True:
-        left = descendants(os.getpid())
+        kept = spared()
+        left = [pid for pid in descendants(os.getpid()) if pid not in kept]
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

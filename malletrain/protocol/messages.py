@@ -26,24 +26,15 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.interpreters import Warm as Warm
+from malletrain.protocol.interpreters import WarmUp as WarmUp
+from malletrain.protocol.message import Message as Message
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
-
-
-class Message(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="type",
-    tag=str.lower,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
-    """Base of all messages; the tag is the class name in lower case."""
-
 
 # --- agent -> daemon ---
 
@@ -64,6 +55,8 @@ class Hello(Message, frozen=True):
     networks: Annotated[tuple[NodeNetwork, ...], msgspec.Meta(max_length=64)] = ()
     sick: Sentence = ""
     """Why the node is not fit for jobs; empty: it is, as far as is known."""
+    warm: Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)] | None = None
+    """Keys of interpreters, as in Warm; None: this agent warms none up."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -71,6 +64,7 @@ class Heartbeat(Message, frozen=True):
 
     boot: Id
     rss_bytes: Count = 0
+    warm_bytes: Count = 0
     memory_bytes: Count = 0
 
 
@@ -167,7 +161,7 @@ class Notice(Message, frozen=True):
     rank: Rank
     kind: Id
     sentence: Sentence
-    data: Facts = {}
+    data: Facts = msgspec.field(default_factory=dict)
 
 
 class LogChunk(Message, frozen=True):
@@ -338,7 +332,7 @@ class Request(Message, frozen=True):
 
     id: Id
     op: Id
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Reply(Message, frozen=True):
@@ -363,6 +357,7 @@ class Error(Message, frozen=True):
 AgentMessage = (
     Hello
     | Heartbeat
+    | Warm
     | Phase
     | StoreUp
     | Drained
@@ -384,6 +379,7 @@ DaemonMessage = (
     Welcome
     | WhoAreYou
     | Alive
+    | WarmUp
     | Assign
     | Round
     | Drain

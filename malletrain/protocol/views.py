@@ -154,6 +154,8 @@ class NodeView(View, frozen=True):
     node_class: str = "default"
     owner: str = ""
     rules: tuple[tuple[str, bool, str], ...] = ()
+    warm_bytes: int = 0
+    """Memory of its warm fork servers."""
 
 
 class EventView(View, frozen=True):

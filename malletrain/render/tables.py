@@ -260,7 +260,8 @@ def nodes(
     if not rows:
         return Text("No node is held and none is idle now.", "dim")
     owners = (Column("OWNER", drop=4, least=6),) if any(n.owner for n in rows) else ()
-    made = FittedTable(*NODE_COLUMNS, *owners)
+    warm = (Column("WARM", drop=8, right=True),) if any(n.warm_bytes for n in rows) else ()
+    made = FittedTable(*NODE_COLUMNS, *owners, *warm)
     for n in rows:
         word = state(n.state)
         if n.leaving_in_s is not None:
@@ -275,6 +276,7 @@ def nodes(
             plain(n.node_class),
             plain(n.lease),
             *(plain(n.owner) or "nobody" for _ in owners),
+            *(f"{n.warm_bytes / 1e6:.0f} MB" if n.warm_bytes else "" for _ in warm),
         )
     if not explain:
         sick = (n for n in rows if n.state == "sick")

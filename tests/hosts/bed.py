@@ -3,11 +3,13 @@ own, and a real Slurm runs on them.
 
 A "switch" is one more network namespace with a bridge; nothing of the bed is in the machine's own.
 Every host has a private copy of /etc, /tmp, /var/spool and /var/log; everything else is shared, as
-by NFS. The head runs slurmctld, the nodes n1, n2, … a slurmd each, all of them munged.
+by NFS. The head runs slurmctld, the nodes n1, n2, … a slurmd each, all of them munged. Where users
+are asked for, all hosts know them, and only the head knows sudo's rule.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.slurm import guests
 from tests.slurm.cluster import missing as no_slurm
 from tests.slurm.cluster import which
 from tests.waiting import PATIENCE_S, until
@@ -26,6 +29,8 @@ FRONT = "10.77.1.1"
 """A second address of the head, of which Slurm knows nothing."""
 FAST = "10.78.0"
 """The second network, ib0, of which neither Slurm nor /etc/hosts knows."""
+FIRST_USER = 64101
+"""The number of the first of the users."""
 INIT = Path(__file__).with_name("init.py")
 NAMESPACES = ("--mount", "--uts", "--pid", "--net", "--ipc")
 
@@ -65,7 +70,7 @@ MessageTimeout=10
 NodeName=DEFAULT CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 State=UNKNOWN
 {named}
 PartitionName=batch       Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=10 PreemptMode=OFF
-PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=6
+PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime={grace}
 """  # noqa: E501
 
 
@@ -92,11 +97,14 @@ class Host:
         self._unshare: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
-    def boot(self, hosts: str, files: dict[str, str | bytes]) -> None:
-        """Start it; ``hosts``: its /etc/hosts, ``files``: further files below /etc."""
+    def boot(self, hosts: str, files: dict[str, str | bytes], view: str) -> None:
+        """Start it; ``hosts``: its /etc/hosts, ``files``: further files below /etc, ``view``: a
+        script that mounts more.
+        """
         for name in ("tmp", "spool", "log"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "tmp").chmod(0o1777)
+        (self.folder / "view.sh").write_text(view)
         etc = self.folder / "etc"
         shutil.copytree("/etc", etc, symlinks=True)
         (etc / "hosts").unlink(missing_ok=True)
@@ -150,6 +158,21 @@ class Host:
                 start_new_session=True,
             )
 
+    def processes(self, word: str) -> list[int]:
+        """Of every process with ``word`` in its command: the number of its user."""
+        lines = self.run("ps", "-ww", "-eo", "uid,args").splitlines()[1:]
+        pairs = (line.split(maxsplit=1) for line in lines)
+        return [int(uid) for uid, args in pairs if word in args]
+
+    def traffic(self, interface: str) -> int:
+        """Bytes that this host has sent and received by an interface."""
+        [found] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
+        return sum(int(found["stats64"][way]["bytes"]) for way in ("rx", "tx"))
+
+    def log(self, name: str) -> str:
+        """All that is in a log of its."""
+        return (self.folder / "log" / name).read_text(errors="replace")
+
     def said(self) -> str:
         """The ends of all its logs."""
         ends = [
@@ -170,13 +193,21 @@ class Host:
 class Bed:
     """A head and ``nodes`` hosts below ``root``, which is not in /tmp. ``head_hosts``: how the
     head's /etc/hosts names the head itself; ``node_hosts``: that of a node the node, with its name
-    as {name}.
+    as {name}; ``users``: names of users in the group "users", with homes that all hosts see;
+    ``grace``: seconds that a lease has when it is preempted; ``named``: nodes are in /etc/hosts.
     """
 
     def __init__(
-        self, root: Path, nodes: int = 3, head_hosts: str = f"{HEAD} head", node_hosts: str = ""
+        self,
+        root: Path,
+        nodes: int = 3,
+        head_hosts: str = f"{HEAD} head",
+        node_hosts: str = "",
+        users: Sequence[str] = (),
+        grace: int = 6,
+        named: bool = True,
     ) -> None:
-        self.root = root
+        self.root, self.users, self.grace, self.named = root, users, grace, named
         self.node_hosts = node_hosts
         self.head_hosts = head_hosts
         self.head = Host(root / "head", "head", HEAD)
@@ -190,6 +221,9 @@ class Bed:
 
     def start(self) -> Bed:
         """Boot all hosts, connect them, and wait until every node is idle."""
+        for number, name in enumerate(self.users):
+            self.home(name).mkdir(parents=True, mode=0o700)
+            os.chown(self.home(name), FIRST_USER + number, -1)
         self._switch = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
         )
@@ -199,9 +233,10 @@ class Bed:
         for bridge in ("br0", "br1"):
             self.on_switch("ip", "link", "add", "name", bridge, "type", "bridge")
             self.on_switch("ip", "link", "set", bridge, "up")
-        names = "".join(f"{node.address} {node.name}\n" for node in self.nodes)
+        listed = self.nodes if self.named else []
+        names = "".join(f"{node.address} {node.name}\n" for node in listed)
         named = [f"NodeName={n.name} NodeAddr={n.address}" for n in self.nodes]
-        conf = CONF.format(head=HEAD, nodes="", named="\n".join(named))
+        conf = CONF.format(head=HEAD, nodes="", named="\n".join(named), grace=self.grace)
         key = os.urandom(128)
         for host in self.hosts:
             itself = self.head_hosts if host is self.head else f"{HEAD} head"
@@ -209,7 +244,11 @@ class Bed:
             host.boot(
                 f"127.0.0.1 localhost\n{own}\n{itself}\n{names}",
                 {"slurm/slurm.conf": conf, "munge/munge.key": key},
+                guests.opened() if self.users else "",
             )
+            for number, name in enumerate(self.users):
+                who = ("--uid", str(FIRST_USER + number), "--gid", "users", name)
+                host.run("useradd", "--no-create-home", "--home-dir", str(self.home(name)), *who)
             self._connect(host)
             host.run("mkdir", "-p", "/run/munge", "/var/spool/slurmctld", "/var/spool/slurmd")
             host.start(
@@ -220,15 +259,32 @@ class Bed:
             )
             until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.said)  # noqa: B023
         self.head.run("ip", "addr", "add", f"{FRONT}/{MASK}", "dev", "eth0")
-        self.head.start(str(which("slurmctld")), "-D", "-c", log="slurmctld.log")
+        self.begin(self.head, "-c")
         for node in self.nodes:
-            node.start(str(which("slurmd")), "-D", log="slurmd.log")
+            self.begin(node)
         until(
             lambda: self.states() == ["idle"] * len(self.nodes),
             "all nodes are idle",
             details=lambda: "\n".join(host.said() for host in self.hosts),
         )
         return self
+
+    def begin(self, host: Host, *options: str) -> None:
+        """Start Slurm's daemon of this host."""
+        program = self._daemon(host)
+        host.start(str(which(program)), "-D", *options, log=f"{program}.log")
+
+    def kill(self, host: Host) -> None:
+        """Kill Slurm's daemon of this host; its jobs' own processes stay."""
+        program = self._daemon(host)
+        host.run("sh", "-c", f"kill -9 $(cat /run/{program}.pid)")
+
+    def _daemon(self, host: Host) -> str:
+        return "slurmctld" if host is self.head else "slurmd"
+
+    def home(self, user: str) -> Path:
+        """The home of one of the users, the same on every host."""
+        return self.root / "home" / user
 
     def _connect(self, host: Host) -> None:
         wires = (
@@ -261,6 +317,17 @@ class Bed:
         nobody = "02:00:00:00:00:99"
         interface = "ib0" if address.startswith(f"{FAST}.") else "eth0"
         host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))
+
+    def refuse(self, host: Host, address: str) -> None:
+        """``host`` lets nobody of this address connect to it, and says so, as firewalld does."""
+        chain = "{ type filter hook input priority 0; }"
+        rule = f"ip saddr {address} tcp flags & (syn | ack) == syn"
+        for line in (
+            "add table inet bed",
+            f"add chain inet bed entry {chain}",
+            f"add rule inet bed entry {rule} reject with icmp type admin-prohibited",
+        ):
+            host.run("nft", line)
 
     def states(self) -> list[str]:
         """The state of every node, as sinfo has it."""

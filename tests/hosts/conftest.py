@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,8 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def boot():
-    """Call it for a bed and a site on it: ``boot(nodes, head_hosts, node_hosts, daemon=…,
-    allocation=…, jobs=…, fabric=…)``; the daemon is not started yet.
-    """
+def hosts():
+    """Call it for a bed, with the options of :class:`Bed`."""
     if reason := missing():
         pytest.skip(reason)
     # /tmp is every host's own.
@@ -31,13 +30,31 @@ def boot():
     root.chmod(0o755)
     beds: list[Bed] = []
 
-    def start(
-        nodes: int, head_hosts: str = f"{HEAD} head", node_hosts: str = "", **lines: str
-    ) -> HostsSite:
-        beds.append(Bed(root, nodes, head_hosts, node_hosts))
-        return HostsSite(beds[0].start(), root / "shared", **lines)
+    def start(*options: Any, **more: Any) -> Bed:
+        beds.append(Bed(root, *options, **more))
+        return beds[0].start()
 
     yield start
     for bed in beds:
         bed.stop()
     shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def boot(hosts):
+    """Call it for root's site on a bed: ``boot(nodes, head_hosts, node_hosts, grace=…, named=…,
+    daemon=…, slurm=…, allocation=…, jobs=…, fabric=…)``; the daemon is not started yet.
+    """
+
+    def start(
+        nodes: int,
+        head_hosts: str = f"{HEAD} head",
+        node_hosts: str = "",
+        grace: int = 6,
+        named: bool = True,
+        **lines: str,
+    ) -> HostsSite:
+        bed = hosts(nodes, head_hosts, node_hosts, grace=grace, named=named)
+        return HostsSite(bed, bed.root / "shared", **lines)
+
+    return start

@@ -24,6 +24,7 @@ def main() -> int:
         subprocess.run(["mount", "--bind", str(folder / private), public], check=True)
     for public in EMPTY:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", public], check=True)
+    subprocess.run(["sh", str(folder / "view.sh")], check=True)
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     subprocess.run(["hostname", name], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

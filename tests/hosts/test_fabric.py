@@ -7,8 +7,11 @@ import sys
 import pytest
 
 from tests.hosts.bed import FAST
+from tests.slurm.cluster import which
 
 pytest.importorskip("torch")
+
+from tests.hosts.exact import SAMPLES, Training
 
 RESTART = """
 import os, socket, time
@@ -66,6 +69,8 @@ for port in sys.argv[2:]:
     print("nothing" if os.waitpid(pid, 0)[1] else f"{port} is a store", flush=True)
 """
 MODES = pytest.mark.parametrize("mode", ["restart", "live"])
+GRADIENTS = 2 * 4 * SAMPLES
+"""Bytes of one step, by what each of two nodes sends and receives."""
 LATE = 'warmup_timeout = "60 s"\njoin_timeout = "180 s"'
 
 
@@ -116,11 +121,26 @@ def test_nodes_whose_names_mean_their_loopback_train_together(boot, mode):
 
 @pytest.mark.sites
 @MODES
-def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, mode):
+def test_nodes_whose_names_nobody_knows_train_together(boot, mode):
+    site = boot(2, named=False).start()
+    job = begin(site, mode, "2:2")
+    trains(site, "n1", "n2")
+    assert not site.events("workers-failed")
+    finish(site, job)
+
+
+@pytest.mark.sites
+@pytest.mark.parametrize(
+    ("mode", "way"), [("restart", "lost"), ("live", "lost"), ("live", "refused")]
+)
+def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, mode, way):
+    if way == "refused" and which("nft") is None:
+        pytest.skip("nft is not installed; run tests/slurm/install.sh as root")
     site = boot(3, jobs=LATE)
     _, n2, n3 = site.bed.nodes
-    site.bed.drop(n2, n3.address)
-    site.bed.drop(n3, n2.address)
+    block = site.bed.drop if way == "lost" else site.bed.refuse
+    block(n2, n3.address)
+    block(n3, n2.address)
     site.start()
     job = begin(site, mode, "2:3")
     site.until(
@@ -138,21 +158,33 @@ def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, 
 
 
 @pytest.mark.sites
+@MODES
 @pytest.mark.parametrize("wanted", ["ib0", f"{FAST}.0/16", "auto"])
-def test_a_job_goes_by_the_network_that_the_site_names(boot, wanted):
+def test_a_job_goes_by_the_network_that_the_site_names(boot, wanted, mode):
+    """Told by the kernel's own count of bytes: a step sends and receives every gradient once."""
     site = boot(2, fabric=f'interface = "{wanted}"').start()
-    job = begin(site, "restart", "2:2")
-    trains(site, "n1", "n2")
-    [chosen] = site.events("network-chosen")
-    assert "ib0" in chosen["sentence"] or FAST in chosen["sentence"]
+    training = Training(site, mode, "2:2")
+    training.trains(2)
+    for chosen in site.events("network-chosen"):
+        assert "ib0" in chosen["sentence"] or FAST in chosen["sentence"]
     n1, n2 = site.bed.nodes
     assert (n1.fast, n2.fast) in remote_ends(n1), "gloo's pairs are on ib0"
     assert not {ends for ends in remote_ends(n1) if ends[1] == n2.address}, "nothing is on eth0"
+    before = {(n, i): n.traffic(i) for n in (n1, n2) for i in ("ib0", "eth0")}
+    steps = len(training.trace())
+    training.trains(2)
+    made = len(training.trace()) - steps - 1  # the first may have been half done
+    for node in (n1, n2):
+        fast, slow = (node.traffic(i) - before[node, i] for i in ("ib0", "eth0"))
+        assert fast > made * GRADIENTS, "gradients go by ib0"
+        assert slow < fast / 20, "and not by eth0"
     [measured] = site.until(lambda: site.events("bandwidth-measured"), "it was measured")
     assert measured["data"]["reached"]
     assert measured["data"]["mbit"] > 100
-    assert f"ib0 {measured['data']['mbit'] / 1000:.3g}"[:4] in site.ask("show", job)["network"]
-    finish(site, job)
+    told = f"ib0 {measured['data']['mbit'] / 1000:.3g}"[:4]
+    assert told in site.ask("show", training.id)["network"]
+    training.finish()
+    assert not training.back()
 
 
 @pytest.mark.sites

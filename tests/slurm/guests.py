@@ -42,16 +42,7 @@ def users(count: int) -> list[str]:
 @contextlib.contextmanager
 def view() -> Iterator[list[str]]:
     """The command to put before others so that what they start can be read by other users."""
-    script = "\n".join(
-        [
-            "set -e",
-            "stage=$(mktemp -d /tmp/mt-view-XXXXXX)",
-            "mount -t tmpfs tmpfs $stage",
-            *_mounts(),
-            "echo ready",
-            "read end",
-        ]
-    )
+    script = "\n".join([opened(), "echo ready", "read end"])
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     holder = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -68,6 +59,14 @@ def view() -> Iterator[list[str]]:
         for stage in Path("/tmp").glob("mt-view-*"):
             with contextlib.suppress(OSError):
                 stage.rmdir()
+
+
+def opened() -> str:
+    """The shell script that makes Python and this checkout readable to all, in a mount namespace of
+    its caller's.
+    """
+    stage = "stage=$(mktemp -d /tmp/mt-view-XXXXXX)"
+    return "\n".join(["set -e", stage, "mount -t tmpfs tmpfs $stage", *_mounts()])
 
 
 def _mounts() -> list[str]:

@@ -70,6 +70,7 @@ class FakeDaemon:
         self.acknowledges = True
         self.asks = True
         self.beats = 0
+        self.warm_bytes: dict[str, int] = {}
 
     def _binds(self, port: int) -> bool:
         try:
@@ -96,6 +97,7 @@ class FakeDaemon:
             return
         elif isinstance(message, messages.Heartbeat):
             self.beats += 1
+            self.warm_bytes[self.names[identity]] = message.warm_bytes
             self._reply(identity, messages.Alive(self.boot))
             return
         elif isinstance(message, messages.LogChunk):

@@ -106,7 +106,7 @@ def test_two_losses_within_the_settle_time_are_one_plan():
     c = controller()
     now = running(c, on=("a", "b", "c"))
     plans = c.plans
-    said = play(c, [(now, NodeLost("a")), (now + 0.9, NodeLost("c")), (now + 1.0, Tick())])
+    said = play(c, [(now, NodeLost("a")), (now + 0.09, NodeLost("c")), (now + 0.1, Tick())])
     assert said == [Rescale("j", ("b",))]
     assert c.plans == plans + 1
 

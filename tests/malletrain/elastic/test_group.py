@@ -4,6 +4,7 @@ does.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -16,6 +17,27 @@ from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import Place
 from tests.waiting import PATIENCE_S
+
+ENDS_WHILE_GLOO_CONNECTS = """
+import threading, time
+import torch.distributed as dist
+from malletrain.elastic.checkin import RoundStore
+from malletrain.elastic.errors import Interrupted
+from malletrain.elastic.group import Group
+from malletrain.elastic.link import Place
+
+def connecting(*_):
+    void.set()
+    threading.main_thread().join()
+    time.sleep(0.5)  # gloo is not done at once either
+    print("gloo came back", flush=True)
+
+void, dist.ProcessGroupGloo = threading.Event(), connecting
+try:
+    Group(Place(1, 0, 2), RoundStore(dist.HashStore(), void.is_set), cuda=False)
+except Interrupted:
+    print("given up", flush=True)
+"""
 
 
 def groups_counted() -> int:
@@ -60,3 +82,10 @@ def test_connecting_to_a_peer_that_never_comes_is_given_up(monkeypatch):
         end.set()
     assert not dist.is_initialized()
     assert groups_counted() == 0
+
+
+def test_a_process_does_not_end_under_a_connecting_that_was_given_up():
+    """It would be aborted when gloo comes back to an interpreter that ends."""
+    argv = [sys.executable, "-c", ENDS_WHILE_GLOO_CONNECTS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, "given up\ngloo came back\n"), done.stderr

@@ -1,0 +1,112 @@
+"""Leased nodes from the first word of their agents until jobs get them.
+
+Decides what each agent is to have warm (the Pythons that the unfinished jobs of its lease's owner
+use, the most used first) and how long a new node is kept from the plans for that: a job that was
+given it sooner would wait for the same imports. How a Python is kept warm on the node:
+:mod:`malletrain.agent.fork_servers`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from malletrain.core.events import NodeJoined
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.parts import Parts
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.interpreters import Interpreter, WarmUp, interpreter_of
+
+MOST = 2
+"""Interpreters on one node: each takes some hundred megabytes."""
+
+
+class Arrivals:
+    """Of one daemon. What feeds the controller belongs into a step of the core."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._idle_s = parts.config.nodes.keep_warm
+        self._wait_s = parts.config.nodes.warm_wait
+        self._jobs: frozenset[str] = frozenset()
+        """Those that were unfinished when the agents were told last."""
+
+    def wanted(self, owner: str) -> tuple[Interpreter, ...]:
+        """What the nodes of an owner of leases are to have warm, the first one first."""
+        if not self._idle_s:
+            return ()
+        uses: Counter[str] = Counter()
+        found: dict[str, Interpreter] = {}
+        for run in self._parts.runs.values():
+            interpreter = interpreter_of(run.spec)
+            if interpreter is not None and self._parts.accounts.of(run.spec.owner) == owner:
+                uses[interpreter.key] += 1
+                found.setdefault(interpreter.key, interpreter)
+        return tuple(found[key] for key, _ in uses.most_common(MOST))
+
+    def reported(self, agent: LeasedAgent, job: str | None, works: str, now: float) -> None:
+        """A node is ours: let jobs have it, now or when it is warm.
+
+        Args:
+            agent: that of the node, new.
+            job: what it is adopted with.
+            works: a job that it works for, for the audit log.
+            now: seconds.
+        """
+        wanted = () if agent.warm is None else self.wanted(agent.owner)
+        if wanted:
+            self._parts.agents.reach(agent, WarmUp(wanted, self._idle_s))
+        if wanted and not works and self._wait_s and wanted[0].key not in (agent.warm or ()):
+            agent.awaited, agent.awaited_until = wanted[0].key, now + self._wait_s
+        doing = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
+        self._parts.audit.record(
+            EventKind.NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
+        )
+        if not agent.awaited:
+            self._join(agent, job, now)
+
+    def warm(self, agent: LeasedAgent, keys: tuple[str, ...], now: float) -> None:
+        """An agent says what is warm, or cannot be."""
+        agent.warm = keys
+        if agent.awaited and agent.awaited in keys:
+            self._join(agent, None, now)
+
+    def look(self, now: float) -> None:
+        """Let jobs have the nodes that were waited for long enough, and where there are other jobs
+        than before tell the agents that lack their Python.
+        """
+        for agent in self._parts.agents:
+            if agent.awaited and now >= agent.awaited_until:
+                self._join(agent, None, now)
+        jobs = frozenset(self._parts.runs)
+        if jobs == self._jobs:
+            return
+        self._jobs = jobs
+        wanted: dict[str, tuple[Interpreter, ...]] = {}
+        for agent in self._parts.agents:
+            if agent.warm is None or agent.gone_at is not None:
+                continue
+            if agent.owner not in wanted:
+                wanted[agent.owner] = self.wanted(agent.owner)
+            mine = wanted[agent.owner]
+            if any(interpreter.key not in agent.warm for interpreter in mine):
+                self._parts.agents.reach(agent, WarmUp(mine, self._idle_s))
+
+    def _join(self, agent: LeasedAgent, job: str | None, now: float) -> None:
+        agent.awaited = ""
+        if agent.gone_at is not None:
+            return
+        gap = self._parts.gaps.get(agent.node)
+        horizon, group = (gap.horizon_s, gap.group) if gap else (None, None)
+        row = self._parts.lease_rows.active.get(agent.lease)
+        leased_s = now - row.started if row is not None and row.started is not None else 0.0
+        self._parts.events.append(
+            NodeJoined(
+                agent.node,
+                agent.node_class,
+                horizon,
+                group,
+                job,
+                agent.owner,
+                max(0.0, leased_s),
+            )
+        )

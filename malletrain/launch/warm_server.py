@@ -1,0 +1,155 @@
+"""The fork server of a leased node: a Python that is warm before a job is chosen for it.
+
+It imports what the launcher and every training script need, and waits. A job's own fork server
+(:mod:`malletrain.launch.fork_server`) is then a fork of it, milliseconds old, with the job's
+environment, directory and log; job after job. It runs nothing itself and holds nothing of any job.
+
+    agent → supervisor → this ─ fork server of the job ─┬ launcher
+                                                        └ workers
+
+The agent calls at a socket in its private directory, one connection a job: arguments, environment,
+directory and log come first; then it may ask for the job's end. When it hangs up the job is killed.
+Decides nothing else: which Python is warm, and for how long, is the agent's business.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from malletrain.launch import fork_server
+from malletrain.launch.supervisor import GUARDING, STOPPING, die_with_parent, set_name
+
+READY = ".ready"
+"""Added to the socket's path: the file that is there once the server is warm; it holds its pid."""
+_MOST_BYTES = 1 << 20
+
+
+class _Job:
+    """A fork that is, or was, the fork server of a job."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._pid = pid
+
+    def serve(self, woken: int) -> None:
+        """Until it has ended; tell how. ``woken`` can be read when a child has."""
+        stopping = False
+        both: list[socket.socket | int] = [self._connection, woken]
+        while True:
+            ready = select.select(both, [], [])[0]
+            if woken in ready:
+                fork_server.drain(woken)
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._tell(os.waitstatus_to_exitcode(status))
+                    return
+            if self._connection in ready:
+                if not _packet(self._connection):
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+                    return
+                if not stopping:
+                    stopping = True
+                    set_name(STOPPING)  # by which the fork knows that the signal is meant for it
+                    os.kill(self._pid, signal.SIGTERM)
+
+    def _tell(self, code: int) -> None:
+        try:
+            self._connection.send(json.dumps({"exit": code}).encode())
+        except OSError:
+            pass  # the agent is gone, and this process with it in a moment
+
+
+def _packet(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(_MOST_BYTES)
+    except OSError:
+        return b""
+
+
+def _become(request: dict[str, Any], log: int, server: int, note: str) -> NoReturn:
+    """Be the fork server of a job, as if the job's Python had been started for it."""
+    code = 126
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        die_with_parent(server)
+        os.setsid()
+        set_name(Path(sys.executable).name)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.clear()
+        os.environ.update(request["env"])
+        os.chdir(request["cwd"])
+        sys.argv = [sys.argv[0], *request["argv"]]
+        if note:
+            print(f"malletrain launcher: {note}.", file=sys.stderr, flush=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        code = fork_server.main()
+    except OSError as error:
+        print(f"The process cannot be started: {error!s}.", file=sys.stderr, flush=True)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(listener: socket.socket, note: str) -> NoReturn:
+    server = os.getpid()
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            data, fds, _, _ = socket.recv_fds(connection, _MOST_BYTES, 1)
+            if not data or not fds:
+                continue  # the job was taken off the node meanwhile
+            set_name(GUARDING)
+            # A signal for the fork must wait until it is itself.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            pid = os.fork()
+            if pid == 0:
+                for one in (listener, connection):
+                    one.close()
+                for fd in (wake, woken):
+                    os.close(fd)
+                _become(json.loads(data), fds[0], server, note)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            os.close(fds[0])
+            _Job(connection, pid).serve(wake)
+
+
+def main(note: str = "") -> int:
+    """Warm up and serve, for ever (arguments: ``--launch SOCKET``).
+
+    Args:
+        note: what every job's launcher is to say at its beginning.
+    """
+    path = sys.argv[sys.argv.index("--launch") + 1]
+    # A scancel sends SIGTERM to every process of a lease; this one is killed when it is to end.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    listener.bind(path)
+    listener.listen(4)
+    fork_server.preload()
+    importlib.import_module("malletrain.launch.restart")
+    gc.collect()
+    gc.freeze()
+    with open(path + READY + "-", "w") as file:
+        file.write(str(os.getpid()))
+    os.replace(path + READY + "-", path + READY)
+    _serve(listener, note)

@@ -1,0 +1,194 @@
+"""A new node warms up a Python before jobs get it; and a node is lost when its connection ends and
+its peers lose it, whatever the time limits are.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.daemon.losses import of_a_peer
+from malletrain.protocol import messages
+from malletrain.protocol.interpreters import interpreter_of
+from malletrain.protocol.phases import AssignmentPhase
+from tests.malletrain.daemon.forged import Imagined, until
+from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
+
+LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
+
+
+def spec(python, **fields):
+    return messages.JobSpec("ann", "", "/x.py", "/", python, **fields)
+
+
+def nodes_of(daemon, job):
+    return set(daemon.job(job).nodes)
+
+
+def test_a_node_is_chosen_for_a_job_when_its_python_is_warm_there(start, agent):  # noqa: F811
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    job = daemon.submit("ann", python="/env/bin/python", env={"A": "1"}, max_nodes=2)
+    leases = until(lambda: len(machine.leases) == 2 and sorted(machine.leases), "both leases")
+    cold, warm = (agent(daemon, lease) for lease in leases)
+    for one in (cold, warm):
+        one.hello(warm=())
+    [wanted] = warm.hear(messages.WarmUp).interpreters
+    assert wanted == interpreter_of(spec("/env/bin/python", env={"A": "1"}))
+    warm.say(messages.Warm((wanted.key,)))
+    warm.work(job)
+    assert nodes_of(daemon, job) == {warm.node}
+    assert cold.node not in daemon.service.core.controller.nodes
+    cold.say(messages.Warm((wanted.key,)))
+    until(lambda: cold.node in daemon.service.core.controller.nodes, "the plans know of it")
+
+
+def test_a_node_that_cannot_be_warm_is_waited_for_no_longer_than_the_site_wants(
+    start,  # noqa: F811
+    agent,  # noqa: F811
+):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    daemon.submit("ann", python="/env/bin/python")
+    [lease] = until(lambda: list(machine.leases), "the lease")
+    slow = agent(daemon, lease)
+    slow.hello(warm=())
+    slow.hear(messages.WarmUp)
+    daemon.call(lambda: setattr(daemon.service.core.agents.on("n0"), "awaited_until", 0.0))
+    slow.hear(messages.Assign)
+
+
+def test_jobs_that_need_no_warm_python_wait_for_none(start, agent):  # noqa: F811
+    machine = Imagined("n0")
+    daemon = start(machine)
+    daemon.submit("ann", env={"MALLETRAIN_PRELOAD": "0"})
+    [lease] = until(lambda: list(machine.leases), "the lease")
+    one = agent(daemon, lease)
+    one.hello(warm=())
+    one.hear(messages.Assign)
+    daemon.submit("ann", python="/env/bin/python")  # another job, for which there is one
+    assert one.hear(messages.WarmUp).interpreters[0].python == "/env/bin/python"
+
+
+def test_nobody_is_told_the_environment_of_another_users_jobs(start, agent):  # noqa: F811
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    daemon.submit("ann", env={"TOKEN": "hers"})
+    daemon.submit("bob", env={"TOKEN": "his"})
+    for owner, token in (("ann", "hers"), ("bob", "his")):
+        [lease] = lease_of(machine, owner)
+        one = agent(daemon, lease)
+        one.hello(warm=())
+        assert [i.env for i in one.hear(messages.WarmUp).interpreters] == [{"TOKEN": token}]
+
+
+@pytest.fixture
+def pair(start, agent):  # noqa: F811
+    """A job that runs on two nodes: (daemon, job, its agents in rank order)."""
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    job = daemon.submit("ann", min_nodes=1, max_nodes=2)
+    leases = until(lambda: len(machine.leases) == 2 and sorted(machine.leases), "both leases")
+    agents = [agent(daemon, lease) for lease in leases]
+    for one in agents:
+        one.hello()
+    for one in agents:
+        one.hear(messages.Assign)
+    for one in agents:
+        one.say(messages.Phase(messages.Assignment(job, "ready")))
+    until(lambda: len(nodes_of(daemon, job)) == 2, "it has both")
+    until(lambda: daemon.service.core.runs[job].rounds.members, "a round")
+    first, second = sorted(
+        agents, key=lambda a: daemon.service.core.runs[job].rounds.members.index(a.node)
+    )
+    first.hear(messages.Round)
+    first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
+    second.hear(messages.Round)
+    for one in (first, second):
+        one.say(messages.Phase(messages.Assignment(job, "running", 1)))
+    until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "the round runs")
+    return daemon, job, first, second
+
+
+def failed(job, tail=LOST):
+    return messages.Phase(
+        messages.Assignment(job, "failed", 1, (messages.Failure(0, 1, 1.0, tail),))
+    )
+
+
+@pytest.mark.parametrize("first_heard", ["the connection", "the peer"])
+def test_a_loss_shows_by_the_connection_and_the_peers(pair, first_heard):
+    """The agents' time-out is ten minutes, and the main scheduler never says a word of it."""
+    daemon, job, left, lost = pair
+    if first_heard == "the connection":
+        lost.close()
+        until(
+            lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
+            "the connection is seen to be gone",
+        )
+        left.say(failed(job))
+    else:
+        left.say(failed(job))
+        until(lambda: daemon.service.core.runs[job].bereft == 1, "the peer's word is heard")
+        lost.close()
+    told = left.hear(messages.Round)
+    assert (told.generation, told.group_rank, told.group_size) == (2, 0, 1)
+    assert nodes_of(daemon, job) == {left.node}
+    assert "its peers lost it too" in str([e.sentence for e in daemon.events()])
+
+
+def test_a_connection_that_ends_is_no_loss_where_no_peer_says_so(pair):
+    daemon, job, left, lost = pair
+    lost.close()
+    until(
+        lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
+        "the connection is seen to be gone",
+    )
+    left.say(failed(job, "ValueError: wrong shape"))
+    until(lambda: daemon.service.core.runs[job].rounds.held.phases[left.node].phase == "failed", "")
+    assert daemon.service.core.agents.on(lost.node) is not None
+    assert nodes_of(daemon, job) == {left.node, lost.node}
+
+
+@pytest.mark.parametrize(
+    ("phase", "failures", "expected"),
+    [
+        ("failed", [(0, 1, LOST)], True),
+        ("failed", [(0, 1, LOST), (1, 1, "ValueError: wrong shape")], False),
+        ("failed", [(0, -15, "")], False),  # somebody stopped it
+        ("failed", [], False),
+        ("lost", [], True),
+        ("running", [], False),
+    ],
+)
+def test_whose_words_speak_of_a_lost_peer(phase, failures, expected):
+    made = tuple(messages.Failure(rank, code, 1.0, tail) for rank, code, tail in failures)
+    assert of_a_peer(messages.Assignment("j1", AssignmentPhase(phase), 1, made)) is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "warm"),
+    [
+        ({}, True),
+        ({"mode": "live"}, True),
+        ({"python": "python3"}, True),
+        ({"software": messages.SoftwareEnvironment(venv="/v", container=None)}, True),
+        ({"env": {"PYTHONPATH": "/a:/b"}}, True),
+        ({"python": "./venv/bin/python"}, False),
+        ({"env": {"PYTHONPATH": "/a:src"}}, False),
+        ({"env": {"MALLETRAIN_PRELOAD": "0"}}, False),
+        ({"mode": "service"}, False),
+        ({"launcher": "torchrun"}, False),
+        ({"setup": "module load x"}, False),
+        ({"software": messages.SoftwareEnvironment(container="/image.sif")}, False),
+    ],
+)
+def test_which_jobs_a_warm_python_serves(fields, warm):
+    assert (interpreter_of(spec(fields.pop("python", "/p"), **fields)) is not None) is warm
+
+
+def test_what_is_read_only_when_it_is_needed_makes_no_other_python():
+    one, other, third = (
+        interpreter_of(spec("/p", env=env))
+        for env in ({"A": "1"}, {"A": "1", "MALLETRAIN_RESUME_FROM": "j3"}, {"A": "2"})
+    )
+    assert one.key == other.key != third.key

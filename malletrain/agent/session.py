@@ -81,8 +81,8 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        told = self._hello, self._from_daemon, self._welcomed
-        self._link = DaemonLink(config, *told, self._warm_bytes, self._snapshot_bytes)
+        told = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
+        self._link = DaemonLink(config, *told, lambda: bytes_below(self._memory))
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
@@ -139,9 +139,6 @@ class NodeAgent:
         """Say nothing before it is known whether the node is fit for jobs."""
         await self._fitness.first_look()
         await self._link.run()
-
-    def _snapshot_bytes(self) -> int:
-        return bytes_below(self._memory) if self._memory else 0
 
     def _hello(self) -> Hello:
         config = self._config

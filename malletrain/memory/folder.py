@@ -95,10 +95,10 @@ def unfinished(final: Path) -> Path:
     return final.with_name(f".arriving-{os.getpid()}-{final.name}")
 
 
-def bytes_below(path: Path) -> int:
+def bytes_below(path: Path | None) -> int:
     """Bytes of memory that the files below ``path`` take; what vanishes meanwhile takes none."""
     total = 0
-    for folder, _, names in os.walk(path):
+    for folder, _, names in os.walk(path) if path is not None else ():
         for name in names:
             try:
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512

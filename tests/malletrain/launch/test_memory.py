@@ -61,3 +61,6 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         assert not folders(cluster.agents["n1"])
     finally:
         cluster.close()
+        for agent in cluster.agents.values():  # killed: the next agent there would do it
+            for left in SHARED_MEMORY.glob(f"malletrain-mem-*-{agent.process.pid}-*"):
+                left.rmdir()

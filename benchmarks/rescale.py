@@ -9,7 +9,8 @@ start of another training on nodes that are held (``first-start``: from its subm
 step; MalleTrain's nodes are warm then, torchrun imports). Otherwise the pause
 is the longest gap between two steps that rank 0 wrote down, the same way for every mode; it
 contains one step, whose usual time is ``step_s``. ``phases`` (medians) are, in live mode, what rank
-0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-cold`` is
+0 spent in each part of the change, else what MalleTrain's own monitor says. ``restart-memory`` has
+its snapshots in the memory of the nodes (malletrain.Snapshot(memory=True)); ``restart-cold`` is
 restart mode without the warm interpreter (MALLETRAIN_PRELOAD=0); ``restart-container`` in a
 container of Charliecloud (``--mode restart restart-container`` compares them in one run). Every
 mode runs the same training (benchmarks/train_step.py, train_live.py).

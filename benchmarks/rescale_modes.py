@@ -201,6 +201,13 @@ class Restart:
         self.cluster.stop()
 
 
+class RestartMemory(Restart):
+    """Restart mode with snapshots in the memory of the nodes."""
+
+    def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
+        super().__init__(root, nodes, [*arguments, "--memory"])
+
+
 class RestartCold(Restart):
     """Restart mode with every worker started afresh."""
 
@@ -328,6 +335,7 @@ class C10d:
 CONTENDERS: dict[str, type[Restart] | type[C10d]] = {
     "live": Live,
     "restart": Restart,
+    "restart-memory": RestartMemory,
     "restart-cold": RestartCold,
     "restart-container": RestartContainer,
     "c10d": C10d,

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=10.0)
     parser.add_argument("--steps-file", required=True)
     parser.add_argument("--snapshot", required=True)
+    parser.add_argument("--memory", action="store_true", help="snapshots in memory first")
     parser.add_argument("--step-s", type=float, default=0.05)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -34,7 +35,9 @@ def main() -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     state = {"step": 0}
-    snapshot = malletrain.Snapshot(args.snapshot, model=model, progress=state, every_s=3600.0)
+    snapshot = malletrain.Snapshot(
+        args.snapshot, every_s=3600.0, memory=args.memory, model=model, progress=state
+    )
     snapshot.restore()
     stop = Path(args.steps_file + ".stop")
     log = (

@@ -53,7 +53,12 @@ class WarmPython:
     """One Python that is, or will be, warm."""
 
     def __init__(
-        self, interpreter: Interpreter, path: Path, log_file: Path, environment: Mapping[str, str]
+        self,
+        interpreter: Interpreter,
+        path: Path,
+        log_file: Path,
+        environment: Mapping[str, str],
+        memory: Path | None = None,
     ) -> None:
         self.path = path
         self.key = interpreter.key
@@ -67,7 +72,8 @@ class WarmPython:
         )
         words = warm_arguments(LauncherEntry(entry.__file__, described(spec)), path)
         command = entered(spec.software, python_command(spec, words))
-        self._keeper = JobProcess(kept_command(command, os.getpid(), "/", log_file), environment)
+        kept = kept_command(command, os.getpid(), "/", log_file, memory)
+        self._keeper = JobProcess(kept, environment)
 
     @property
     def keeper(self) -> int:
@@ -219,6 +225,7 @@ class NodeForkServers:
         environment: the agent's own.
         marks: variables by which its processes are known.
         send: reaches the daemon.
+        memory: the agent's folder for snapshots, which goes with it.
     """
 
     def __init__(
@@ -227,7 +234,9 @@ class NodeForkServers:
         environment: Mapping[str, str],
         marks: Mapping[str, str],
         send: Callable[[Warm], object],
+        memory: Path | None = None,
     ) -> None:
+        self._memory = memory
         self._directory = directory
         self._environment = environment
         self._marks = marks
@@ -300,7 +309,8 @@ class NodeForkServers:
         environment = {**base_environment(self._environment, interpreter.env), **self._marks}
         try:
             server = WarmPython(
-                interpreter, path, self._directory / f"warm-{self._count}.log", environment
+                *(interpreter, path, self._directory / f"warm-{self._count}.log", environment),
+                self._memory,
             )
         except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
             log.warning("no fork server can be started: %s", error)

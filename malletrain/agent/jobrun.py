@@ -97,6 +97,8 @@ class NodeJob:
         self._kill_at: float | None = None
         self._complained = False
         place.directory.mkdir(mode=0o700)
+        if place.memory is not None:
+            place.memory.mkdir(mode=0o700, parents=True)
         self._log_dir = place.directory / "logs"
         self._log_dir.mkdir()
         self._launcher_log = place.directory / "launcher.log"
@@ -171,7 +173,7 @@ class NodeJob:
             self._send(Drained(self.job, message.generation, False, why))
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
-            self._flags.request_drain(message.number)
+            self._flags.request_drain(message.number, message.heirs)
 
     def abort(self, message: Abort) -> None:
         """A member of the round is lost: the live workers here must not wait for it."""
@@ -253,7 +255,8 @@ class NodeJob:
             self._drain = None
             self.drain_wait = served.saved
             self.reports.flush()
-            self._send(Drained(self.job, served.generation, served.saved, served.sentence))
+            said = (served.generation, served.saved, served.sentence, served.number)
+            self._send(Drained(self.job, *said))
 
     # --- time ---
 
@@ -390,5 +393,7 @@ class NodeJob:
         self._logs.close(self.job)
         self._flags.close()
         shutil.rmtree(self._place.directory / "torchrun", ignore_errors=True)
+        if self._place.memory is not None:
+            shutil.rmtree(self._place.memory, ignore_errors=True)
         self.ended = True
         self._send(Released(self.job))

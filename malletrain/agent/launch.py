@@ -69,6 +69,8 @@ class JobPlace:
     lease: str
     environment: Mapping[str, str]
     """The agent's own."""
+    memory: Path | None = None
+    """The job's folder in the node's memory, for snapshots; None: there is none."""
     chosen: bool = False
     """The site names the network; else the environment may name another."""
 
@@ -88,10 +90,10 @@ def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[
 
 
 def job_environment(
-    place: JobPlace, order: LaunchOrder, *, flags: str, key: str = ""
+    place: JobPlace, order: LaunchOrder, *, flags: str, key: str = "", memory_bytes: int = 0
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, where to find the agent, and the network.
+    own, where to find the agent, the network, and ``memory_bytes`` for snapshots.
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env)
@@ -115,6 +117,9 @@ def job_environment(
     )
     if key:
         environment[env.JOB_KEY] = key
+    if place.memory is not None and memory_bytes > 0:
+        environment[env.MEMORY] = str(place.memory)
+        environment[env.MEMORY_LIMIT] = str(memory_bytes)
     return environment
 
 
@@ -147,9 +152,11 @@ def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
     return [entry.path, "warm", entry.where, entry.library, *launcher_words(socket)]
 
 
-def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> list[str]:
-    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends
-    (see supervisor.py).
+def kept_command(
+    command: list[str], parent: int, workdir: str, log: Path, memory: Path | None = None
+) -> list[str]:
+    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends,
+    and nothing in the folder ``memory`` when ``parent`` does (see supervisor.py).
     """
     return [
         sys.executable,
@@ -163,6 +170,7 @@ def kept_command(command: list[str], parent: int, workdir: str, log: Path) -> li
         str(log),
         "--chdir",
         workdir,
+        *(("--remove", str(memory)) if memory is not None else ()),
         "--",
         *command,
     ]

@@ -67,7 +67,8 @@ def resident_bytes() -> int:
 
 class DaemonLink:
     """``hello`` makes the Hello of this moment; ``on_message`` takes what the daemon says;
-    ``on_welcome`` hears of every connection; ``warm_bytes`` is the memory of the fork servers.
+    ``on_welcome`` hears of every connection; ``warm_bytes`` is the memory of the fork servers,
+    ``memory_bytes`` that of snapshots.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class DaemonLink:
         on_message: Callable[[Any], None],
         on_welcome: Callable[[Welcome], None],
         warm_bytes: Callable[[], int],
+        memory_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
+        self._memory_bytes = memory_bytes
         self._hello = hello
         self._on_message = on_message
         self._on_welcome = on_welcome
@@ -178,7 +181,8 @@ class DaemonLink:
                     return answered
                 if answered and now - last_beat >= self._heartbeat_s:
                     last_beat = now
-                    self._put(Heartbeat(self._boot, resident_bytes(), self._warm_bytes()))
+                    taken = self._warm_bytes(), self._memory_bytes()
+                    self._put(Heartbeat(self._boot, resident_bytes(), *taken))
         finally:
             if not socket.closed:
                 socket.disable_monitor()

@@ -32,6 +32,7 @@ from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
+from malletrain.memory.folder import bytes_below, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
@@ -72,6 +73,7 @@ class NodeAgent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._directory = private_directory(config.run_dir, config.node, os.environ)
+        self._memory = private_folder(config.node)
         self._sockets = socket_directory(self._directory)
         self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
         self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"
@@ -79,14 +81,14 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        self._link = DaemonLink(
-            config, self._hello, self._from_daemon, self._welcomed, self._warm_bytes
-        )
+        told = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
+        self._link = DaemonLink(config, *told, lambda: bytes_below(self._memory))
         self._prober = Prober(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
-        self._servers = NodeForkServers(self._sockets, os.environ, marks, self._link.send)
+        reach = self._link.send, self._memory
+        self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None
         self._next: Assign | None = None
@@ -127,6 +129,7 @@ class NodeAgent:
             self._launchers.close(0)
             shutil.rmtree(self._sockets, ignore_errors=True)
             shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self._memory or self._directory, ignore_errors=True)
             zmq.asyncio.Context.instance().term()
         return 0
 
@@ -239,6 +242,7 @@ class NodeAgent:
         host = message.host or self._config.host
         place = JobPlace(
             directory=self._directory / f"job-{self._count}",
+            memory=self._memory / f"job-{self._count}" if self._memory else None,
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
             host=host,

@@ -41,6 +41,7 @@ from malletrain.agent.software import (
     python_command,
 )
 from malletrain.launch import entry
+from malletrain.memory.folder import bound
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 
@@ -88,11 +89,15 @@ def start_launcher(
     )
     order_file = place.directory / "order.json"
     write_order(order_file, order)
-    environment = job_environment(place, order, flags=flags, key=assign.key)
+    memory_bytes = bound(assign.memory_share) if spec.mode == "restart" else 0
+    environment = job_environment(
+        place, order, flags=flags, key=assign.key, memory_bytes=memory_bytes
+    )
 
     def cold() -> JobProcess:
         command, outside = launcher_command(spec, order_file, place, environment)
-        return JobProcess(kept_command(command, os.getpid(), spec.workdir, log), outside)
+        kept = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
+        return JobProcess(kept, outside)
 
     return servers.launch(spec, launcher_words(order_file), environment, log, cold)
 
@@ -195,6 +200,7 @@ def _containment(
         os.path.dirname(os.path.join(spec.workdir, spec.script)),
         *([home] if os.path.isdir(home) and home != "/" else []),
         str(place.directory),
+        *([str(place.memory)] if place.memory is not None else []),
         os.path.dirname(place.worker_socket),
     ]
     names, globs = handed_in(environment, spec.env)

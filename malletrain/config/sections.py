@@ -185,6 +185,13 @@ class JobsSection(Section):
         description="Size at which a log of one rank is cut; its end then says how much later "
         "output of that rank was dropped.",
     )
+    snapshot_memory: float = _key(
+        0.25,
+        ge=0,
+        le=0.9,
+        description="Part of a node's memory (of that of the lease, where it is confined) in which "
+        "jobs whose scripts ask for it keep their newest snapshots; 0: none.",
+    )
     log_wait: Duration = _key(
         "60 s",
         gt=0,

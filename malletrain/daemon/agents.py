@@ -44,6 +44,8 @@ class LeasedAgent:
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
     rss_bytes: int = 0
+    memory_bytes: int = 0
+    """Of the node's memory: what a job's snapshots take."""
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
     warm: tuple[str, ...] | None = None
@@ -54,6 +56,11 @@ class LeasedAgent:
     """When they get it all the same."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
+
+    def beat(self, said: messages.Heartbeat) -> None:
+        """Take over what its heartbeat says of memory."""
+        self.rss_bytes, self.warm_bytes = said.rss_bytes, said.warm_bytes
+        self.memory_bytes = said.memory_bytes
 
 
 class Agents:
@@ -116,6 +123,14 @@ class Agents:
             agent.last_seen = at
             if agent.unreachable_since is not None:
                 agent.unreachable_since = at
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of its nodes' memory that each job's snapshots take."""
+        taken: dict[str, int] = {}
+        for agent in self:
+            if agent.holds and agent.memory_bytes:
+                taken[agent.holds] = taken.get(agent.holds, 0) + agent.memory_bytes
+        return taken
 
     def tell(self, node: str, message: messages.Message) -> None:
         """Send to the agent on ``node``; one that cannot be reached is marked and hears it never

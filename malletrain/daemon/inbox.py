@@ -82,7 +82,7 @@ class Inbox:
             return
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
-            agent.rss_bytes, agent.warm_bytes = message.rss_bytes, message.warm_bytes
+            agent.beat(message)
             core.transmit(peer, messages.Alive(self.boot))
         elif isinstance(message, messages.Warm):
             with core.step() as now:
@@ -376,7 +376,8 @@ class Inbox:
                     job=run.row.id,
                     node=agent.node,
                 )
-            self.core.rounds.act(run, run.rounds.drained(agent.node, message.generation, now))
+            drained = run.rounds.drained(agent.node, message.generation, now, message.number)
+            self.core.rounds.act(run, drained)
 
     def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
         limit = self.core.config.jobs.no_progress_warning

@@ -12,6 +12,7 @@ import msgspec
 from jpa.points import CI95
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.redaction import job_for_others
@@ -118,6 +119,7 @@ class JobViews:
             row.failure if mine else "",
             self._profile(row, spec),
             self._network(row),
+            self._memory(row),
         )
 
     def _network(self, row: JobRow) -> str:
@@ -128,6 +130,15 @@ class JobViews:
         agent = self._core.agents.on(run.rounds.members[0])
         found = self._core.rounds.measured.get(agent.node_class) if agent else None
         return f"{run.fabric.sentence} {found.sentence if found else ''}".strip()
+
+    def _memory(self, row: JobRow) -> str:
+        """What its snapshots take of its nodes' memory."""
+        run = self._core.runs.get(row.id)
+        if run is None:
+            return ""
+        agents = [self._core.agents.on(node) for node in run.rounds.members]
+        taken = [a.memory_bytes for a in agents if a is not None and a.memory_bytes]
+        return in_memory(taken, row.snapshot, self._core.config.jobs.drain_timeout)
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling

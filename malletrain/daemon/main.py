@@ -242,6 +242,7 @@ class Daemon:
         for job in service.core.controller.jobs.values():
             states[job.state.value] = states.get(job.state.value, 0) + 1
         self._metrics.jobs(states)
+        self._metrics.memory(service.core.agents.memory())
 
     # --- where it listens ---
 

@@ -49,6 +49,9 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._memory = gauge(
+            "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots take.", "job"
+        )
         self._samples = counter("samples_total", "Samples processed by all jobs.")
         self._job_samples = gauge(
             "job_samples", "Samples a job has processed so far, over all its restarts.", "job"
@@ -139,6 +142,12 @@ class Metrics:
         self._rate.labels(job).set(rate)
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
+
+    def memory(self, by_job: Mapping[str, int]) -> None:
+        """Bytes of memory that the snapshots of each job take on its nodes."""
+        self._memory.clear()
+        for job, number in by_job.items():
+            self._memory.labels(job).set(number)
 
     def job_ended(self, job: str) -> None:
         """Remove what is shown of this job."""

@@ -93,7 +93,10 @@ class RoundShell:
                     run.monitor.draining(self._clock.now())
                 timeout = run.rounds.drain_s
                 self._agents.tell(
-                    action.node, messages.Drain(job, action.generation, action.number, timeout)
+                    action.node,
+                    messages.Drain(
+                        job, action.generation, action.number, timeout, heirs=action.heirs
+                    ),
                 )
             elif isinstance(action, SendAbort):
                 self._agents.tell(action.node, messages.Abort(job, action.generation))
@@ -190,6 +193,7 @@ class RoundShell:
             join_timeout_s=jobs.join_timeout,
             key=self.key_of(run.row.id),
             host=chosen.places[node].address if chosen and node in chosen.places else "",
+            memory_share=jobs.snapshot_memory,
         )
 
     def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:

@@ -9,7 +9,6 @@ have the secret is not heard at all. Decides neither who belongs to a round nor 
 from __future__ import annotations
 
 import errno
-import hmac
 import itertools
 import os
 import socket
@@ -20,11 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from malletrain.launch.doors import BackDoor, FrontDoor
-from malletrain.launch.host_door import HostDoor
+from malletrain.protocol.host_door import HostDoor
+from malletrain.protocol.job_keys import ZAP
+from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 
 _READ_BYTES = 1 << 18
 _MOST_BYTES = 2 * _READ_BYTES
@@ -38,26 +38,8 @@ _REST_MS = 100
 """How long nobody is let in after somebody could not be."""
 MOST_ENDS = 16_384
 """Connections on this host at one moment, beyond what any job has."""
-_ZAP = "inproc://zeromq.zap.01"
 _OVER = b""
 """Says that an end has hung up."""
-
-
-class RoundKeys:
-    """The CURVE keys of one round, the same for whoever knows the job's secret.
-
-    Args:
-        secret: the job's, as bytes.
-        round_name: job and generation: the keys of one round open no other.
-    """
-
-    def __init__(self, secret: bytes, round_name: str) -> None:
-        def made(part: str) -> tuple[bytes, bytes]:
-            own = z85.encode(hmac.digest(secret, f"store {part} {round_name}".encode(), "sha256"))
-            return own, zmq.curve_public(own)
-
-        self.server_secret, self.server_public = made("server")
-        self.client_secret, self.client_public = made("client")
 
 
 class _End:
@@ -235,15 +217,13 @@ class ServingRelay(_Relay):
     def __init__(self, doors: tuple[FrontDoor, BackDoor], keys: RoundKeys, address: str) -> None:
         front, self._back = doors
         super().__init__(front)
-        self._client_key = z85.decode(keys.client_public)
+        self._keys = keys
         self._streams: dict[tuple[bytes, bytes], _End] = {}
         zap = self._context.socket(zmq.REP)
-        zap.bind(_ZAP)
+        zap.bind(ZAP)
         self._zap = zap
         router = self._router = self._context.socket(zmq.ROUTER)
-        router.curve_server = True
-        router.curve_secretkey, router.curve_publickey = keys.server_secret, keys.server_public
-        router.zap_domain = b"store"
+        keys.serve(router, b"store")
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
@@ -257,12 +237,7 @@ class ServingRelay(_Relay):
 
     def _asked(self, _: int) -> None:
         """ZAP's question: may who has this key come in? (rfc.zeromq.org/spec/27)"""
-        version, request, _domain, _address, _identity, mechanism, given = (
-            self._zap.recv_multipart()
-        )
-        known = mechanism == b"CURVE" and hmac.compare_digest(given, self._client_key)
-        answer = (b"200", b"OK") if known else (b"400", b"no key of this round")
-        self._zap.send_multipart([version, request, *answer, b"", b""])
+        self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
 
     def _opened(self, end: _End) -> None:
         inner = self._inner(end.take)
@@ -340,8 +315,7 @@ class CallingRelay(_Relay):
         self.trouble = "it does not answer"
         """Why there is no connection so far."""
         dealer = self._dealer = self._context.socket(zmq.DEALER)
-        dealer.curve_serverkey = keys.server_public
-        dealer.curve_secretkey, dealer.curve_publickey = keys.client_secret, keys.client_public
+        keys.call(dealer)
         dealer.sndhwm = dealer.rcvhwm = 0
         dealer.maxmsgsize = _MOST_BYTES
         dealer.ipv6 = ":" in host

@@ -54,15 +54,21 @@ DEFAULT_TIMEOUT_S = 60.0
 
 class DaemonRendezvous(RendezvousHandler):
     """Rounds of one job on this node. ``timeout_s`` bounds the first contact with the agent and the
-    way to a round's store.
+    way to a round's store; ``keeper`` is where other nodes reach what is in this node's memory.
     """
 
     def __init__(
-        self, job: str, endpoint: str, host: str, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        job: str,
+        endpoint: str,
+        host: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        keeper: str = "",
     ) -> None:
         self._job = job
         self._host = host
         self._timeout_s = timeout_s
+        self._keeper = keeper
         self._inbox = RoundInbox()
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._failures: tuple[Failure, ...] = ()
@@ -194,7 +200,8 @@ class DaemonRendezvous(RendezvousHandler):
     # --- inside ---
 
     def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
-        self._agent.send(Phase(Assignment(self._job, phase, self._inbox.generation, failures)))
+        held = Assignment(self._job, phase, self._inbox.generation, failures, self._keeper)
+        self._agent.send(Phase(held))
 
     def _listen(self, timeout_s: float) -> None:
         for message in self._agent.receive(timeout_s):

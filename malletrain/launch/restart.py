@@ -16,6 +16,7 @@ import os
 import sys
 from pathlib import Path
 
+import zmq
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
@@ -24,6 +25,8 @@ from malletrain.launch import live
 from malletrain.launch.loop import order_given, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
+from malletrain.memory.folder import MemoryFolder
+from malletrain.memory.keeper import Keeper
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.training.torch_private import node_agent
@@ -64,7 +67,11 @@ def run(order: LaunchOrder) -> int:
         )  # as torchrun does: several workers share the cores
     if spec.mode == "live":
         return live.LiveLauncher(order, worker_command(order)).run()
-    handler = DaemonRendezvous(order.job, order.endpoint, order.host, order.join_timeout_s)
+    keeper = _keeper(order)
+    handler = DaemonRendezvous(
+        *(order.job, order.endpoint, order.host, order.join_timeout_s),
+        keeper=keeper.address if keeper else "",
+    )
     command = worker_command(order)
     workers = node_agent(
         WorkerSpec(
@@ -89,7 +96,26 @@ def run(order: LaunchOrder) -> int:
         return 1
     finally:
         handler.shutdown()
+        if keeper:
+            keeper.close()
     return 0
+
+
+def _keeper(order: LaunchOrder) -> Keeper | None:
+    """Serves the snapshots in this node's memory, where there is a place for them; the workers hear
+    of it by their environment.
+    """
+    place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "")
+    if not os.path.isdir(place) or not limit.isdigit():
+        return None
+    folder = MemoryFolder(Path(place), int(limit))
+    try:
+        keeper = Keeper(folder, job_secret(), order.job, order.host)
+    except zmq.ZMQError as error:
+        print(f"malletrain launcher: no snapshots in memory: {error}", flush=True)
+        return None
+    os.environ[env.KEEPER] = keeper.address
+    return keeper
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ round.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from datetime import timedelta
@@ -17,31 +16,13 @@ from torch.distributed import TCPStore
 
 from malletrain.launch.doors import FRONT, pair_of_doors
 from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
-from malletrain.protocol import env
+from malletrain.protocol.job_keys import job_secret as job_secret
 
 TIMEOUT = timedelta(seconds=300)
 _OPEN = (
     "malletrain launcher: this kernel signs no TCP segments (no MD5, as under FIPS), so other "
     "users of this node can reach the store of the round. Give leases whole nodes."
 )
-
-
-def job_secret() -> bytes:
-    """The job's secret, from this process's environment.
-
-    Raises:
-        ValueError: There is none.
-    """
-    try:
-        secret = bytes.fromhex(os.environ.get(env.JOB_KEY, ""))
-    except ValueError:
-        secret = b""
-    if not secret:
-        raise ValueError(
-            f"{env.JOB_KEY} in the launcher's environment is not the secret that the daemon gives "
-            "to every job. Are agent and daemon of the same version of MalleTrain?"
-        )
-    return secret
 
 
 def _keys(job: str, generation: int) -> RoundKeys:

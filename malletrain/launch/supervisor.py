@@ -1,8 +1,8 @@
 """Tie a process to its parent, so that nobody outlives an agent or a launcher that was killed. Run
 by its path, standard library only:
 
-    python -I -S supervisor.py [--keep] [--parent PID] [--chdir DIR] [--log FILE | --per-rank-log
-    DIR] -- COMMAND [ARGS]...
+    python -I -S supervisor.py [--keep [--remove DIR]] [--parent PID] [--chdir DIR] [--log FILE |
+    --per-rank-log DIR] -- COMMAND [ARGS]...
 
 Without ``--keep`` the process becomes COMMAND (exec) after asking the kernel to be killed when its
 parent dies (PR_SET_PDEATHSIG, prctl(2)); the setting survives exec and is not inherited by
@@ -15,7 +15,8 @@ become its children, and when COMMAND ends or the supervisor's parent dies it ki
 that is left, double-forked ones included. It does the same when its parent has been stopped
 (SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its
 memory to others. SIGTERM is passed on to COMMAND where its parent sent it: Slurm's scancel sends it
-to every process of a lease. Exits with COMMAND's code, or 128 + signal.
+to every process of a lease. ``--remove``: a folder that goes when the parent did not stay. Exits
+with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _exec(command: list[str]) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _supervise(command: list[str], parent: int | None) -> int:
+def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
     """Run ``command`` as a child and leave nothing of it behind (see the module's text)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -204,6 +205,14 @@ def _supervise(command: list[str], parent: int | None) -> int:
             pass
     kill_descendants()
     if status is None:
+        if remove:
+            import shutil
+
+            shutil.rmtree(remove, ignore_errors=True)
+            try:
+                os.rmdir(os.path.dirname(remove))  # the agent's, where nothing else is in it
+            except OSError:
+                pass
         return 128 + signal.SIGKILL
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -221,15 +230,15 @@ def main(argv: list[str]) -> int:
 def _main(argv: list[str]) -> int:
     if "--" not in argv or argv[-1] == "--":
         print(
-            "Usage: supervisor.py [--keep] [--parent PID] [--chdir DIR] [--log FILE | "
-            "--per-rank-log DIR] -- COMMAND...",
+            "Usage: supervisor.py [--keep [--remove DIR]] [--parent PID] [--chdir DIR] [--log FILE "
+            "| --per-rank-log DIR] -- COMMAND...",
             file=sys.stderr,
         )
         return 2
     cut = argv.index("--")
     words, command = iter(argv[:cut]), argv[cut + 1 :]
     parent: int | None = None
-    keep = False
+    keep, remove = False, ""
     for word in words:
         if word == "--keep":
             keep = True
@@ -237,6 +246,8 @@ def _main(argv: list[str]) -> int:
         value = next(words)
         if word == "--parent":
             parent = int(os.environ[env.LAUNCHER_PID] if value == "env" else value)
+        elif word == "--remove":
+            remove = value
         elif word == "--chdir":
             os.chdir(value)
         elif word == "--log":
@@ -248,7 +259,7 @@ def _main(argv: list[str]) -> int:
             print(f"Unknown option {word}.", file=sys.stderr)
             return 2
     if keep:
-        return _supervise(command, parent)
+        return _supervise(command, parent, remove)
     if parent is not None:
         die_with_parent(parent)
     _exec(command)

@@ -21,6 +21,7 @@ HEALTH = "MALLETRAIN_HEALTH"
 HOST = "MALLETRAIN_HOST"
 JOB = "MALLETRAIN_JOB"
 JOB_KEY = "MALLETRAIN_JOB_KEY"
+KEEPER = "MALLETRAIN_KEEPER"
 LAUNCHER_PID = "MALLETRAIN_LAUNCHER_PID"
 LEASE = "MALLETRAIN_LEASE"
 LEASE_KEY = "MALLETRAIN_LEASE_KEY"
@@ -28,6 +29,8 @@ LIVE = "MALLETRAIN_LIVE"
 LOG_DIR = "MALLETRAIN_LOG_DIR"
 LOG_LEVEL = "MALLETRAIN_LOG_LEVEL"
 MAX_WORLD_SIZE = "MALLETRAIN_MAX_WORLD_SIZE"
+MEMORY = "MALLETRAIN_MEMORY"
+MEMORY_LIMIT = "MALLETRAIN_MEMORY_LIMIT"
 MUNGE_SOCKET = "MALLETRAIN_MUNGE_SOCKET"
 NODE = "MALLETRAIN_NODE"
 NODE_CLASS = "MALLETRAIN_NODE_CLASS"
@@ -69,7 +72,10 @@ TABLE = (
     (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",
-     "launch, membership"),
+     "launch, training, membership"),
+    (MEMORY, "Folder in the node's memory for the job's snapshots.", "agent", "launch, training"),
+    (MEMORY_LIMIT, "Bytes that may be in it.", "agent", "launch, training"),
+    (KEEPER, "Address at which other nodes of the job reach what is in it.", "launch", "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
     (FLAGS, "File that holds the number of the drain that is asked for.", "agent", "training"),
     (MAX_WORLD_SIZE, "Processes of the job at its largest.", "agent", "training"),

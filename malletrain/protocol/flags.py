@@ -2,18 +2,21 @@
 
 The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and is mapped by both: eight unsigned 64-bit
 integers in the machine's byte order, since both ends run on one machine. ``[0]`` is magic and
-version, ``[1]`` the number of the drain request (0: none). Standard library only, because training
+version, ``[1]`` the number of the drain request (0: none). Who is to have the state after a drain
+stands in a file beside it, written before the number. Standard library only, because training
 scripts import it.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 
 FLAGS_BYTES = 64
 _MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
 _DRAIN = 1
+_HEIRS = ".heirs"
 
 
 class FlagsWriter:
@@ -42,10 +45,19 @@ class FlagsWriter:
         self._words[0] = _MAGIC
         os.replace(temporary, path)
 
-    def request_drain(self, number: int) -> None:
-        """Ask for a snapshot and a wait at the next step boundary; ``number`` grows with
-        every request, 0 takes it back.
+    def request_drain(self, number: int, heirs: tuple[str, ...] = ()) -> None:
+        """Ask for a snapshot and a wait at the next step boundary.
+
+        Args:
+            number: grows with every request; 0 takes it back.
+            heirs: where the keepers of the nodes that go on can be reached, the first rank's
+                first; none: the snapshot is to be on disk.
         """
+        if number:
+            temporary = f"{self.path}{_HEIRS}.tmp"
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump([number, *heirs], file)
+            os.replace(temporary, self.path + _HEIRS)
         self._words[_DRAIN] = (
             number  # one aligned 8-byte store: a reader sees the old number or the new one
         )
@@ -54,10 +66,11 @@ class FlagsWriter:
         """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
         self._words.release()
         self._map.close()
-        try:
-            os.unlink(self.path)
-        except OSError:
-            pass
+        for path in (self.path, self.path + _HEIRS):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
 
 
 class FlagsReader:
@@ -69,6 +82,7 @@ class FlagsReader:
     """
 
     def __init__(self, path: str) -> None:
+        self.path = path
         fd = os.open(path, os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != FLAGS_BYTES:
@@ -87,6 +101,15 @@ class FlagsReader:
     def drain_request(self) -> int:
         """Number of the current drain request, 0 when there is none. About 100 ns."""
         return self._words[_DRAIN]
+
+    def heirs(self, number: int) -> tuple[str, ...]:
+        """Who has the state after the drain ``number``: see :meth:`FlagsWriter.request_drain`."""
+        try:
+            with open(self.path + _HEIRS, encoding="utf-8") as file:
+                said, *heirs = json.load(file)
+        except (OSError, ValueError, TypeError):
+            return ()
+        return tuple(map(str, heirs)) if said == number else ()
 
     def close(self) -> None:
         """Unmap the file."""

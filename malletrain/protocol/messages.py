@@ -1,10 +1,8 @@
 """Every message that crosses a socket between daemon, agents and clients.
 
 Decides the shape of messages only. How they are written and checked is
-:mod:`malletrain.protocol.wire`; who may send which is decided where they are handled.
-
-Times are seconds since the epoch (``time.time()``) unless a name ends in ``_s`` (a duration in
-seconds).
+:mod:`malletrain.protocol.wire`; who may send which is decided where they are handled. Times are
+seconds since the epoch unless a name ends in ``_s`` (a duration in seconds).
 """
 
 from __future__ import annotations
@@ -62,12 +60,12 @@ class Hello(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The agent is alive. ``boot`` is the daemon boot id it believes in."""
+    """The agent is alive. ``boot``: the daemon's, as believed; ``memory_bytes``: of snapshots."""
 
     boot: Id
     rss_bytes: Count = 0
     warm_bytes: Count = 0
-    """Memory of the fork servers that are warm."""
+    memory_bytes: Count = 0
 
 
 class Phase(Message, frozen=True):
@@ -87,12 +85,13 @@ class StoreUp(Message, frozen=True):
 
 
 class Drained(Message, frozen=True):
-    """The drain is over on this node: the snapshot is on disk, or there is none to take."""
+    """The drain is over on this node: the snapshot is safe, or there is none to take."""
 
     job: Id
     generation: Count
     saved: bool
     sentence: Sentence = ""
+    number: Count = 0
 
 
 class Released(Message, frozen=True):
@@ -116,18 +115,14 @@ class Sick(Message, frozen=True):
 
 
 class Doubt(Message, frozen=True):
-    """The workers of ``job`` failed here, and it is being looked whether the node is to blame;
-    ``over``: it is not, as far as is known.
-    """
+    """Workers of ``job`` failed here; it is looked whether by the node. ``over``: not, it seems."""
 
     job: Id
     over: bool = False
 
 
 class Progress(Message, frozen=True):
-    """Cumulative counts of one worker process: ``samples`` and ``steps`` since it started,
-    ``batch`` of its last step.
-    """
+    """Counts of one worker process since it started; ``batch``: samples of its last step."""
 
     job: Id
     generation: Count
@@ -183,14 +178,13 @@ class LogChunk(Message, frozen=True):
 
 
 class LogEnd(Message, frozen=True):
-    """Nothing more of this log is sent, though the daemon does not have all of it."""
+    """Nothing more of this log (``size`` bytes) is sent, though the daemon does not have it all."""
 
     job: Id
     generation: Count
     stream: Stream
     node: Name
     size: Count
-    """Bytes that the log has in all."""
 
 
 class ProbeUp(Message, frozen=True):
@@ -201,7 +195,7 @@ class ProbeUp(Message, frozen=True):
 
 
 class Probed(Message, frozen=True):
-    """What came of a trial of the network, by node."""
+    """What came of a trial of the network."""
 
     number: Count
     results: tuple[ProbeResult, ...]
@@ -245,6 +239,7 @@ class Assign(Message, frozen=True):
     join_timeout_s: float = 60.0
     key: str = ""
     host: str = ""
+    memory_share: float = 0.0
 
 
 class Round(Message, frozen=True):
@@ -267,12 +262,15 @@ class Round(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Take a snapshot at the next step boundary and wait; ``number`` grows, 0 takes it back."""
+    """Take a snapshot at the next step boundary and wait; ``number`` grows, 0 takes it back.
+    ``heirs``: keepers of the next round's nodes; with none it goes to disk.
+    """
 
     job: str
     generation: int
     number: int
     timeout_s: float
+    heirs: tuple[str, ...] = ()
 
 
 class Abort(Message, frozen=True):

@@ -134,6 +134,8 @@ class JobDetail(View, frozen=True):
     profile: ProfileView | None = None
     network: str = ""
     """By which network its rounds go and how fast that is, where the site names one."""
+    memory: str = ""
+    """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
 
 
 class NodeView(View, frozen=True):

@@ -197,6 +197,8 @@ def _facts(detail: JobDetail) -> Table:
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
     if detail.network:
         fact("Network", detail.network)
+    if detail.memory:
+        fact("Memory", detail.memory)
     if j.tries:
         fact("Failed tries", str(j.tries))
     return facts

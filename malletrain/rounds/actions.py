@@ -30,6 +30,8 @@ class SendDrain:
     node: str
     generation: int
     number: int
+    heirs: tuple[str, ...] = ()
+    """Where those of the next round have a memory for it, the first rank first."""
 
 
 @dataclass(frozen=True)

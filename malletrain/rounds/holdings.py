@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import BROKEN, OF_NO_ROUND, AssignmentPhase
 from malletrain.rounds.actions import Action, SendAssign, SendRelease
+
+_AT_WORK = (AssignmentPhase.RUNNING, AssignmentPhase.SUCCEEDED)
 
 
 @dataclass
@@ -30,6 +32,24 @@ class Holdings:
         """Whether ``node`` said one of ``phases`` last, of whatever round."""
         said = self.phases.get(node)
         return said is not None and said.phase in phases
+
+    def is_in_round(self, node: str, generation: int, *phases: AssignmentPhase) -> bool:
+        """As :meth:`is_in`, of the round ``generation`` where the phase is of one."""
+        said = self.phases.get(node)
+        if said is None or said.phase not in phases:
+            return False
+        return said.phase in OF_NO_ROUND or said.generation == generation
+
+    def belongs(self, node: str, generation: int) -> bool:
+        """Whether the workers on ``node`` are of that round, whatever became of them."""
+        if self.is_in_round(node, generation, *_AT_WORK):
+            return True
+        return self.is_in(node, *BROKEN) and self.phases[node].generation == generation
+
+    def keepers(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Where those of ``nodes`` that keep snapshots in memory can be reached."""
+        said = (self.phases.get(node) for node in nodes)
+        return tuple(a.address for a in said if a is not None and a.address)
 
     def note(self, node: str, said: Assignment) -> None:
         """``node`` holds the job and says so."""

@@ -89,7 +89,7 @@ class Rounds(Protocol):
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """The node of rank 0 serves the round's store."""
 
-    def drained(self, node: str, generation: int, now: float) -> list[Action]:
+    def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
         """The drain asked for is served, or there is nothing to save."""
 
     def released(self, node: str, now: float) -> list[Action]:

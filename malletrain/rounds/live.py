@@ -173,7 +173,7 @@ class LiveRounds:
         """The node of rank 0 serves the round's store."""
         return self.job.store_up(node, generation, host, port)
 
-    def drained(self, node: str, generation: int, now: float) -> list[Action]:
+    def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
         """The snapshot asked for is on disk, or there is none to take."""
         return self.job.drained(node, generation, now)
 

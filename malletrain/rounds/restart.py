@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import BROKEN, OF_NO_ROUND, TAKES_ROUND, AssignmentPhase
+from malletrain.protocol.phases import BROKEN, TAKES_ROUND, AssignmentPhase
 from malletrain.rounds.actions import (
     Action,
     Broke,
@@ -62,6 +62,7 @@ class JobRounds:
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
     _store: tuple[str, int] | None = None
+    _heirs: tuple[str, ...] = ()
     _joiner_wait_s: float | None = None
     """How long joiners are waited for because a node has to be gone by then; None: as ever."""
 
@@ -72,9 +73,7 @@ class JobRounds:
     # --- what the controller wants ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        """Go to exactly ``nodes`` (none: let go of all). ``within_s``: a node of the old set is
-        gone by then.
-        """
+        """See :class:`malletrain.rounds.interface.Rounds`, for this and what follows."""
         if (done := self._finished()) or self.stage is RoundStage.COMPLETED:
             return done
         self.target = tuple(nodes)
@@ -94,7 +93,8 @@ class JobRounds:
             return actions  # more nodes join when this round is formed
         if self.stage is RoundStage.DRAINING and self.whole():
             self.deadline = min(self.deadline or now, now + self.drain_s)
-            return actions
+            same = self.held.keepers(self._next()) == self._heirs
+            return actions if same else actions + self._send_drain()
         if self.stage is RoundStage.DRAINING:
             return actions + self._manner.form(now)
         return actions + (self._await_joiners(now) if self.target else self._manner.drain(now))
@@ -119,7 +119,8 @@ class JobRounds:
         others = (n for n in sorted(self.held.phases) if n not in self.members)
         self.target = (*(n for n in self.members if n in self.held.phases), *others)
         self.lost_member = any(n not in self.held.phases for n in self.members)
-        if not self.members or self.lost_member or not all(self._in_round(n) for n in self.members):
+        whole = all(self.held.belongs(n, self.generation) for n in self.members)
+        if not self.members or self.lost_member or not whole:
             return strange
         self.stage, self.drains = RoundStage.RUNNING, int(now)
         if done := self._finished():
@@ -163,9 +164,10 @@ class JobRounds:
         self._store = (host, port)
         return [action for member in self.members[1:] for action in self._invite(member)]
 
-    def drained(self, node: str, generation: int, now: float) -> list[Action]:
-        """The snapshot asked for is on disk, or there is none to take."""
-        awaited = self.stage is RoundStage.DRAINING and generation == self.generation
+    def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
+        """The snapshot asked for (``number``, where that is known) is safe, or there is none."""
+        newest = generation == self.generation and number in (0, self.drains)
+        awaited = self.stage is RoundStage.DRAINING and newest
         return self._manner.form(now) if awaited and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
@@ -247,20 +249,11 @@ class JobRounds:
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of the newest round where it is of one."""
-        a = self.held.phases.get(node)
-        if a is None or a.phase not in phases:
-            return False
-        return a.phase in OF_NO_ROUND or a.generation == self.generation
+        return self.held.is_in_round(node, self.generation, *phases)
 
     def ready(self, node: str) -> bool:
         """Whether the launcher on ``node`` lives and can take a round."""
         return self.held.is_in(node, *TAKES_ROUND)
-
-    def _in_round(self, node: str) -> bool:
-        """Whether the workers on ``node`` belong to the current round, whatever became of them."""
-        return self.is_in(node, _RUNNING, _SUCCEEDED) or (
-            self.held.is_in(node, *BROKEN) and self.held.phases[node].generation == self.generation
-        )
 
     def survivors(self) -> tuple[str, ...]:
         """Members of the last round that stay and whose launcher lives, in rank order."""
@@ -334,15 +327,21 @@ class JobRounds:
         if not self.whole():
             return self._manner.form(now)
         self.stage, self.deadline = RoundStage.DRAINING, now + self.drain_s
+        return self._send_drain()
+
+    def _send_drain(self) -> list[Action]:
         if not self.is_in(self.members[0], _RUNNING):
             return []  # it is done, and the others will be in a moment
-        self.drains += 1
-        return [SendDrain(self.members[0], self.generation, self.drains)]
+        self.drains, self._heirs = self.drains + 1, self.held.keepers(self._next())
+        return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]
+
+    def _next(self) -> tuple[str, ...]:
+        keep = self._manner.survivors()
+        return (*keep, *(n for n in self.target if n not in keep and self._manner.ready(n)))
 
     def form(self, now: float, because_lost: bool = False) -> list[Action]:
         """Make the next round of the survivors and all others that are ready."""
-        keep = self._manner.survivors()
-        ready = (*keep, *(n for n in self.target if n not in keep and self._manner.ready(n)))
+        ready = self._next()
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target
         )

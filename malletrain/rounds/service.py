@@ -146,7 +146,7 @@ class ServiceRounds:
         """A service has no store."""
         return []
 
-    def drained(self, node: str, generation: int, now: float) -> list[Action]:
+    def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
         """Its process has nothing left that it would lose."""
         if self._leaving.pop(node, None) is None:
             return []

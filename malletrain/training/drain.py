@@ -8,6 +8,7 @@ Decides how long to wait and how often to say so. Standard library only.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import DrainDone
@@ -18,31 +19,39 @@ RESEND_S = 0.5
 _POLL_S = 0.005
 
 
-def wait_to_be_stopped(flags: FlagsReader, number: int, limit_s: float | None = None) -> int:
+def wait_to_be_stopped(
+    flags: FlagsReader,
+    number: int,
+    limit_s: float | None = None,
+    again: Callable[[int], bool] = lambda number: True,
+) -> int:
     """Answer a drain request, and wait until it is taken back or the launcher ends this process.
 
     Args:
         flags: the agent's.
         number: of the request.
         limit_s: go on after so many seconds; DRAIN_WAIT_S when not given.
+        again: called with the number of a later request; whether the state of this moment is where
+            that one wants it.
 
     Returns:
         The newest request that was answered.
     """
     limit_s = DRAIN_WAIT_S if limit_s is None else limit_s
     deadline = time.monotonic() + limit_s
-    served, repeat = number, 0.0
+    served, repeat, saved = number, 0.0, True
     while number and time.monotonic() < deadline:
         # again and again: the datagram may be lost, and the launcher waits for it
         if time.monotonic() >= repeat:
-            report.send(DrainDone, number=number, saved=True)
+            report.send(DrainDone, number=number, saved=saved)
             repeat = time.monotonic() + RESEND_S
         time.sleep(_POLL_S)
         latest = flags.drain_request()
-        # taken back, or asked again: what is on disk still is the state of this moment
+        # taken back, or asked again: what was saved still is the state of this moment
         if latest != number:
             number, repeat = latest, 0.0
             served = latest or served
+            saved = again(latest) if latest else saved
     if number:
         report.tell(
             f"Waited for {limit_s:.0f} s after a snapshot on demand, but nobody came; "

@@ -57,6 +57,10 @@ class Outcomes:
         self.saved_at = time.time()
         self._send(attempt, True, size, "")
 
+    def in_memory(self, size: int, attempt: Attempt) -> None:
+        """One of ``size`` bytes is in the memory of the nodes."""
+        self._send(attempt, True, size, "", "memory")
+
     def bad(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
         """One could not be saved because of ``error``, and is tried again in ``wait_s`` seconds.
         Returns the sentence.
@@ -77,11 +81,13 @@ class Outcomes:
             self._send(attempt, False, 0, sentence)
         return sentence
 
-    def _send(self, attempt: Attempt, saved: bool, size: int, sentence: str) -> None:
+    def _send(
+        self, attempt: Attempt, saved: bool, size: int, sentence: str, path: str = ""
+    ) -> None:
         report.send(
             SnapshotTaken,
             saved=saved,
-            path=self.path,
+            path=path or self.path,
             bytes=size,
             seconds=attempt.seconds,
             samples=attempt.samples,

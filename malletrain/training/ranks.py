@@ -24,6 +24,11 @@ def rank_and_world() -> tuple[int, int]:
         return 0, 1
 
 
+def leads_its_node() -> bool:
+    """Whether this process is the first of its node."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def max_world(world_size: int) -> int:
     """The largest number of ranks the job may ever have, as the agent says; ``world_size``, that
     of now, outside MalleTrain.

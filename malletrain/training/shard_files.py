@@ -113,12 +113,13 @@ def _summed(folder: str, names: list[str]) -> Files:
     for name in names:
         full = os.path.join(folder, name)
         os.chmod(full, os.stat(full).st_mode & 0o755)
-        files[name] = _sum_of(full)
+        files[name] = sum_of(full)
     snapshot_file.sync_folder(folder)
     return files
 
 
-def _sum_of(path: str) -> tuple[int, int]:
+def sum_of(path: str) -> tuple[int, int]:
+    """(size, CRC-32) of a file. Raises OSError."""
     size = total = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
@@ -194,7 +195,7 @@ def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int 
     for file, (size, total) in sorted(payload[KEY]["files"].items())[part::parts]:
         path = os.path.join(folder, file)
         try:
-            found = _sum_of(path)
+            found = sum_of(path)
         except OSError as error:
             raise SnapshotError(f"Snapshot {name} is damaged: {path}: {error.strerror}.") from error
         if found != (size, total):
@@ -214,9 +215,12 @@ def shapes(folder: str) -> dict[str, tuple[tuple[int, ...], Any]]:
     }
 
 
-def read(folder: str, tensors: dict[str, Any], team: Team | None = None) -> None:
+def read(
+    folder: str, tensors: dict[str, Any], team: Team | None = None, reader: Any = None
+) -> None:
     """Fill ``tensors`` from the shards, whatever layout either has. Collective, unless there is no
-    ``team``: then this process alone reads.
+    ``team``: then this process alone reads. ``reader``: of torch's kind, where ``folder`` alone
+    does not do.
 
     Raises:
         RuntimeError: what a rank met, on all ranks.
@@ -228,7 +232,7 @@ def read(folder: str, tensors: dict[str, Any], team: Team | None = None) -> None
         try:
             dcp.load(
                 tensors,
-                storage_reader=dcp.FileSystemReader(folder),
+                storage_reader=reader or dcp.FileSystemReader(folder),
                 process_group=team.group if team else None,
                 no_dist=team is None or team.group is None,
             )

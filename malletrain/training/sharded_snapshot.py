@@ -16,7 +16,8 @@ from malletrain.training import rng, shard_files, sharded_state, snapshot_file
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
 
-_RNG = "rng_by_rank"
+RNG = "rng_by_rank"
+"""In a snapshot: the states of each rank's random number generators."""
 
 
 def save(
@@ -52,7 +53,7 @@ def save(
         files = shard_files.seal_rest(path, folder, sealed)
         shards = {"folder": shard_files.relative(path, folder), "files": files}
         skeletons, _ = taken[0]
-        payload = {**head, "objects": skeletons, shard_files.KEY: shards, _RNG: states}
+        payload = {**head, "objects": skeletons, shard_files.KEY: shards, RNG: states}
         size = snapshot_file.write(path, payload, keep, keep_newest, overtaken)
         return size + sum(n for n, _ in files.values())
 
@@ -87,23 +88,37 @@ def problem(payload: Mapping[str, Any], name: str, team: Team) -> str:
     return ""
 
 
-def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str, team: Team) -> None:
+def put_back(
+    objects: Mapping[str, Any],
+    payload: Mapping[str, Any],
+    name: str,
+    team: Team,
+    folder: str | None = None,
+    reader: Any = None,
+) -> None:
     """Have ``objects`` and the random number generators be as a snapshot says, whatever layout it
     was written in and whatever layout they have. Collective.
+
+    Args:
+        objects: the script's, by name.
+        payload, name: the snapshot, and its path.
+        team: all ranks.
+        folder, reader: see :func:`malletrain.training.shard_files.read`; by default where the
+            snapshot says.
 
     Raises:
         SnapshotError: when a state does not fit its object.
     """
-    folder = shard_files.folder_of(payload, name)
+    folder = folder or shard_files.folder_of(payload, name)
     parts.tell_differences(objects, payload, name)
     sharded_state.put_together(
         objects,
         payload["objects"],
         shard_files.shapes(folder) if folder else {},
         bool(folder),
-        lambda tensors: shard_files.read(folder, tensors, team) if folder else None,
+        lambda tensors: shard_files.read(folder, tensors, team, reader) if folder else None,
         lambda key, target, error: parts.does_not_fit(key, target, name, error),
     )
-    states = payload.get(_RNG)
+    states = payload.get(RNG)
     # A rank that had none takes that of one in the same place of its node's group.
     rng.load(states[team.rank % len(states)] if states else payload.get("rng", {}))

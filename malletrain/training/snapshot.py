@@ -13,27 +13,19 @@ agree upon: :mod:`malletrain.training.sharded_snapshot`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import Capable, DrainDone
-from malletrain.training import (
-    choice,
-    owner,
-    report,
-    rng,
-    shard_files,
-    sharded_snapshot,
-    snapshot_file,
-)
 from malletrain.training import objects as parts
+from malletrain.training import owner, report, rng, shard_files, sharded_snapshot, snapshot_file
 from malletrain.training.agreement import Agreement
+from malletrain.training.disk_copy import DiskCopies
+from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
@@ -41,6 +33,9 @@ from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.steadfast import bear_one_sigterm
+
+if TYPE_CHECKING:
+    from malletrain.training.memory_snapshots import MemorySnapshots
 
 __all__ = ["Snapshot", "SnapshotError"]
 
@@ -66,6 +61,11 @@ class Snapshot:
             in the working folder, by job, script and arguments; the log says which.
         every_s: seconds between snapshots taken by :meth:`step`; ``math.inf`` for on demand only.
         keep: how many earlier snapshots stay (``.prev``, ``.prev2``, …).
+        memory: whether snapshots go to the memory of the job's nodes first. A rescale then needs no
+            folder that all nodes share; the disk gets its copy every ``every_s``, in the background
+            where the model is not sharded.
+        replicate_every: steps after which another node has a copy, to go on from when one is lost
+            without notice; 0: none. Implies ``memory``.
         objects: what to save, by name: anything with ``state_dict()`` and ``load_state_dict()``
             (modules, optimizers, schedulers, GradScaler, ElasticSampler), or a plain dict of
             numbers, texts and tensors, which is updated in place on restore. Modules wrapped by
@@ -86,6 +86,8 @@ class Snapshot:
         path: str | os.PathLike[str] | None = None,
         every_s: float = 60.0,
         keep: int = 1,
+        memory: bool = False,
+        replicate_every: int = 0,
         **objects: Any,
     ) -> None:
         if not every_s >= 0:
@@ -94,6 +96,11 @@ class Snapshot:
             )
         if keep < 0:
             raise ValueError(f"Snapshot: keep must be a number from 0, not {keep!r}.")
+        if replicate_every < 0:
+            raise ValueError(
+                f"Snapshot: replicate_every must be a number of steps from 0, not "
+                f"{replicate_every!r}."
+            )
         if not objects:
             raise ValueError(
                 "Snapshot: nothing to save; pass objects by name, e.g. Snapshot(path, "
@@ -113,11 +120,20 @@ class Snapshot:
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._due = time.monotonic() + every_s
-        self._known: tuple[int, int, int] | None = None
-        self._newest_is_bad = False
         self._outcomes = Outcomes(self.path)
-        self._restores = 0
-        self._first_save = True
+        self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
+        self._copies = DiskCopies(self._disk, self._outcomes)
+        self.replicate_every = replicate_every
+        self._memory: MemorySnapshots | None = None
+        if memory or replicate_every:
+            from malletrain.training.memory_snapshots import MemorySnapshots
+
+            self._memory = MemorySnapshots(
+                *(self.path, self._owner, objects),
+                *(self._facts, self._payload, self._all_ranks),
+            )
+        self._steps = 0
+        self._disk_since = time.time()
         self._announced = False
         self._looked = False
         self._team: Team | None = None
@@ -150,50 +166,32 @@ class Snapshot:
         """
         report.mark("restoring")
         wanted = owner.asked_for(resume_from)
-        payload, name = self._choose(self.path, wanted)
-        if payload is None and wanted:
-            payload, name = self._choose(owner.path_of(wanted), wanted)
+        if self._memory is None:
+            payload = self._from_disk(wanted)
+        else:
+            payload = self._memory.restore(lambda: self._from_disk(wanted))
+        due_in = self.every_s
         if payload is not None:
-            mine = name == self.path
-            self._newest_is_bad = not mine and name.startswith(self.path)
-            self._known = snapshot_file.signature(self.path) if mine else None
+            self._steps = int(payload.get("steps", 0))
+            in_memory = self._memory is not None and self._memory.newest is not None
+            if in_memory:  # the disk's is older, or there is none yet
+                self._disk_since = float(payload.get("disk_since", self._disk_since))
+                due_in -= time.time() - self._disk_since
+            if not in_memory or os.path.exists(self.path):
+                self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
+        self._due = time.monotonic() + max(0.0, due_in)
+        report.mark("restored")
+        return payload is not None
+
+    def _from_disk(self, wanted: str) -> dict[str, Any] | None:
+        payload, name = self._disk.choose(wanted)
+        if payload is not None:
+            self._disk.is_restored(name)
             if payload.get(shard_files.KEY) or is_sharded(self._objects):
                 sharded_snapshot.put_back(self._objects, payload, name, self._all_ranks())
             else:
                 parts.put_back(self._objects, payload, name)
-            self._outcomes.saved_at = payload.get("time")
-        self._due = time.monotonic() + self.every_s
-        report.mark("restored")
-        return payload is not None
-
-    def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
-        """(payload, file) of the newest snapshot at ``path`` that may be used, the same on all
-        ranks.
-        """
-
-        def check(payload: dict[str, Any], name: str) -> None:
-            owner.check(payload, name, self._owner, wanted)
-
-        bad: dict[str, str] = {}
-        while True:
-            payload, name = self._newest(path, check, bad)
-            if payload is None or not payload.get(shard_files.KEY):
-                return payload, name
-            bad[name] = sharded_snapshot.problem(payload, name, self._all_ranks())
-            if not bad[name]:
-                return payload, name
-
-    def _newest(
-        self, path: str, check: choice.Check, bad: dict[str, str]
-    ) -> tuple[dict[str, Any] | None, str]:
-        rank, world = rank_and_world()
-        store = choice.group_store() if world > 1 else None
-        if store is None:
-            return choice.newest(path, self.keep, check, bad)
-        self._restores += 1
-        label = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
-        key = f"malletrain/snapshot/{report.generation()}/{label}/{self._restores}"
-        return choice.agreed(path, self.keep, check, store, key, rank, bad)
+        return payload
 
     def _all_ranks(self) -> Team:
         """All ranks; every rank asks for them at the same place for the first time."""
@@ -249,56 +247,10 @@ class Snapshot:
 
     def _write(self, taken: Taken | None) -> int:
         """Put the snapshot on disk; returns its bytes. Raises what was met."""
-        leads = rank_and_world()[0] == 0
-        if self._first_save and leads:
-            snapshot_file.remove_leftovers(self.path)
-        self._first_save = False
+        self._copies.wait()
         if taken is None and is_sharded(self._objects):
-            size = sharded_snapshot.save(
-                self.path,
-                self._objects,
-                self._header,
-                self.keep,
-                not self._newest_is_bad,
-                self._all_ranks(),
-                overtaken=self._if_first(),
-            )
-        else:
-            self._refuse_if_overtaken()
-            first = self._if_first()
-            # A damaged newest file is replaced and not kept: it would push the last good one out.
-            payload = taken.payload if taken else self._payload()
-            size = snapshot_file.write(
-                self.path, payload, self.keep, not self._newest_is_bad, overtaken=first
-            )
-            if os.path.isdir(self.path + shard_files.SUFFIX):
-                shard_files.sweep(self.path, self.keep)
-        if leads:
-            self._known = snapshot_file.signature(self.path)
-        self._newest_is_bad = False
-        return size
-
-    def _header(self) -> dict[str, Any]:
-        self._refuse_if_overtaken()
-        return self._facts()
-
-    def _if_first(self) -> Callable[[], None] | None:
-        """What is asked when somebody is before this process with the first snapshot."""
-        return None if os.path.exists(self.path) else self._refuse_if_overtaken
-
-    def _refuse_if_overtaken(self) -> None:
-        """Neither another run that names the same path, nor a worker left over from an earlier
-        round (its launcher was killed), overwrites what is there.
-        """
-        now = snapshot_file.signature(self.path)
-        if now is None or now == self._known:
-            return
-        try:
-            there = snapshot_file.read(self.path, check=False)
-        except (SnapshotError, OSError):
-            return
-        owner.refuse_to_overwrite(there, self.path, self._owner, report.generation())
-        self._known = now
+            return self._disk.write_sharded(self._objects, self._facts)
+        return self._disk.write(taken.payload if taken else self._payload())
 
     def _payload(self) -> dict[str, Any]:
         return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
@@ -310,6 +262,8 @@ class Snapshot:
             "owner": owner.named(self._owner),
             "generation": report.generation(),
             "time": time.time(),
+            "steps": self._steps,
+            "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],
         }
 
@@ -328,6 +282,7 @@ class Snapshot:
         """
         if not self._looked:
             self._look()
+        self._steps += 1
         if self._agreement is not None:
             self._step_together(self._agreement)
             return
@@ -337,8 +292,14 @@ class Snapshot:
             if number and number != self._served:
                 self._serve(number)
                 return
+        if self._replicates() and self._memory is not None:
+            self._memory.replicate(self._steps)
         if time.monotonic() >= self._due or not self._announced:
             self._announce_or_save()
+
+    def _replicates(self) -> bool:
+        """Whether other nodes are to have a copy of the state after this step."""
+        return self.replicate_every > 0 and self._steps % self.replicate_every == 0
 
     def _look(self) -> None:
         self._looked = True
@@ -361,15 +322,34 @@ class Snapshot:
             self._serve(decided - 1)
         elif decided:
             self._save()
+        elif self._replicates() and self._memory is not None:
+            self._memory.replicate(self._steps)
 
     def _announce_or_save(self) -> None:
         if not self._announced:
             self._announce()
         if time.monotonic() >= self._due:
-            if rank_and_world()[0] == 0:
-                self._save()
-            else:
+            if rank_and_world()[0] != 0:
                 self._due = time.monotonic() + self.every_s
+            elif not self._saves_behind():
+                self._save()
+
+    def _saves_behind(self) -> bool:
+        """Save to memory, and have the disk's copy made in the background. Returns whether that is
+        under way.
+        """
+        memory = self._memory
+        if memory is None or memory.tier is None:
+            return False
+        if self._copies.busy:
+            return True
+        self._copies.raise_refused()
+        moment = memory.save(self._steps)
+        if moment is None:
+            return False
+        self._due = time.monotonic() + self.every_s
+        self._copies.begin(memory.tier.file(moment), report.totals(), self.every_s)
+        return True
 
     def _announce(self) -> None:
         self._announced = True
@@ -389,12 +369,26 @@ class Snapshot:
         leads = rank_and_world()[0] == 0
         if not leads and self._agreement is None:
             return
-        sentence = self._save()
+        memory, heirs = self._memory, self._heirs(number)
+        in_memory = memory is not None and memory.drained(heirs, self._steps, self._outcomes)
+        sentence = None if in_memory else self._save()
         if not leads:
             return
         if sentence is not None:
             report.send(DrainDone, number=number, saved=False, sentence=sentence)
             return
+
+        def again(later: int) -> bool:
+            if not in_memory or memory is None:
+                return True
+            if self._agreement is not None:
+                return False  # the other ranks have gone on to their next collective
+            return memory.wanted_by(self._heirs(later)) or self._save() is None
+
         assert self._flags is not None
-        self._served = wait_to_be_stopped(self._flags, number)
-        self._due = time.monotonic() + self.every_s
+        self._served = wait_to_be_stopped(self._flags, number, again=again)
+        if not in_memory:
+            self._due = time.monotonic() + self.every_s
+
+    def _heirs(self, number: int) -> tuple[str, ...]:
+        return self._flags.heirs(number) if self._flags is not None else ()

@@ -25,7 +25,7 @@ FORMAT = 1
 SHARDED_FORMAT = 2
 """Of one whose file names shards beside it (:mod:`malletrain.training.shard_files`)."""
 
-
+_COPY_BYTES = 4 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 """What a file system without hard links says to one."""
 
@@ -104,6 +104,44 @@ def write(
         OSError: the disk's reason; the snapshots on disk are as before and the temporary file is
             gone.
     """
+    return _write(path, keep, keep_newest, overtaken, lambda file: write_to(file, payload))
+
+
+def write_copy(
+    path: str,
+    source: IO[bytes],
+    keep: int,
+    keep_newest: bool = True,
+    overtaken: Callable[[], None] | None = None,
+) -> int:
+    """As :func:`write`, of a snapshot that ``source`` is a file of."""
+
+    def copy(file: IO[bytes]) -> int:
+        size = 0
+        while piece := source.read(_COPY_BYTES):
+            file.write(piece)
+            size += len(piece)
+        return size
+
+    return _write(path, keep, keep_newest, overtaken, copy)
+
+
+def write_to(file: IO[bytes], payload: dict[str, Any]) -> int:
+    """Write ``payload`` to ``file``. Returns its bytes; raises OSError."""
+    writer = _Writer(file)
+    _torch_save(payload, writer)
+    if writer.error is not None:
+        raise writer.error
+    return writer.bytes
+
+
+def _write(
+    path: str,
+    keep: int,
+    keep_newest: bool,
+    overtaken: Callable[[], None] | None,
+    fill: Callable[[IO[bytes]], int],
+) -> int:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
     try:
@@ -111,10 +149,7 @@ def write(
         # written.
         fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         with open(fd, "wb") as file:
-            writer = _Writer(file)
-            _torch_save(payload, writer)
-            if writer.error is not None:
-                raise writer.error
+            size = fill(file)
             file.flush()
             os.fsync(fd)
         if overtaken is None or not _published(temporary, path):
@@ -130,7 +165,7 @@ def write(
             pass
         raise
     sync_folder(os.path.dirname(path))
-    return writer.bytes
+    return size
 
 
 def _published(temporary: str, path: str) -> bool:
@@ -276,6 +311,19 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
             "Go on with the release that wrote it."
         )
     return payload
+
+
+def peek(path: str) -> dict[str, Any] | None:
+    """What the snapshot at ``path`` says of itself, without its tensors being read or anything
+    checked; None where there is none that can be read this way.
+    """
+    import torch
+
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # absent, damaged, or in need of more than plain data: to be read in full
+        return None
+    return payload if isinstance(payload, dict) and "malletrain_snapshot" in payload else None
 
 
 def _torch_load(torch: Any, path: str) -> Any:

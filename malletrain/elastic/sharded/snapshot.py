@@ -23,7 +23,7 @@ class RunSnapshot(Snapshot):
         self._objects = dict(objects)
         self._team = self._agreement = None
         self._looked = False
-        self._asked = self._restores = 0
+        self._asked = 0
 
     def _all_ranks(self) -> Team:
         if self._team is None:

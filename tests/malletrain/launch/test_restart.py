@@ -79,7 +79,13 @@ class Cluster:
         since = len(self.daemon.seen)
         self.daemon.send(
             name,
-            messages.Assign("j1", self.spec, stop_grace_s=1.0, join_timeout_s=60.0, key="5e" * 32),
+            messages.Assign(
+                *("j1", self.spec),
+                stop_grace_s=1.0,
+                join_timeout_s=60.0,
+                key="5e" * 32,
+                memory_share=0.1,
+            ),
         )
         return since
 

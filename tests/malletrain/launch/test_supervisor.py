@@ -230,3 +230,28 @@ def test_a_short_stop_is_no_suspension(mark, tmp_path):
     parent.kill()
     parent.wait()
     eventually(lambda: not alive(int(helper.read_text())), "all are gone")
+
+
+@pytest.mark.parametrize("ends", ["command", "parent"])
+def test_state_in_memory_goes_with_the_agent_and_stays_after_a_launcher(mark, tmp_path, ends):
+    state = tmp_path / "state"
+    (state / "label").mkdir(parents=True)
+    (state / "label" / "x.pt").write_bytes(b"weights")
+    code = "pass" if ends == "command" else SLEEP
+    parent = start(mark, sys.executable, "-c", WITH_PID, *SUPERVISOR, str(state), code)
+    if ends == "parent":
+        eventually(lambda: len(processes_with(mark)) == 3, "all three run")
+        parent.kill()
+        eventually(lambda: not state.exists(), "it is gone")
+    else:
+        assert parent.wait(PATIENCE_S) == 0
+        assert (state / "label" / "x.pt").exists()
+    parent.wait()
+
+
+WITH_PID = """
+import os, subprocess, sys
+*supervisor, state, code = sys.argv[1:]
+options = ["--keep", "--parent", str(os.getpid()), "--remove", state]
+sys.exit(subprocess.call([*supervisor, *options, "--", sys.executable, "-c", code]))
+"""

@@ -1,0 +1,186 @@
+"""Serves the snapshots in a node's memory to the other nodes of the job, and takes in what they
+hand over: a thread of the launcher, which outlives the workers.
+
+A file that arrives counts once all of it is here and its check sum is right; until then it has
+another name. Decides neither what is kept nor what is restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from malletrain.memory.folder import MemoryFolder, remove, unfinished
+from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
+from malletrain.protocol.host_door import HostDoor
+from malletrain.protocol.job_keys import ZAP
+
+IDLE_S = 60.0
+"""A file of which nothing came for so long is given up."""
+_LOOK_MS = 5000
+
+
+@dataclass
+class _Arriving:
+    """A file on its way here."""
+
+    file: int
+    temporary: Path
+    final: Path
+    size: int
+    got: int = 0
+    total: int = 0
+    heard: float = 0.0
+
+
+class Keeper:
+    """One job's on this node.
+
+    Args:
+        folder: what it serves and fills.
+        secret, job: who has the one and means the other is let in.
+        host: of this node for the others.
+
+    Raises:
+        zmq.ZMQError: no port can be had.
+    """
+
+    def __init__(self, folder: MemoryFolder, secret: bytes, job: str, host: str) -> None:
+        self._folder = folder
+        self._arriving: dict[tuple[bytes, str], _Arriving] = {}
+        self._count = itertools.count()
+        self._context = zmq.Context()
+        self._keys = keys(secret, job)
+        self._zap: Any = self._context.socket(zmq.REP)
+        self._zap.bind(ZAP)
+        self._router: Any = self._context.socket(zmq.ROUTER)
+        self._keys.serve(self._router, b"memory")
+        unlimited(self._router)
+        self._door = HostDoor(self._router, host)
+        port = self._door.port
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Where the others call."""
+        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="malletrain-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve nobody any more; the files stay. A second time does nothing."""
+        if self._stopped >= 0:
+            os.close(self._stopped)
+            self._stopped = -1
+            self._thread.join()
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._zap, self._router, self._stop, self._door.monitor):
+            poller.register(one, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_LOOK_MS if self._arriving else None))
+            if self._stop in ready:
+                break
+            if self._zap in ready:
+                self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
+            if self._door.monitor in ready:
+                self._door.noticed()
+            if self._router in ready:
+                self._heard(self._router.recv_multipart())
+            self._give_up_idle()
+        for key in list(self._arriving):
+            self._give_up(key)
+        os.close(self._stop)
+        self._door.close()
+        self._context.destroy(linger=0)
+
+    def _heard(self, frames: list[bytes]) -> None:
+        peer = frames[0]
+        if len(frames) != 3:
+            return
+        try:
+            ask = msgspec.msgpack.decode(frames[1], type=Ask)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return
+        data, trouble = b"", ""
+        try:
+            data = self._answer(peer, ask, frames[2])
+        except (OSError, ValueError) as error:
+            trouble = str(error)
+            self._give_up((peer, ask.name))
+        said = msgspec.msgpack.encode(Answer(ask.number, trouble))
+        with contextlib.suppress(zmq.ZMQError):
+            self._router.send_multipart([peer, said, data], zmq.DONTWAIT, copy=False)
+
+    def _answer(self, peer: bytes, ask: Ask, data: bytes) -> bytes:
+        final = self._folder.file(ask.name)
+        if ask.verb == "read":
+            return _read(final, ask.offset, min(ask.length, PIECE))
+        if ask.verb == "begin":
+            self._begin(peer, ask, final)
+            return b""
+        arriving = self._arriving.get((peer, ask.name))
+        if arriving is None:
+            raise ValueError(f"{ask.name} was not begun.")
+        arriving.heard = time.monotonic()
+        if ask.verb == "write":
+            self._write(arriving, ask, data)
+        elif ask.verb == "end":
+            self._end((peer, ask.name), arriving, ask.total)
+        else:
+            raise ValueError(f"A keeper knows no {ask.verb[:20]!r}.")
+        return b""
+
+    def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:
+        self._give_up((peer, ask.name))
+        promised = sum(a.size - a.got for a in self._arriving.values())
+        self._folder.claim(ask.length + promised)
+        final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = unfinished(final).with_name(f"{unfinished(final).name}-{next(self._count)}")
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._arriving[peer, ask.name] = _Arriving(
+            file, temporary, final, ask.length, heard=time.monotonic()
+        )
+
+    def _write(self, arriving: _Arriving, ask: Ask, data: bytes) -> None:
+        if ask.offset != arriving.got or ask.offset + len(data) > arriving.size:
+            raise ValueError(f"A piece of {ask.name} came out of turn.")
+        view = memoryview(data)
+        while view:
+            done = os.write(arriving.file, view)
+            view = view[done:]
+        arriving.got += len(data)
+        arriving.total = zlib.crc32(data, arriving.total)
+
+    def _end(self, key: tuple[bytes, str], arriving: _Arriving, total: int) -> None:
+        if (arriving.got, arriving.total) != (arriving.size, total):
+            raise ValueError(f"{key[1]} did not arrive as it was sent.")
+        del self._arriving[key]
+        os.close(arriving.file)
+        os.replace(arriving.temporary, arriving.final)
+
+    def _give_up_idle(self) -> None:
+        late = time.monotonic() - IDLE_S
+        for key in [key for key, arriving in self._arriving.items() if arriving.heard < late]:
+            self._give_up(key)
+
+    def _give_up(self, key: tuple[bytes, str]) -> None:
+        arriving = self._arriving.pop(key, None)
+        if arriving is not None:
+            os.close(arriving.file)
+            remove(arriving.temporary)
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), length, offset)

@@ -1,0 +1,167 @@
+"""A worker's side of what goes from one node's memory to another's.
+
+Decides how much is on its way at once, and when another node counts as gone: its launcher hung up,
+or said nothing for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, unlimited
+
+SILENCE_S = 20.0
+"""A node that says nothing for so long is gone."""
+_RETRY_MS = 50
+
+
+class PeerError(OSError):
+    """Another node did not give or take a file; the message is a sentence."""
+
+
+class RemoteKeeper:
+    """The keeper of another node of the job. A context: the connection is closed at its end.
+
+    Args:
+        address: of the keeper.
+        secret, job: what opens it.
+        silence_s: how long it may say nothing.
+    """
+
+    def __init__(self, address: str, secret: bytes, job: str, silence_s: float = SILENCE_S) -> None:
+        self.address = address
+        self._silence_s = silence_s
+        self._context = zmq.Context()
+        dealer = self._dealer = self._context.socket(zmq.DEALER)
+        keys(secret, job).call(dealer)
+        unlimited(dealer)
+        dealer.ipv6 = address.startswith("[")
+        dealer.reconnect_ivl = _RETRY_MS
+        self._monitor: Any = dealer.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        self._poller = zmq.Poller()
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            dealer.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self._close()
+            raise PeerError(f"{address} is no address of a node: {error.strerror}.") from error
+
+    def __enter__(self) -> RemoteKeeper:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._dealer.disable_monitor()
+        self._monitor.close(0)
+        self._context.destroy(linger=0)
+
+    def fetch(self, name: str, pieces: Iterable[tuple[int, int]], put: Put) -> int:
+        """Have pieces of a file.
+
+        Args:
+            name: of the file there.
+            pieces: (offset, length) of each.
+            put: takes (offset, data), in the order of ``pieces``.
+
+        Returns:
+            The bytes that came.
+
+        Raises:
+            PeerError: it has no such file, or is gone.
+        """
+        came = 0
+
+        def asks() -> Iterator[tuple[Ask, bytes]]:
+            for offset, length in pieces:
+                for at in range(offset, offset + length, PIECE):
+                    yield Ask(0, "read", name, at, min(PIECE, offset + length - at)), b""
+
+        for ask, data in self._conversation(asks()):
+            if len(data) != ask.length:
+                raise PeerError(f"{name} is shorter at {self.address} than it should be.")
+            put(ask.offset, data)
+            came += len(data)
+        return came
+
+    def push(self, source: Path, name: str) -> int:
+        """Give it the file at ``source``; it has all of it afterwards. Returns the bytes.
+
+        Raises:
+            PeerError: it does not take it, or is gone.
+            OSError: the file cannot be read.
+        """
+        with open(source, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+
+            def asks() -> Iterator[tuple[Ask, bytes]]:
+                yield Ask(0, "begin", name, 0, size), b""
+                at = total = 0
+                while at < size and (data := file.read(PIECE)):
+                    total = zlib.crc32(data, total)
+                    yield Ask(0, "write", name, at), data
+                    at += len(data)
+                yield Ask(0, "end", name, 0, size, total), b""
+
+            for _ in self._conversation(asks()):
+                pass
+        return size
+
+    def _conversation(self, asks: Iterator[tuple[Ask, bytes]]) -> Iterator[tuple[Ask, bytes]]:
+        """Ask, a few at a time; each with its answer, in order."""
+        waiting: dict[int, Ask] = {}
+        number, more = 0, True
+        while more or waiting:
+            while more and len(waiting) < WINDOW:
+                following = next(asks, None)
+                if following is None:
+                    more = False
+                    break
+                ask, data = following
+                ask = msgspec.structs.replace(ask, number=number)
+                self._dealer.send_multipart([msgspec.msgpack.encode(ask), data], copy=False)
+                waiting[number], number = ask, number + 1
+            if waiting:
+                answer, data = self._hear()
+                asked = waiting.pop(answer.number, None)
+                if answer.trouble:
+                    raise PeerError(answer.trouble)
+                if asked is not None:
+                    yield asked, data
+
+    def _hear(self) -> tuple[Answer, bytes]:
+        deadline = time.monotonic() + self._silence_s
+        while (left := deadline - time.monotonic()) > 0:
+            ready = dict(self._poller.poll(int(left * 1000) + 1))
+            if self._dealer in ready:
+                said, data = self._dealer.recv_multipart()
+                return msgspec.msgpack.decode(said, type=Answer), data
+            if self._monitor in ready:
+                event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    raise PeerError(f"The node at {self.address} does not take this job's key.")
+                raise PeerError(f"The node at {self.address} is gone.")
+        raise PeerError(f"The node at {self.address} says nothing ({self._silence_s:g} s waited).")
+
+
+Put = Callable[[int, bytes], object]
+"""(offset, data): takes a piece of a file."""

@@ -1,0 +1,172 @@
+"""One run's snapshots on disk: the newest good one, and the next one in its place.
+
+Decides which of them all ranks restore, and that neither another run's nor a later round's is
+overwritten. How bytes reach the disk is :mod:`malletrain.training.snapshot_file`'s, when a snapshot
+is taken :mod:`malletrain.training.snapshot`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from malletrain.training import choice, owner, report, shard_files, sharded_snapshot, snapshot_file
+from malletrain.training.ranks import rank_and_world
+from malletrain.training.side_group import Team
+from malletrain.training.snapshot_file import SnapshotError
+
+AllRanks = Callable[[], Team]
+_numbers: dict[str, int] = {}
+
+
+def number_of(path: str) -> int:
+    """Which of the script's Snapshots the one at ``path`` is. All ranks make them in the same
+    order, while their paths may differ.
+    """
+    return _numbers.setdefault(path, len(_numbers))
+
+
+class DiskTier:
+    """The snapshots of ``who`` at ``path``, of which ``keep`` earlier ones stay."""
+
+    def __init__(self, path: str, keep: int, who: owner.Owner, all_ranks: AllRanks) -> None:
+        self.path = path
+        self.keep = keep
+        self._owner = who
+        self._all_ranks = all_ranks
+        self._known: tuple[int, int, int] | None = None
+        self._newest_is_bad = False
+        self._number = number_of(path)
+        self._restores = (0, 0)
+        """A round, and how many there were in it."""
+        self._first_save = True
+
+    # --- read ---
+
+    def choose(self, wanted: str) -> tuple[dict[str, Any] | None, str]:
+        """(payload, file) of the newest good snapshot, the same one on all ranks: the run's own,
+        else that of ``wanted`` (see :func:`malletrain.training.owner.asked_for`).
+
+        Raises:
+            SnapshotError: see :meth:`malletrain.Snapshot.restore`.
+        """
+        payload, name = self._choose(self.path, wanted)
+        if payload is None and wanted:
+            payload, name = self._choose(owner.path_of(wanted), wanted)
+        return payload, name
+
+    def is_restored(self, name: str) -> None:
+        """The snapshot in the file ``name`` is what the objects now are."""
+        mine = name == self.path
+        self._newest_is_bad = not mine and name.startswith(self.path)
+        self._known = snapshot_file.signature(self.path) if mine else None
+
+    def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
+        def check(payload: dict[str, Any], name: str) -> None:
+            owner.check(payload, name, self._owner, wanted)
+
+        bad: dict[str, str] = {}
+        while True:
+            payload, name = self._newest(path, check, bad)
+            if payload is None or not payload.get(shard_files.KEY):
+                return payload, name
+            bad[name] = sharded_snapshot.problem(payload, name, self._all_ranks())
+            if not bad[name]:
+                return payload, name
+
+    def _newest(
+        self, path: str, check: choice.Check, bad: dict[str, str]
+    ) -> tuple[dict[str, Any] | None, str]:
+        rank, world = rank_and_world()
+        store = choice.group_store() if world > 1 else None
+        if store is None:
+            return choice.newest(path, self.keep, check, bad)
+        generation, count = report.generation(), 0
+        if self._restores[0] == generation:
+            count = self._restores[1] + 1
+        self._restores = (generation, count)
+        whose = "own" if path == self.path else "wanted"
+        key = f"malletrain/snapshot/{generation}/{self._number}{whose}/{count}"
+        return choice.agreed(path, self.keep, check, store, key, rank, bad)
+
+    # --- write ---
+
+    def write(self, payload: dict[str, Any]) -> int:
+        """Put a whole snapshot on disk; returns its bytes. Raises what was met."""
+        return self._put(
+            lambda keep_newest, first: snapshot_file.write(
+                self.path, payload, self.keep, keep_newest, overtaken=first
+            )
+        )
+
+    def copy(self, source: IO[bytes]) -> int:
+        """Put on disk what ``source`` is a file of; returns its bytes. Raises what was met."""
+        return self._put(
+            lambda keep_newest, first: snapshot_file.write_copy(
+                self.path, source, self.keep, keep_newest, overtaken=first
+            )
+        )
+
+    def write_sharded(self, objects: Mapping[str, Any], facts: Callable[[], dict[str, Any]]) -> int:
+        """Put a snapshot of all ranks on disk. Collective; as :meth:`write`."""
+        leads = rank_and_world()[0] == 0
+        if leads:
+            self._begin()
+
+        def header() -> dict[str, Any]:
+            self.refuse_if_overtaken()
+            return facts()
+
+        size = sharded_snapshot.save(
+            self.path,
+            objects,
+            header,
+            self.keep,
+            # A damaged newest file is replaced and not kept: it would push the last good one out.
+            not self._newest_is_bad,
+            self._all_ranks(),
+            overtaken=self._if_first(),
+        )
+        self._done(leads)
+        return size
+
+    def _put(self, write: Callable[[bool, Callable[[], None] | None], int]) -> int:
+        self._begin()
+        self.refuse_if_overtaken()
+        size = write(not self._newest_is_bad, self._if_first())
+        if os.path.isdir(self.path + shard_files.SUFFIX):
+            shard_files.sweep(self.path, self.keep)
+        self._done(True)
+        return size
+
+    def _begin(self) -> None:
+        if self._first_save:
+            snapshot_file.remove_leftovers(self.path)
+        self._first_save = False
+
+    def _done(self, leads: bool) -> None:
+        if leads:
+            self._known = snapshot_file.signature(self.path)
+        self._newest_is_bad = False
+
+    def _if_first(self) -> Callable[[], None] | None:
+        """What is asked when somebody is before this process with the first snapshot."""
+        return None if os.path.exists(self.path) else self.refuse_if_overtaken
+
+    def refuse_if_overtaken(self) -> None:
+        """Neither another run that names the same path, nor a worker left over from an earlier
+        round (its launcher was killed), overwrites what is there.
+
+        Raises:
+            SnapshotError: it would.
+        """
+        now = snapshot_file.signature(self.path)
+        if now is None or now == self._known:
+            return
+        try:
+            there = snapshot_file.read(self.path, check=False)
+        except (SnapshotError, OSError):
+            return
+        owner.refuse_to_overwrite(there, self.path, self._owner, report.generation())
+        self._known = now

@@ -1,0 +1,160 @@
+"""From the nodes' memory into this process: what the nodes have is laid together, the newest
+complete snapshot chosen, and fetched where it is not.
+
+Decides with all ranks together, so that all restore the same. Which is the newest is
+:mod:`malletrain.training.memory_moment`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from malletrain.memory.folder import NoRoomError, remove, unfinished
+from malletrain.memory.peers import RemoteKeeper
+from malletrain.protocol import env
+from malletrain.protocol.job_keys import job_secret
+from malletrain.training import shard_files, snapshot_file
+from malletrain.training.memory_moment import (
+    CompleteSnapshot,
+    Moment,
+    NodeOffer,
+    age_of,
+    newest,
+    relays,
+)
+from malletrain.training.memory_tier import MemoryTier
+from malletrain.training.ranks import leads_its_node
+from malletrain.training.side_group import Team
+
+
+def peer(address: str) -> RemoteKeeper:
+    """The keeper at ``address``, of this process's job."""
+    return RemoteKeeper(address, job_secret(), os.environ.get(env.JOB, ""))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What there is to go on from."""
+
+    found: CompleteSnapshot | None
+    """The newest that is complete in memory."""
+    addresses: tuple[str, ...]
+    """Keepers of all nodes, in the order of ranks."""
+    disk: tuple[int, int] | None
+    """Age of the newest on disk."""
+    disk_at: str
+    """Keeper of the node that sees it, where not all do; empty: all see it, or there is none."""
+
+
+class MemoryRestore:
+    """One restore. Collective: every rank makes the same calls.
+
+    Args:
+        tier: of this node; None: it has none.
+        label: of the run (:func:`malletrain.training.memory_tier.label_of`).
+        path: of the snapshots on disk.
+        team: all ranks.
+    """
+
+    def __init__(self, tier: MemoryTier | None, label: str, path: str, team: Team) -> None:
+        self._tier = tier
+        self._label = label
+        self._path = path
+        self._team = team
+        self._read: dict[str, dict[str, Any]] = {}
+
+    def survey(self) -> Survey:
+        """Lay together what the nodes have.
+
+        Raises:
+            Exception: what a rank met, on all ranks.
+        """
+        offers = self._team.everywhere(self._offer)
+        return self._team.from_rank_0(lambda: _laid_together(offers))
+
+    def _offer(self) -> NodeOffer | None:
+        if not leads_its_node():
+            return None
+        there = snapshot_file.peek(self._path)
+        on_disk = (age_of(there), str(there.get("id"))) if there else None
+        if self._tier is None:
+            return NodeOffer("", (), on_disk)
+        self._tier.begin()
+        held = self._tier.held()
+        self._read = {str(one.moment): payload for one, payload in held}
+        return NodeOffer(self._tier.address, tuple(one for one, _ in held), on_disk)
+
+    def spread(self, found: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
+        """Have the snapshot's own file on every node that has room for it."""
+        wanting = [a for a in addresses if a]
+        for turn in relays(found.holders, wanting):
+            self._team.everywhere(partial(self._fetch_in_turn, found, turn))
+
+    def _fetch_in_turn(self, found: CompleteSnapshot, turn: Mapping[str, str]) -> None:
+        tier = self._tier
+        source = turn.get(tier.address) if tier is not None and tier.address else None
+        if tier is None or source is None or not leads_its_node():
+            return
+        final = tier.file(found.moment)
+        try:
+            tier.folder.claim(found.size)
+        except NoRoomError:
+            return  # it is fetched past this node's memory, see payload()
+        final.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = unfinished(final)
+        try:
+            with open(temporary, "wb") as file, peer(source) as other:
+                pieces = [(0, found.size)]
+                other.fetch(tier.name(found.moment), pieces, lambda at, data: file.write(data))
+            snapshot_file.read(str(temporary))
+            os.replace(temporary, final)
+        except BaseException:
+            remove(temporary)
+            raise
+
+    def payload(self, found: CompleteSnapshot) -> tuple[dict[str, Any], str]:
+        """(snapshot, name for messages), wherever it is."""
+        if known := self._read.get(str(found.moment)):
+            return known, self._name(found)
+        if self._tier is not None and (here := self._tier.file(found.moment)).exists():
+            return snapshot_file.read(str(here), check=False), str(here)
+        with tempfile.NamedTemporaryFile(prefix="malletrain-") as file:
+            with peer(found.holders[0]) as other:
+                name = f"{self._label}/{found.moment}.pt"
+                other.fetch(name, [(0, found.size)], lambda at, data: file.write(data))
+            file.flush()
+            return snapshot_file.read(file.name), self._name(found)
+
+    def _name(self, found: CompleteSnapshot) -> str:
+        return str(self._tier.file(found.moment)) if self._tier else f"{found.moment} in memory"
+
+    def take_in(self, holder: str) -> None:
+        """Put what ``holder`` alone sees on disk into its memory. Collective."""
+
+        def copy() -> None:
+            tier = self._tier
+            if tier is None or tier.address != holder or not leads_its_node():
+                return
+            payload = snapshot_file.read(self._path)
+            if payload.get(shard_files.KEY):
+                return  # its shards are on disk, too
+            generation, steps = age_of(payload)
+            moment = Moment(generation, steps, int(payload.get("time", 0) * 1000), 0)
+            tier.write(moment, payload)
+
+        self._team.everywhere(copy)
+
+
+def _laid_together(offers: list[NodeOffer | None]) -> Survey:
+    nodes = [offer for offer in offers if offer is not None]
+    seen = {offer.on_disk for offer in nodes}
+    best = max((o.on_disk for o in nodes if o.on_disk), default=None)
+    at = ""
+    if best is not None and len(seen) > 1:
+        at = next((o.address for o in nodes if o.on_disk == best), "")
+    return Survey(newest(nodes), tuple(o.address for o in nodes), best[0] if best else None, at)

@@ -1,0 +1,127 @@
+"""The folder in a node's memory: private, bounded, and gone when its agent is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from malletrain.memory import folder
+from malletrain.memory.folder import MemoryFolder, NoRoomError, private_folder
+from malletrain.protocol.sizes import shown
+
+LABEL = "0123456789abcdef"
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = private_folder("n1", tmp_path)
+    (made / LABEL).mkdir()
+    return MemoryFolder(made, 1 << 20)
+
+
+def test_another_user_can_neither_list_nor_read_it(tmp_path, place):
+    os.chmod(tmp_path, 0o755)
+    secret = place.file(f"{LABEL}/1-2-3-0.pt")
+    secret.write_bytes(b"weights")
+    assert place.path.stat().st_mode & 0o777 == 0o700
+    if os.geteuid() != 0:
+        return  # nobody to be but oneself
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        refused = 0
+        for look, what in ((os.listdir, place.path), (os.stat, secret), (Path.read_bytes, secret)):
+            try:
+                look(what)
+            except PermissionError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+def test_what_a_dead_agent_left_goes_and_a_living_ones_stays(tmp_path):
+    dead = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    alive, other = private_folder("n1", tmp_path), private_folder("n1-2", tmp_path)
+    assert not os.path.exists(dead)
+    new = private_folder("n1", tmp_path)
+    assert {alive, other, new} == set(tmp_path.iterdir())
+
+
+CHILD = """
+import sys, pathlib
+from malletrain.memory.folder import private_folder
+made = private_folder("n1", pathlib.Path(sys.argv[1]))
+(made / "state").write_bytes(bytes(1000))
+print(made)
+"""
+
+
+def test_a_process_of_the_same_number_is_not_the_dead_agent(tmp_path):
+    own = private_folder("n1", tmp_path)
+    stem, _, rest = own.name.partition(f"-{os.getpid()}-")
+    old = tmp_path / f"{stem}-{os.getpid()}-1-x{rest[-3:]}"  # began at another time
+    old.mkdir()
+    private_folder("n1", tmp_path)
+    assert own.exists()
+    assert not old.exists()
+
+
+def test_no_more_than_its_bound(place):
+    place.claim(1 << 20)
+    place.file(f"{LABEL}/1-2-3-0.pt").write_bytes(bytes(600_000))
+    assert 600_000 <= place.used() < 610_000
+    place.claim(400_000)
+    with pytest.raises(NoRoomError, match=r"of 500 kB does not fit .*1.05 MB, of which 6\d\d kB"):
+        place.claim(500_000)
+
+
+def test_a_node_that_is_full_is_not_filled(place, monkeypatch):
+    monkeypatch.setattr(folder, "_available", lambda: 1000)
+    with pytest.raises(NoRoomError, match=r"memory that is free on this node \(1 kB\)"):
+        place.claim(1001)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.pt", f"{LABEL}/../../x.pt", "x.pt", f"{LABEL}/1-2/.other", f"{LABEL}/.arriving-1-x", ""],
+)
+def test_only_files_of_snapshots_have_a_name(place, name):
+    with pytest.raises(ValueError, match="is no file of a snapshot"):
+        place.file(name)
+
+
+def test_what_dead_workers_had_begun_goes(place):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mine = folder.unfinished(place.path / LABEL / "1-2-3-0.pt")
+    theirs = mine.with_name(f".arriving-{gone.pid}-1-2-3-0.pt")
+    view = place.path / f".view-{gone.pid}-x"
+    for path in (mine, theirs):
+        path.touch()
+    view.mkdir()
+    place.remove_unfinished()
+    assert (mine.exists(), theirs.exists(), view.exists()) == (True, False, False)
+
+
+def test_bytes_for_people():
+    assert [shown(n) for n in (0, 999, 1000, 2_500_000, 4e9, 12e15)] == [
+        *("0 bytes", "999 bytes", "1 kB", "2.5 MB", "4 GB", "1.2e+04 TB")
+    ]
+
+
+def test_a_lease_that_is_confined_counts_with_what_it_has(tmp_path, monkeypatch):
+    whole = folder.bound(1.0)
+    with open("/proc/self/cgroup") as file:
+        own = next((line[3:].strip() for line in file if line.startswith("0::")), "/")
+    inner = tmp_path / own.lstrip("/")
+    inner.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(folder, "_CGROUP", tmp_path)
+    assert folder.bound(0.5) == whole // 2
+    (inner / "memory.max").write_text("1000000\n")
+    assert folder.bound(0.25) == 250_000

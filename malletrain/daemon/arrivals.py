@@ -88,6 +88,10 @@ class Arrivals:
             if agent.owner not in wanted:
                 wanted[agent.owner] = self.wanted(agent.owner)
             mine = wanted[agent.owner]
+            if agent.awaited and agent.awaited not in {one.key for one in mine}:
+                agent.awaited = mine[0].key if mine else ""
+                if agent.awaited in ("", *agent.warm):
+                    self._join(agent, None, now)
             if any(interpreter.key not in agent.warm for interpreter in mine):
                 self._parts.agents.reach(agent, WarmUp(mine, self._idle_s))
 

@@ -68,6 +68,9 @@ class Departures:
             in_s=in_s,
         )
         parts.events.append(NodeLeaving(agent.node, in_s))
+        if (run := parts.runs.get(agent.holds or "")) is not None:
+            # Its workers may end of the signal that the agent was sent: no failure of the job.
+            parts.rounds.act(run, run.rounds.doubt(agent.node, over=False))
         if agent.holds is None:
             parts.agents.reach(agent, Goodbye(sentence))
 

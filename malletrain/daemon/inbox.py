@@ -13,6 +13,7 @@ import structlog
 
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
+from malletrain.daemon import losses
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.arrivals import Arrivals
 from malletrain.daemon.bandwidth import Bandwidth
@@ -22,7 +23,6 @@ from malletrain.daemon.hearing import Ear
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
-from malletrain.daemon.losses import of_a_peer
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
@@ -350,8 +350,7 @@ class Inbox:
         if message.tail:
             run.launcher_tail = message.tail
         with self.core.step() as now:
-            if of_a_peer(message.assignment):
-                run.bereft = message.assignment.generation
+            losses.note(run, agent.node, message.assignment)
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
             self.departures.lost_to_peers()
 

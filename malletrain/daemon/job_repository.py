@@ -41,8 +41,12 @@ class ActiveJob:
     saved_at: float = 0.0
     fabric: Fabric | None = None
     """The network of the newest round, where one is chosen."""
-    bereft: int = 0
-    """The newest round in which workers died, or gave up, because of a lost peer."""
+    bereft: dict[str, int] = field(default_factory=dict)
+    """Node → the newest round in which its workers died, or gave up, because of a lost peer."""
+    crashed: int = 0
+    """The newest round in which workers died by themselves: their peers speak of them."""
+    barred: int = 0
+    """The newest round in which workers found no way to a peer."""
     launcher_tail: str = ""
     """The last words of a launcher that ended."""
     unfit: list[str] = field(default_factory=list)

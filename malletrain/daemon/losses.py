@@ -2,7 +2,8 @@
 
 The connection of an agent may end although the agent lives: it comes back in a moment. Where the
 workers on another node of its job die of a lost peer as well, two connections were closed by
-different kernels, and nobody waits for the agent or for what the main scheduler says.
+different kernels, and nobody waits for the agent or for what the main scheduler says: unless
+workers of the job died by themselves, of whom the others may speak.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterable
 
 from malletrain.daemon.agents import Agents, LeasedAgent
 from malletrain.daemon.job_repository import ActiveJob
-from malletrain.protocol.failures import secondary
-from malletrain.protocol.messages import Assignment
+from malletrain.protocol.failures import no_way, secondary
+from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.live import LAST_RESORT_CODE
 
 
 def of_a_peer(said: Assignment) -> bool:
@@ -24,11 +26,32 @@ def of_a_peer(said: Assignment) -> bool:
     return bool(failed) and all(secondary(f) and f.exitcode > 0 for f in said.failures)
 
 
+def note(run: ActiveJob, node: str, said: Assignment) -> None:
+    """Remember what the workers on ``node`` died of."""
+    if of_a_peer(said):
+        run.bereft[node] = said.generation
+    elif said.phase is AssignmentPhase.FAILED and any(map(_by_itself, said.failures)):
+        run.crashed = max(run.crashed, said.generation)
+    if any(no_way(f.tail) for f in said.failures):
+        run.barred = max(run.barred, said.generation)
+
+
+def _by_itself(failure: Failure) -> bool:
+    """Whether a worker died of nothing that the loss of a node explains, its own node's or a
+    peer's.
+    """
+    return failure.exitcode not in (-9, LAST_RESORT_CODE) and not secondary(failure)
+
+
 def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent]:
-    """The agents whose connection ended and whose peers lost them, too, in the newest round."""
+    """The agents whose connection ended and whose peers lost them, too, in the newest round. One
+    that has said itself that it lost a peer is not whom the others lost.
+    """
     found = []
     for run in runs:
-        if run.bereft and run.bereft == run.rounds.generation:
-            members = (agents.on(node) for node in run.rounds.members)
+        newest = run.rounds.generation
+        bereft = {node for node, generation in run.bereft.items() if generation == newest}
+        if newest and bereft and run.crashed != newest:
+            members = (agents.on(n) for n in run.rounds.members if n not in bereft)
             found += [a for a in members if a is not None and a.unreachable_since is not None]
     return found

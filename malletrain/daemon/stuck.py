@@ -1,9 +1,10 @@
 """Rounds that make no step: looks whether the ways between their nodes are open, and acts on it.
 
-Decides when a round is stuck and what is done. Where a way is blocked the job goes on without one
-of its two ends; where all are known to be open, workers are started again, which uses up a try, if
-they have been silent for much longer than ever between two reports of theirs; of a script that was
-never seen to report the owner is told, and it is left alone: not every script reports.
+Decides when a round is stuck and what is done; one whose workers failed and say that there is no
+way to a peer is looked at without a wait. Where a way is blocked the job goes on without one of its
+two ends; where all are known to be open, workers are started again, which uses up a try, if they
+have been silent for much longer than ever between two reports of theirs; of a script that was never
+seen to report the owner is told, and it is left alone: not every script reports.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class _Watch:
     """When the first round began in which no step was made; None: steps are made."""
     due: float = 0.0
     """When the ways are tried next, if no step is made until then."""
+    barred: int = 0
+    """The newest round whose ways were tried because its workers found none."""
     quiet: float | None = None
     """When the job last reported, or else began; None: that is not known."""
     pause: float = 0.0
@@ -77,11 +80,17 @@ class StuckRounds:
             elif watch.since is None:
                 watch.since, watch.due = now, now + limit
                 watch.quiet = now if watch.quiet is None else watch.quiet
+            elif watch.barred < run.barred == run.rounds.generation:
+                watch.barred = run.barred
+                self._examine(run, now, barred=True)
             elif now >= watch.due:
                 watch.due = now + limit
                 self._examine(run, now)
 
-    def _examine(self, run: ActiveJob, now: float) -> None:
+    def _examine(self, run: ActiveJob, now: float, barred: bool = False) -> None:
+        """Try the ways. ``barred``: the workers failed because they found one blocked; where none
+        is, that is told as every failure.
+        """
         job, generation, all_members = run.row.id, run.rounds.generation, run.rounds.members
         members = all_members[:MOST_NODES]
         places = {node: self._core.rounds.place(run, node)[1] for node in members}
@@ -96,8 +105,8 @@ class StuckRounds:
             if current.rounds.members != all_members:
                 return  # what was found out is of another round's nodes
             if any(not result.reached for result in results.values()):
-                self._go_around(current, results)
-            elif current.rounds.generation == generation:
+                self._go_around(current, results, barred)
+            elif current.rounds.generation == generation and not barred:
                 self._open(current, watch, now - watch.since, len(results) == len(tries))
 
         if tries:
@@ -109,11 +118,12 @@ class StuckRounds:
         limit = format_duration(self._core.config.jobs.warmup_timeout)
         return f"Round {run.rounds.generation} has made no step within {limit}"
 
-    def _go_around(self, run: ActiveJob, results: Results) -> None:
+    def _go_around(self, run: ActiveJob, results: Results, barred: bool) -> None:
         """Some ways are blocked."""
         core, job = self._core, run.row.id
         shut = [(a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached]
-        why = f"{self._began(run)}: {blocked.sentence(shut)}"
+        failed = f"The workers of round {run.rounds.generation} failed before their first step"
+        why = f"{failed if barred else self._began(run)}: {blocked.sentence(shut)}"
         with core.step():
             for node in blocked.left_out(run.rounds.members, [(a, b) for a, b, _ in shut]):
                 text = f"{why} The job goes on without {node}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from malletrain.protocol.failures import PEER_LOST
+from malletrain.protocol.failures import peer_lost
 
 
 class ElasticError(RuntimeError):
@@ -24,6 +24,4 @@ def is_peer_loss(error: BaseException) -> bool:
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError | Interrupted):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "gloo" in text or any(words in text for words in PEER_LOST)
-    )
+    return isinstance(error, RuntimeError) and ("gloo" in text or peer_lost(text))

@@ -27,6 +27,10 @@ PEER_LOST = (
 """What a worker's last words look like when it died of another's death (gloo, NCCL and TCPStore
 messages).
 """
+_NO_WAY = re.compile(r"(?<!\] )(?:No route to host|Network is unreachable|Host is unreachable)")
+"""The same where there is no way to the peer: a node is down, or a firewall rejects. Python's own
+sockets say the error's number first ("[Errno 101] Network is unreachable"): a download, say.
+"""
 UNFIT = 78
 """Exit code of a launcher whose job's software environment is not fit for it (EX_CONFIG of
 sysexits.h); its last words are one sentence."""
@@ -39,11 +43,21 @@ def unfit(said: Assignment) -> bool:
     return not began and any(f.exitcode == UNFIT and f.cause for f in said.failures)
 
 
+def no_way(text: str) -> bool:
+    """Whether last words say that there is no way to a peer."""
+    return bool(_NO_WAY.search(text))
+
+
+def peer_lost(text: str) -> bool:
+    """Whether last words, or an error's, speak of a lost peer."""
+    return any(words in text for words in PEER_LOST) or no_way(text)
+
+
 def secondary(failure: Failure) -> bool:
     """Whether the worker was stopped by somebody or died of a peer's death: never the first
     cause.
     """
-    return failure.exitcode == -15 or any(words in failure.tail for words in PEER_LOST)
+    return failure.exitcode == -15 or peer_lost(failure.tail)
 
 
 def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:

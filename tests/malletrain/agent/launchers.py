@@ -15,8 +15,12 @@ flags = flags_file.FlagsReader(os.environ["MALLETRAIN_FLAGS"])
 say("ready")
 def who():
     return local.Sender(order.job, generation, round_.group_rank, os.getpid())
-round_ = join()
-open(os.path.join(order.spec.workdir, f"env-{generation}"), "w").write("\\n".join(f"{k}={v}" for k, v in os.environ.items()))
+def keep_environment():  # whole, and before "running" is said: tests read it then
+    path = os.path.join(order.spec.workdir, f"env-{generation}")
+    with open(path + "-", "w") as file:
+        file.write("\\n".join(f"{k}={v}" for k, v in os.environ.items()))
+    os.replace(path + "-", path)
+round_ = join(keep_environment)
 print("launcher speaking", flush=True)
 served = 0
 while True:

@@ -227,11 +227,12 @@ def next_message(kind):
                 sys.exit(message.sentence)
         if end.agent_gone:
             sys.exit(3)
-def join():
+def join(before=lambda: None):
     global generation
     message = next_message(messages.Round)
     generation = message.generation
     os.environ["MALLETRAIN_GENERATION"] = str(generation)
+    before()
     say("running")
     return message
 def log_path(rank):

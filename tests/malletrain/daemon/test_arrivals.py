@@ -4,8 +4,12 @@ its peers lose it, whatever the time limits are.
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
+from malletrain.daemon import losses
 from malletrain.daemon.losses import of_a_peer
 from malletrain.protocol import messages
 from malletrain.protocol.interpreters import interpreter_of
@@ -13,6 +17,8 @@ from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
+KEY_B = interpreter_of(messages.JobSpec("", "", "", "/", "/b/python")).key
+NODES = ("a", "b", "c")
 LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
 
 
@@ -81,6 +87,26 @@ def test_nobody_is_told_the_environment_of_another_users_jobs(start, agent):  # 
         assert [i.env for i in one.hear(messages.WarmUp).interpreters] == [{"TOKEN": token}]
 
 
+@pytest.mark.parametrize("other", [{"env": {"MALLETRAIN_PRELOAD": "0"}}, {"python": "/b/python"}])
+def test_a_node_does_not_wait_for_the_python_of_a_job_that_is_over(start, agent, other):  # noqa: F811
+    machine = Imagined("n0")
+    daemon = start(machine)
+    first = daemon.submit("ann", python="/a/python")
+    [lease] = until(lambda: list(machine.leases), "the lease")
+    one = agent(daemon, lease)
+    one.hello(warm=())
+    one.hear(messages.WarmUp)
+    daemon.call(lambda: setattr(daemon.service.core.agents.on("n0"), "awaited_until", math.inf))
+    second = daemon.submit("ann", **other)
+    with daemon.client("ann") as client:
+        client.cancel([first])
+    if "python" in other:
+        until(lambda: len(daemon.service.core.runs) == 1, "the first is over")
+        until(lambda: daemon.service.core.agents.on("n0").awaited == KEY_B, "the second's is")
+        one.say(messages.Warm((KEY_B,)))
+    assert one.hear(messages.Assign).job == second
+
+
 @pytest.fixture
 def pair(start, agent):  # noqa: F811
     """A job that runs on two nodes: (daemon, job, its agents in rank order)."""
@@ -111,7 +137,7 @@ def pair(start, agent):  # noqa: F811
 
 def failed(job, tail=LOST):
     return messages.Phase(
-        messages.Assignment(job, "failed", 1, (messages.Failure(0, 1, 1.0, tail),))
+        messages.Assignment(job, AssignmentPhase.FAILED, 1, (messages.Failure(0, 1, 1.0, tail),))
     )
 
 
@@ -128,7 +154,7 @@ def test_a_loss_shows_by_the_connection_and_the_peers(pair, first_heard):
         left.say(failed(job))
     else:
         left.say(failed(job))
-        until(lambda: daemon.service.core.runs[job].bereft == 1, "the peer's word is heard")
+        until(lambda: daemon.service.core.runs[job].bereft, "the peer's word is heard")
         lost.close()
     told = left.hear(messages.Round)
     assert (told.generation, told.group_rank, told.group_size) == (2, 0, 1)
@@ -147,6 +173,56 @@ def test_a_connection_that_ends_is_no_loss_where_no_peer_says_so(pair):
     until(lambda: daemon.service.core.runs[job].rounds.held.phases[left.node].phase == "failed", "")
     assert daemon.service.core.agents.on(lost.node) is not None
     assert nodes_of(daemon, job) == {left.node, lost.node}
+
+
+def lost(run, *closed):
+    """The nodes that are taken for lost when these connections have ended."""
+    all_of_them = {
+        n: SimpleNamespace(node=n, unreachable_since=1.0 if n in closed else None) for n in NODES
+    }
+    agents = SimpleNamespace(on=all_of_them.get)
+    return [one.node for one in losses.lost_to_peers(agents, [run])]
+
+
+def test_whose_connection_ended_beside_a_crash_is_not_lost():
+    """What the peers tell may be of the crash, and not of the connection."""
+    run = SimpleNamespace(
+        rounds=SimpleNamespace(generation=1, members=NODES), bereft={}, crashed=0, barred=0
+    )
+    assert lost(run, "b", "c") == []
+    losses.note(run, "b", failed("j1").assignment)
+    assert lost(run, "c") == ["c"]
+    assert lost(run, "b") == [], "it is it that told"
+    losses.note(run, "a", failed("j1", "ValueError: wrong shape").assignment)
+    assert lost(run, "c") == []
+    run.rounds.generation = 2
+    assert lost(run, "c") == []
+    losses.note(run, "a", messages.Assignment("j1", AssignmentPhase.LOST, 2))
+    assert lost(run, "c") == ["c"]
+
+
+@pytest.mark.parametrize(("code", "itself"), [(1, True), (-11, True), (-9, False), (-15, False)])
+def test_what_a_node_that_is_taken_does_to_its_workers_is_no_crash(code, itself):
+    run = SimpleNamespace(bereft={}, crashed=0, barred=0)
+    failure = messages.Failure(0, code, 1.0, "oops")
+    losses.note(run, "a", messages.Assignment("j1", AssignmentPhase.FAILED, 3, (failure,)))
+    assert (run.crashed, run.bereft, run.barred) == (3 if itself else 0, {}, 0)
+
+
+def test_who_found_no_way_is_noted():
+    run = SimpleNamespace(bereft={}, crashed=0, barred=0)
+    losses.note(run, "a", failed("j1", "connect [10.0.0.2]:9: No route to host").assignment)
+    assert (run.crashed, run.bereft, run.barred) == (0, {"a": 1}, 1)
+
+
+def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(pair):
+    """A scancel signals the script as well, which may have an answer of its own to that."""
+    daemon, job, left, leaves = pair
+    leaves.say(messages.Leaving(600.0, "SIGTERM"))
+    for one in (leaves, left):
+        one.say(failed(job, "SystemExit: 1"))
+    assert left.hear(messages.Round).generation == 2
+    assert daemon.service.core.controller.jobs[job].tries == 0
 
 
 @pytest.mark.parametrize(

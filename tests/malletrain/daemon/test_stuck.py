@@ -53,6 +53,7 @@ class Site:
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
             spec=SimpleNamespace(mode=mode),
+            barred=0,
             monitor=SimpleNamespace(
                 total=samples, generation=1, first_sample=None, pending="a rescale"
             ),
@@ -110,6 +111,34 @@ def test_a_blocked_way_is_named_and_one_of_its_ends_left_out():
     assert "Round 1 has made no step within 5 min: b cannot connect to c" in site.events[0]
     assert "The job goes on without c" in site.events[0]
     assert "firewall" in site.notices[0]
+
+
+def test_where_workers_say_that_there_is_no_way_the_ways_are_tried_at_once():
+    """A firewall that rejects lets nobody wait: the workers fail, before their first step."""
+    site = Site(shut=[("b", "c"), ("c", "b")])
+    site.at(0.0)
+    site.run.barred = 1
+    site.at(0.5)
+    assert rejected(site) == ["c"]
+    assert site.fed[-1] == RoundInterrupted("j1")
+    assert (
+        "The workers of round 1 failed before their first step: b cannot connect to c"
+        in (site.events[0])
+    )
+
+
+@pytest.mark.parametrize("steps", [0.0, 20.0])
+def test_where_all_ways_are_open_what_workers_say_is_told_as_every_failure(steps):
+    site = Site()
+    site.at(0.0)
+    if steps:
+        site.reports(steps)
+    site.run.barred = 1
+    for now in (0.5, 1.0, 1.5):
+        site.at(now)
+    assert site.agents.trials == (0 if steps else 1)
+    assert not site.fed
+    assert not site.notices
 
 
 def test_a_script_that_never_reported_is_left_alone_and_its_owner_told():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.protocol.failures import describe
+from malletrain.protocol.failures import describe, no_way, secondary
 from malletrain.protocol.messages import Failure
 
 
@@ -33,3 +33,22 @@ def test_other_causes_speak_for_themselves():
         "Rank 0 exited with code 2. Its last line: a.py: error: argument --b: expected one argument"
     )
     assert describe([failed(-15, "")]) == "Rank 0 was killed by signal 15."
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ("RuntimeError: [/gloo/transport/tcp/pair.cc:144] connect [10.0.0.2]:9: {}", True),
+        ("The client socket has failed to connect to [n1]:9 (errno: 113 - {}).", True),
+        ("socket.gaierror\nOSError: [Errno 101] {}", False),
+        ("Failed to establish a new connection: [Errno 113] {}'))", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", ["No route to host", "Network is unreachable", "Host is unreachable"]
+)
+def test_a_way_that_a_firewall_rejects_is_a_lost_peer_and_a_download_that_fails_is_none(
+    tail, expected, words
+):
+    said = failed(1, tail.format(words))
+    assert (secondary(said), no_way(said.tail)) == (expected, expected)

@@ -216,8 +216,10 @@ def test_one_that_the_daemon_does_not_name_any_more_ends(daemon, start, tmp_path
     assert not old & servers(agent)
 
 
-def test_a_node_that_is_about_to_go_warms_nothing_up(daemon, start, warm_python):
+def test_a_node_that_is_wanted_back_while_it_warms_up_goes_at_once(daemon, start, warm_python):
     agent = start(**{"grace-s": "600"})
+    warm_up(daemon, warm_python(hindrance="import time\nwhile True: time.sleep(0.05)"))
+    daemon.until(lambda: servers(agent), "it has begun")
     agent.signal(signal.SIGTERM)
     daemon.expect("n0", messages.Leaving)
     assert agent.process.wait(PATIENCE_S) == 0

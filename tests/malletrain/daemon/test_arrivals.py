@@ -115,8 +115,17 @@ def pair(start, agent):  # noqa: F811
     job = daemon.submit("ann", min_nodes=1, max_nodes=2)
     leases = until(lambda: len(machine.leases) == 2 and sorted(machine.leases), "both leases")
     agents = [agent(daemon, lease) for lease in leases]
+    core = daemon.service.core
+    daemon.call(lambda: core.controller.hold(math.inf))  # else a plan may be made with one of them
     for one in agents:
         one.hello()
+    until(lambda: len(core.controller.nodes) == 2, "both have joined")
+
+    def plan():
+        with core.step() as now:
+            core.controller.hold(now)
+
+    daemon.call(plan)
     for one in agents:
         one.hear(messages.Assign)
     for one in agents:

@@ -33,7 +33,7 @@ class MemoryTier:
     Args:
         folder: the job's on this node.
         label: what the run is told by from others of the job (:func:`label_of`).
-        address: of the node's keeper; empty: there is none.
+        address: of the node's keeper.
     """
 
     def __init__(self, folder: MemoryFolder, label: str, address: str) -> None:
@@ -44,11 +44,14 @@ class MemoryTier:
 
     @classmethod
     def of_this_node(cls, label: str) -> MemoryTier | None:
-        """The one that the agent has made; None where there is none."""
+        """The one that the agent has made; None where there is none, or where no keeper (none of
+        torchrun's launcher, for one) would show to the others what is in it.
+        """
         place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "0")
-        if not place or not limit.isdigit() or not os.path.isdir(place):
+        keeper = os.environ.get(env.KEEPER, "")
+        if not keeper or not place or not limit.isdigit() or not os.path.isdir(place):
             return None
-        return cls(MemoryFolder(Path(place), int(limit)), label, os.environ.get(env.KEEPER, ""))
+        return cls(MemoryFolder(Path(place), int(limit)), label, keeper)
 
     # --- names ---
 

@@ -132,6 +132,19 @@ def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
         return None
 
 
+def folder_for_job(home: Path | None, name: str) -> Path | None:
+    """A new folder of an agent's ``home``; None where it cannot be made (a full /dev/shm, say): the
+    job runs without.
+    """
+    if home is None:
+        return None
+    try:
+        (home / name).mkdir(mode=0o700, parents=True)
+    except OSError:
+        return None
+    return home / name
+
+
 def sweep(stem: str, base: Path) -> None:
     """Remove the folders of this user, named ``stem``, whose agents are dead."""
     made_by = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")

@@ -31,6 +31,7 @@ reads.
 """
 _BEGUN = re.compile(r"\.(?:arriving|view)-(\d+)-")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 class NoRoomError(OSError):
@@ -177,18 +178,24 @@ def bound(share: float) -> int:
     """
     total = _meminfo("MemTotal")
     try:
-        with open("/proc/self/cgroup") as file:
-            place = next((line[3:].strip() for line in file if line.startswith("0::")), "/")
-        folder = _CGROUP / place.lstrip("/")
-        while folder != _CGROUP.parent:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        top, file = _CGROUP, "memory.max"
+        if number != "0":  # of version 1
+            if "memory" not in controllers.split(","):
+                continue
+            top, file = _CGROUP / "memory", "memory.limit_in_bytes"
+        folder = top / place.lstrip("/")
+        while folder != top.parent:
             try:
-                said = (folder / "memory.max").read_text().strip()
-                total = min(total, int(said)) if said != "max" else total
-            except (OSError, ValueError):
+                total = min(total, int((folder / file).read_text()))
+            except (OSError, ValueError):  # ValueError: "max"
                 pass
             folder = folder.parent
-    except OSError:
-        pass
     return int(total * share)
 
 

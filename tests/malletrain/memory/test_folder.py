@@ -128,12 +128,23 @@ def test_bytes_for_people():
     ]
 
 
-def test_a_lease_that_is_confined_counts_with_what_it_has(tmp_path, monkeypatch):
-    with open("/proc/self/cgroup") as file:
-        own = next((line[3:].strip() for line in file if line.startswith("0::")), "/")
-    inner = tmp_path / own.lstrip("/")
-    inner.mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(folder, "_CGROUP", tmp_path)  # what confines this test does not count
-    assert folder.bound(0.5) == folder.bound(1.0) // 2 > 10 << 20
-    (inner / "memory.max").write_text("1000000\n")
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        ("0::/job_1/step_0\n", "job_1/memory.max"),
+        ("0::/\n", "memory.max"),
+        ("9:cpu,memory:/job_1/step_0\n0::/\n", "memory/job_1/memory.limit_in_bytes"),
+    ],
+)
+def test_a_lease_that_is_confined_counts_with_what_it_has(tmp_path, monkeypatch, own, where):
+    limit = tmp_path / where
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(folder, "_CGROUP", tmp_path)
+    monkeypatch.setattr(folder, "_OWN_CGROUPS", tmp_path / "own")
+    whole = folder.bound(1.0)
+    for unlimited in ("max\n", "9223372036854771712\n"):
+        limit.write_text(unlimited)
+        assert folder.bound(0.5) == whole // 2 > 1_000_000
+    limit.write_text("1000000\n")
     assert folder.bound(0.25) == 250_000

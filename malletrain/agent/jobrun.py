@@ -97,8 +97,6 @@ class NodeJob:
         self._kill_at: float | None = None
         self._complained = False
         place.directory.mkdir(mode=0o700)
-        if place.memory is not None:
-            place.memory.mkdir(mode=0o700, parents=True)
         self._log_dir = place.directory / "logs"
         self._log_dir.mkdir()
         self._launcher_log = place.directory / "launcher.log"

@@ -32,7 +32,7 @@ from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
-from malletrain.memory.folder import bytes_below, private_folder
+from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import (
@@ -242,7 +242,7 @@ class NodeAgent:
         host = message.host or self._config.host
         place = JobPlace(
             directory=self._directory / f"job-{self._count}",
-            memory=self._memory / f"job-{self._count}" if self._memory else None,
+            memory=folder_for_job(self._memory, f"job-{self._count}"),
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
             host=host,

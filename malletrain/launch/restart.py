@@ -111,7 +111,7 @@ def _keeper(order: LaunchOrder) -> Keeper | None:
     folder = MemoryFolder(Path(place), int(limit))
     try:
         keeper = Keeper(folder, job_secret(), order.job, order.host)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError, ValueError) as error:  # without it the job runs all the same
         print(f"malletrain launcher: no snapshots in memory: {error}", flush=True)
         return None
     os.environ[env.KEEPER] = keeper.address

@@ -31,6 +31,7 @@ reads.
 """
 _BEGUN = re.compile(r"\.(?:arriving|view)-(\d+)-")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 class NoRoomError(OSError):
@@ -132,6 +133,19 @@ def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
         return None
 
 
+def folder_for_job(home: Path | None, name: str) -> Path | None:
+    """A new folder of an agent's ``home``; None where it cannot be made (a full /dev/shm, say): the
+    job runs without.
+    """
+    if home is None:
+        return None
+    try:
+        (home / name).mkdir(mode=0o700, parents=True)
+    except OSError:
+        return None
+    return home / name
+
+
 def sweep(stem: str, base: Path) -> None:
     """Remove the folders of this user, named ``stem``, whose agents are dead."""
     made_by = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")
@@ -164,18 +178,24 @@ def bound(share: float) -> int:
     """
     total = _meminfo("MemTotal")
     try:
-        with open("/proc/self/cgroup") as file:
-            place = next((line[3:].strip() for line in file if line.startswith("0::")), "/")
-        folder = _CGROUP / place.lstrip("/")
-        while folder != _CGROUP.parent:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        top, file = _CGROUP, "memory.max"
+        if number != "0":  # of version 1
+            if "memory" not in controllers.split(","):
+                continue
+            top, file = _CGROUP / "memory", "memory.limit_in_bytes"
+        folder = top / place.lstrip("/")
+        while folder != top.parent:
             try:
-                said = (folder / "memory.max").read_text().strip()
-                total = min(total, int(said)) if said != "max" else total
-            except (OSError, ValueError):
+                total = min(total, int((folder / file).read_text()))
+            except (OSError, ValueError):  # ValueError: "max"
                 pass
             folder = folder.parent
-    except OSError:
-        pass
     return int(total * share)
 
 

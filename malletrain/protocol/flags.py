@@ -55,9 +55,12 @@ class FlagsWriter:
         """
         if number:
             temporary = f"{self.path}{_HEIRS}.tmp"
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump([number, *heirs], file)
-            os.replace(temporary, self.path + _HEIRS)
+            try:
+                with open(temporary, "w", encoding="utf-8") as file:
+                    json.dump([number, *heirs], file)
+                os.replace(temporary, self.path + _HEIRS)
+            except OSError:  # a full disk of the node: with no heirs said it goes to the shared one
+                pass
         self._words[_DRAIN] = (
             number  # one aligned 8-byte store: a reader sees the old number or the new one
         )

@@ -62,6 +62,15 @@ class DiskTier:
         self._newest_is_bad = not mine and name.startswith(self.path)
         self._known = snapshot_file.signature(self.path) if mine else None
 
+    def is_behind(self, wanted: str) -> None:
+        """The objects are what another place had of this run. What the run may have begun from
+        (``wanted``) is overwritten as if it had been restored in this process.
+        """
+        there = snapshot_file.peek(self.path)
+        theirs = owner.of(there) if there is not None else None
+        if theirs and owner.is_asked_for(theirs, self.path, wanted):
+            self._known = snapshot_file.signature(self.path)
+
     def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
         def check(payload: dict[str, Any], name: str) -> None:
             owner.check(payload, name, self._owner, wanted)

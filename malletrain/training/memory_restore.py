@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from malletrain.memory.folder import NoRoomError, remove, unfinished
-from malletrain.memory.peers import RemoteKeeper
+from malletrain.memory.peers import SILENCE_S, RemoteKeeper
 from malletrain.protocol import env
 from malletrain.protocol.job_keys import job_secret
-from malletrain.training import shard_files, snapshot_file
+from malletrain.training import owner, report, shard_files, snapshot_file
 from malletrain.training.memory_moment import (
     CompleteSnapshot,
     Moment,
@@ -28,13 +28,17 @@ from malletrain.training.memory_moment import (
     relays,
 )
 from malletrain.training.memory_tier import MemoryTier
+from malletrain.training.owner import Owner
 from malletrain.training.ranks import leads_its_node
 from malletrain.training.side_group import Team
+from malletrain.training.snapshot_file import SnapshotError
 
 
-def peer(address: str) -> RemoteKeeper:
-    """The keeper at ``address``, of this process's job."""
-    return RemoteKeeper(address, job_secret(), os.environ.get(env.JOB, ""))
+def peer(address: str, silence_s: float = SILENCE_S) -> RemoteKeeper:
+    """The keeper at ``address``, of this process's job, which may say nothing for
+    ``silence_s``.
+    """
+    return RemoteKeeper(address, job_secret(), os.environ.get(env.JOB, ""), silence_s)
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,17 @@ class MemoryRestore:
         tier: of this node; None: it has none.
         label: of the run (:func:`malletrain.training.memory_tier.label_of`).
         path: of the snapshots on disk.
+        who: the run; only its own on disk come before what is in memory.
         team: all ranks.
     """
 
-    def __init__(self, tier: MemoryTier | None, label: str, path: str, team: Team) -> None:
+    def __init__(
+        self, tier: MemoryTier | None, label: str, path: str, who: Owner, team: Team
+    ) -> None:
         self._tier = tier
         self._label = label
         self._path = path
+        self._owner = who
         self._team = team
         self._read: dict[str, dict[str, Any]] = {}
 
@@ -81,7 +89,8 @@ class MemoryRestore:
         if not leads_its_node():
             return None
         there = snapshot_file.peek(self._path)
-        on_disk = (age_of(there), str(there.get("id"))) if there else None
+        own = there is not None and owner.of(there) in (None, self._owner)
+        on_disk = (age_of(there), str(there.get("id"))) if there and own else None
         if self._tier is None:
             return NodeOffer("", (), on_disk)
         self._tier.begin()
@@ -134,18 +143,23 @@ class MemoryRestore:
         return str(self._tier.file(found.moment)) if self._tier else f"{found.moment} in memory"
 
     def take_in(self, holder: str) -> None:
-        """Put what ``holder`` alone sees on disk into its memory. Collective."""
+        """Put what ``holder`` alone sees on disk into its memory; where that cannot be it is told.
+        Collective.
+        """
 
         def copy() -> None:
             tier = self._tier
             if tier is None or tier.address != holder or not leads_its_node():
                 return
-            payload = snapshot_file.read(self._path)
-            if payload.get(shard_files.KEY):
-                return  # its shards are on disk, too
-            generation, steps = age_of(payload)
-            moment = Moment(generation, steps, int(payload.get("time", 0) * 1000), 0)
-            tier.write(moment, payload)
+            try:
+                payload = snapshot_file.read(self._path)
+                if payload.get(shard_files.KEY):
+                    return  # its shards are on disk, too
+                generation, steps = age_of(payload)
+                moment = Moment(generation, steps, int(payload.get("time", 0) * 1000), 0)
+                tier.write(moment, payload)
+            except (SnapshotError, OSError) as error:
+                report.tell(f"{self._path} does not go to other nodes by memory: {error}")
 
         self._team.everywhere(copy)
 

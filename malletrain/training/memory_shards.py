@@ -94,9 +94,15 @@ def _local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def hand_over(tier: MemoryTier, moment: Moment, address: str) -> int:
+def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) -> int:
     """Give what this node's ranks have written of a snapshot to the keeper at ``address``, the file
     that makes it count last. Called by the first rank of the node. Returns the bytes.
+
+    Args:
+        tier: of this node.
+        moment: of the snapshot.
+        address: of the other node's keeper.
+        silence_s: how long it may say nothing.
 
     Raises:
         PeerError, OSError: it does not take it.
@@ -104,7 +110,7 @@ def hand_over(tier: MemoryTier, moment: Moment, address: str) -> int:
     folder, moved = tier.shards(moment), 0
     first, here = rank_and_world()[0], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = tuple(f"__{rank}_" for rank in range(first, first + here))
-    with peer(address) as other:
+    with peer(address, silence_s) as other:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name == METADATA or path.name.startswith(own):  # not other nodes' on their way
                 moved += other.push(path, tier.name(moment, path.name))

@@ -25,6 +25,10 @@ from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.staging import Staging
 
 FromDisk = Callable[[], dict[str, Any] | None]
+HEIR_SILENCE_S = 4.0
+"""A node that says nothing for so long gets nothing: others, or the disk, are to have it within the
+time of a drain.
+"""
 _ABSENT = (
     "This node keeps no snapshots in memory (outside MalleTrain, under torchrun, without /dev/shm, "
     "or with [jobs] snapshot_memory = 0): they go to disk."
@@ -85,7 +89,7 @@ class MemorySnapshots:
             SnapshotError: what there is cannot be used.
         """
         team = self._all_ranks()
-        look = MemoryRestore(self.tier, self._label, self._path, team)
+        look = MemoryRestore(self.tier, self._label, self._path, self._owner, team)
         survey = look.survey()
         if survey.disk_at and _is_newer(survey.disk, survey.found):
             look.take_in(survey.disk_at)
@@ -95,10 +99,11 @@ class MemorySnapshots:
         if found is None:
             return from_disk()
         if _is_newer(survey.disk, found):
-            try:
-                payload = from_disk()
-                if payload is not None and _is_newer(age_of(payload), found):
-                    return payload
+            read: list[dict[str, Any] | None] = []
+            try:  # what one rank cannot read none goes on from
+                team.everywhere(lambda: read.append(from_disk()))
+                if read[0] is not None and _is_newer(age_of(read[0]), found):
+                    return read[0]
             except SnapshotError as error:
                 report.tell(f"{error} Going on from memory.")
         return self._load(look, survey, found, team)
@@ -224,7 +229,7 @@ class MemorySnapshots:
             if self.tier is not None and leads_its_node():
                 to = whom(self.tier.address)
                 if to != self.tier.address:
-                    memory_shards.hand_over(self.tier, moment, to)
+                    memory_shards.hand_over(self.tier, moment, to, HEIR_SILENCE_S)
 
         try:
             self._all_ranks().everywhere(give)
@@ -239,7 +244,7 @@ class MemorySnapshots:
             return self.tier is not None
         for heir in heirs:
             try:
-                memory_shards.hand_over(self.tier, moment, heir)
+                memory_shards.hand_over(self.tier, moment, heir, HEIR_SILENCE_S)
             except Exception as error:  # the next one may take it
                 report.tell(f"{_sentence(error)} Trying another node.")
                 continue

@@ -18,7 +18,7 @@ from malletrain.memory.folder import MemoryFolder, NoRoomError, remove, unfinish
 from malletrain.protocol import env
 from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.disk_tier import number_of
-from malletrain.training.memory_moment import Held, Moment, superseded
+from malletrain.training.memory_moment import HeldSnapshot, Moment, superseded
 from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -33,7 +33,7 @@ class MemoryTier:
     Args:
         folder: the job's on this node.
         label: what the run is told by from others of the job (:func:`label_of`).
-        address: of the node's keeper; empty: there is none.
+        address: of the node's keeper.
     """
 
     def __init__(self, folder: MemoryFolder, label: str, address: str) -> None:
@@ -44,11 +44,14 @@ class MemoryTier:
 
     @classmethod
     def of_this_node(cls, label: str) -> MemoryTier | None:
-        """The one that the agent has made; None where there is none."""
+        """The one that the agent has made; None where there is none, or where no keeper (none of
+        torchrun's launcher, for one) would show to the others what is in it.
+        """
         place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "0")
-        if not place or not limit.isdigit() or not os.path.isdir(place):
+        keeper = os.environ.get(env.KEEPER, "")
+        if not keeper or not place or not limit.isdigit() or not os.path.isdir(place):
             return None
-        return cls(MemoryFolder(Path(place), int(limit)), label, os.environ.get(env.KEEPER, ""))
+        return cls(MemoryFolder(Path(place), int(limit)), label, keeper)
 
     # --- names ---
 
@@ -113,7 +116,7 @@ class MemoryTier:
 
     # --- read ---
 
-    def held(self) -> list[tuple[Held, dict[str, Any]]]:
+    def held(self) -> list[tuple[HeldSnapshot, dict[str, Any]]]:
         """What is here and good, newest first, with what each snapshot says. What is damaged is
         told and removed.
         """
@@ -130,7 +133,7 @@ class MemoryTier:
                 self.drop(moment)
                 continue
             sizes = {file: length for file, (length, _) in needed.items()}
-            held = Held(moment, frozenset(there), frozenset(needed), size, sizes)
+            held = HeldSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
             found.append((held, payload))
         return found
 

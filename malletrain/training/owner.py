@@ -126,9 +126,7 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
     theirs = of(payload)
     if theirs is None or theirs == mine:
         return
-    if wanted and (
-        wanted == theirs.job or os.path.abspath(wanted) in (name, name.partition(".prev")[0])
-    ):
+    if is_asked_for(theirs, name, wanted):
         report.tell(f"Going on from the snapshot of {theirs} in {name}, as asked for.")
         return
     if not (mine.job and theirs.job):
@@ -146,6 +144,12 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
         f"finds one by itself. To go on from it: malletrain submit --resume-from {theirs.job} …, "
         f'or restore(resume_from="{theirs.job}").'
     )
+
+
+def is_asked_for(theirs: Owner, name: str, wanted: str) -> bool:
+    """Whether ``wanted`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`)."""
+    files = (name, name.partition(".prev")[0])
+    return bool(wanted) and (wanted == theirs.job or os.path.abspath(wanted) in files)
 
 
 def refuse_to_overwrite(

@@ -177,6 +177,7 @@ class Snapshot:
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))
                 due_in -= time.time() - self._disk_since
+                self._disk.is_behind(wanted)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
         self._due = time.monotonic() + max(0.0, due_in)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from malletrain.memory import folder
-from malletrain.memory.folder import MemoryFolder, NoRoomError, private_folder
+from malletrain.memory.folder import (
+    MemoryFolder,
+    NoRoomError,
+    folder_for_job,
+    private_folder,
+)
 from malletrain.protocol.sizes import shown
 
 LABEL = "0123456789abcdef"
@@ -72,6 +77,14 @@ def test_a_process_of_the_same_number_is_not_the_dead_agent(tmp_path):
     assert not old.exists()
 
 
+def test_a_job_runs_where_no_folder_can_be_made_for_it(tmp_path):
+    home = private_folder("n1", tmp_path)
+    made = folder_for_job(home, "job-1")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert folder_for_job(home, "job-1") is None
+    assert folder_for_job(None, "job-1") is None
+
+
 def test_no_more_than_its_bound(place):
     place.claim(1 << 20)
     place.file(f"{LABEL}/1-2-3-0.pt").write_bytes(bytes(600_000))
@@ -115,13 +128,23 @@ def test_bytes_for_people():
     ]
 
 
-def test_a_lease_that_is_confined_counts_with_what_it_has(tmp_path, monkeypatch):
-    whole = folder.bound(1.0)
-    with open("/proc/self/cgroup") as file:
-        own = next((line[3:].strip() for line in file if line.startswith("0::")), "/")
-    inner = tmp_path / own.lstrip("/")
-    inner.mkdir(parents=True, exist_ok=True)
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        ("0::/job_1/step_0\n", "job_1/memory.max"),
+        ("0::/\n", "memory.max"),
+        ("9:cpu,memory:/job_1/step_0\n0::/\n", "memory/job_1/memory.limit_in_bytes"),
+    ],
+)
+def test_a_lease_that_is_confined_counts_with_what_it_has(tmp_path, monkeypatch, own, where):
+    limit = tmp_path / where
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "own").write_text(own)
     monkeypatch.setattr(folder, "_CGROUP", tmp_path)
-    assert folder.bound(0.5) == whole // 2
-    (inner / "memory.max").write_text("1000000\n")
+    monkeypatch.setattr(folder, "_OWN_CGROUPS", tmp_path / "own")
+    whole = folder.bound(1.0)
+    for unlimited in ("max\n", "9223372036854771712\n"):
+        limit.write_text(unlimited)
+        assert folder.bound(0.5) == whole // 2 > 1_000_000
+    limit.write_text("1000000\n")
     assert folder.bound(0.25) == 250_000

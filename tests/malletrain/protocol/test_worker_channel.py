@@ -165,6 +165,17 @@ def test_the_worker_sees_the_drain_request_of_the_agent(tmp_path):
     reader.close()
 
 
+def test_heirs_that_cannot_be_written_down_stop_no_drain(tmp_path):
+    """A full disk of the node: the agent goes on, and the snapshot goes to the shared disk."""
+    writer = FlagsWriter(str(tmp_path / "flags"))
+    reader = FlagsReader(str(tmp_path / "flags"))
+    writer.request_drain(1, ("n1:7",))
+    assert reader.heirs(1) == ("n1:7",)
+    (tmp_path / "flags.heirs.tmp").mkdir()
+    writer.request_drain(2, ("n1:7",))
+    assert (reader.drain_request(), reader.heirs(2)) == (2, ())
+
+
 def test_a_new_flags_file_leaves_readers_of_the_old_one_alone(tmp_path):
     old = FlagsWriter(str(tmp_path / "flags"))
     reader = FlagsReader(str(tmp_path / "flags"))

@@ -16,6 +16,7 @@ from tests.malletrain.training.many_ranks import Ranks
 
 SECRET = bytes.fromhex("5e" * 32)
 KINDS = ("whole", "sharded")
+SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.sites))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_the_loss_over_2_4_and_3_nodes_is_that_of_an_undisturbed_run(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lost", ["a", "c"])
+@pytest.mark.parametrize("lost", ["a", pytest.param("c", marks=pytest.mark.sites)])
 def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kind, lost):
     """Replicas after the second and the fourth step; a node goes after the fifth."""
     options = {"kind": kind, "replicate_every": 2}
@@ -126,6 +127,7 @@ def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kin
     assert after[0]["on disk"] == []
 
 
+@pytest.mark.sites
 def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
     ranks.run(3, "rounds", nodes=nodes("abc"), steps=2, **options)
@@ -134,7 +136,7 @@ def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
     assert ranks.run(1, "rounds", nodes=nodes("a"), steps=2, **options)[0]["restored"] is False
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_AT_SITES)
 def test_killed_at_any_moment_of_a_replicas_update_the_state_is_that_of_one_step(
     ranks, nodes, kind
 ):
@@ -159,6 +161,7 @@ def test_a_damaged_copy_is_passed_over(ranks, nodes):
     assert all(each["before"] == said["after"] for each in after)
 
 
+@pytest.mark.sites
 def test_a_damaged_shard_is_read_from_its_replica(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
     said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]

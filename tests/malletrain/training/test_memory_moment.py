@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.training.memory_moment import (
-    Held,
+    HeldSnapshot,
     Moment,
     NodeOffer,
     age_of,
@@ -19,7 +19,7 @@ OLD, NEW = Moment(1, 4, 1000, 0), Moment(1, 6, 900, 0)
 
 
 def held(moment, files="", needed=""):
-    return Held(moment, frozenset(files), frozenset(needed), 10)
+    return HeldSnapshot(moment, frozenset(files), frozenset(needed), 10)
 
 
 def test_the_newest_that_is_complete_wins():

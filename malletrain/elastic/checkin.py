@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from malletrain.elastic import sockets
 from malletrain.elastic.errors import Interrupted, UnfitModel
 from malletrain.elastic.link import Place
 
@@ -133,6 +134,7 @@ class CheckIn:
         self.unfit = False
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
+        sockets.spare(place.port)
         threading.Thread(
             target=self._go, name=f"malletrain-round-{place.generation}", daemon=True
         ).start()
@@ -188,7 +190,7 @@ class CheckIn:
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
         """The store, once all are there. Raises Interrupted, or UnfitModel."""
-        while not self.everyone:
+        while True:
             if self.unfit:
                 raise UnfitModel(
                     f"The model of this process (rank {self.place.rank} of round "
@@ -198,5 +200,6 @@ class CheckIn:
                 )
             if interrupted() or self.void:
                 raise Interrupted("This round is void; a newer one follows.")
+            if self.everyone:
+                return RoundStore(self._store, interrupted)
             time.sleep(_POLL_S)
-        return RoundStore(self._store, interrupted)

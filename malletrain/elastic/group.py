@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,10 +22,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic import sockets
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
-from malletrain.training.torch_private import forget_failed_group, require, set_timeout
+from malletrain.training.torch_private import (
+    forget_failed_group,
+    require,
+    set_backend_timeout,
+    set_timeout,
+)
 
 CONNECT_TIMEOUT_S = 20.0
 """For the connections between peers whose addresses are known; waiting for peers to come is not
@@ -36,48 +41,6 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
 GRAVE_S = 0.5
 _POLL_S = 0.002
-
-
-def _sockets() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            found[int(name)] = target
-    return found
-
-
-def _listens_on(fd: int) -> int:
-    """The TCP port that ``fd`` listens on, else 0."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):
-                return int(one.getsockname()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def _shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
-    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``known`` to be ours or
-    came in on one of our ``ports``.
-    """
-    try:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            if os.readlink(f"/proc/self/fd/{connection.fileno()}") != identity:
-                return
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return
-            connection.getpeername()  # never a listening socket: gloo ends the process over that
-            if known or connection.getsockname()[1] in ports:
-                connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 def connect(
@@ -91,9 +54,10 @@ def connect(
     would abort the process, and the job would count as failed.
     """
     made: list[Any] = []
-    before = _sockets()
+    before = sockets.opened()
+    short = min(timeout, timedelta(seconds=CONNECT_TIMEOUT_S))  # torch gives a mesh half an hour
     task = _Apart(
-        lambda: made.append(dist.ProcessGroupGloo(store, rank, size, timeout)), daemon=False
+        lambda: made.append(dist.ProcessGroupGloo(store, rank, size, short)), daemon=False
     )
     round_is_void = _forming
     while not task.over.wait(_POLL_S):
@@ -101,6 +65,8 @@ def connect(
             raise Interrupted("This round is void; a newer one follows.")
     if task.error is not None:
         raise task.error
+    if timeout != short:
+        set_backend_timeout(made[0], timeout)
     if owner is not None:
         owner.adopt(made[0], before)
     return made[0]
@@ -166,7 +132,7 @@ class Group:
 
     def _form(self, store: RoundStore | None, cuda: bool, live_backend: str) -> None:
         self.place.go_by_network()  # gloo reads it for every group
-        before = _sockets()
+        before = sockets.opened()
         nccl = cuda and dist.is_nccl_available()
         backend = "gloo" if store is None else live_backend
         if nccl:
@@ -196,9 +162,9 @@ class Group:
         self._note_connections(before)
 
     def _note_connections(self, before: dict[int, str]) -> None:
-        opened = {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
+        opened = {fd: name for fd, name in sockets.opened().items() if before.get(fd) != name}
         self._sockets.update(opened)
-        self._ports |= {port for fd in opened if (port := _listens_on(fd))}
+        self._ports |= {port for fd in opened if (port := sockets.listens_on(fd))}
 
     def adopt(self, gloo: Any, before: dict[int, str]) -> None:
         """Have a group within this one end with it; ``before``: the sockets there were."""
@@ -305,8 +271,8 @@ class Group:
     def abort(self) -> None:
         """Give up every operation under way here, from any thread; the peers notice too."""
         self.broken = True
-        for fd, identity in _sockets().items():
-            _shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
+        for fd, identity in sockets.opened().items():
+            sockets.shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
         held = self._held
         if self._nccl and held is not None:
             try:

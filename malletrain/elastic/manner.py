@@ -30,7 +30,7 @@ class WholeState:
     def __init__(self, training: Training) -> None:
         self._training = training
 
-    def held(self, group: Group | None) -> str | None:
+    def held(self) -> str | None:
         """What this process tells the members of the next round, for :meth:`order`; None for
         nothing.
         """
@@ -60,8 +60,8 @@ class StateInShards(WholeState):
         if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
             self.backend = abortable.BACKEND
 
-    def held(self, group: Group | None) -> str:
-        found = self._sharded.held(group) if group is not None else None
+    def held(self) -> str:
+        found = self._sharded.held()
         return json.dumps(None if found is None else [found.part, found.parts, found.rows])
 
     def order(self, held: list[str]) -> list[int]:

@@ -96,7 +96,7 @@ class GroupMembership:
             self._signature,
             self.training,
             lambda: self._say_lost(place.generation),
-            self._manner.held(self._group),
+            self._manner.held(),
             self._manner.order,
         )
 

@@ -103,6 +103,11 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
     dist.distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001 (likewise)
 
 
+def set_backend_timeout(backend: Any, timeout: timedelta) -> None:
+    """The same for a backend that is not part of a group yet."""
+    backend._set_default_timeout(timeout)  # noqa: SLF001 (what torch does for a group)
+
+
 def adopt_backend(group: dist.ProcessGroup, gloo: Any) -> None:
     """Have a process group of our own have a name, and gloo for what it does not do itself."""
     kind = dist.ProcessGroup.BackendType.GLOO

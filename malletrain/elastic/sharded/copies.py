@@ -54,22 +54,24 @@ def exchange(group: Group, training: ShardedTraining) -> Kept:
     size, rank = group.place.size, group.place.rank
     apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) % size or 1
     theirs: list[Parts] = []
-    group.apart(lambda: theirs.append(_swap(own, (rank + apart) % size, (rank - apart) % size)))
+    # A call that was left behind must not go on in the next group.
+    ends = (rank + apart) % size, (rank - apart) % size, dist.group.WORLD
+    group.apart(lambda: theirs.append(_swap(own, *ends)))
     return Kept(version, combined([own, theirs[0]]), training.description())
 
 
-def _swap(own: Parts, to: int, source: int) -> Parts:
+def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:
     said = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
     length, their_length = torch.tensor([len(said)]), torch.zeros(1, dtype=torch.int64)
-    _both([length], to, [their_length], source)
+    _both([length], to, [their_length], source, world)
     word = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     their_word = torch.empty(int(their_length), dtype=torch.uint8)
-    _both([word], to, [their_word], source)
+    _both([word], to, [their_word], source, world)
     theirs: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
         key: [(chunk, torch.empty(chunk.sizes, dtype=dtype)) for chunk, dtype in boxes]
         for key, boxes in pickle.loads(their_word.numpy().tobytes()).items()
     }
-    _both(_flat(own), to, _flat(theirs), source)
+    _both(_flat(own), to, _flat(theirs), source, world)
     return theirs
 
 
@@ -77,9 +79,11 @@ def _flat(parts: Parts) -> list[torch.Tensor]:
     return list(pieces([tensor for key in sorted(parts) for _, tensor in parts[key]]))
 
 
-def _both(mine: list[torch.Tensor], to: int, theirs: list[torch.Tensor], source: int) -> None:
-    works = [dist.isend(piece, to) for piece in mine]
-    works += [dist.irecv(piece, source) for piece in theirs]
+def _both(
+    mine: list[torch.Tensor], to: int, theirs: list[torch.Tensor], source: int, world: Any
+) -> None:
+    works = [dist.isend(piece, to, world) for piece in mine]
+    works += [dist.irecv(piece, source, world) for piece in theirs]
     for work in works:
         if work is not None:
             work.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -104,7 +105,7 @@ def carry_out(group: Group, plan: TransferPlan, sources: Parts, targets: Parts) 
                 _box(targets, piece).copy_(_box(sources, piece))
         messages = bundles(rank, plan, sources, targets)
         if messages:
-            group.apart(lambda: _exchange(rank, messages))
+            group.apart(partial(_exchange, rank, messages, dist.group.WORLD))
 
 
 def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> list[Bundle]:
@@ -131,17 +132,18 @@ def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> li
     return sorted(found, key=lambda b: (b.turn, b.source, b.target))
 
 
-def _exchange(rank: int, bundles: Iterable[Bundle]) -> None:
+def _exchange(rank: int, bundles: Iterable[Bundle], world: Any) -> None:
+    """``world``: the group. A call that was left behind must not go on in the next one."""
     left = iter(bundles)
     while batch := list(islice(left, AT_ONCE)):
         operations, arriving = [], []
         for bundle in batch:
             if bundle.source == rank:
-                operations.append(dist.P2POp(dist.isend, bundle.packed(), bundle.target))
+                operations.append(dist.P2POp(dist.isend, bundle.packed(), bundle.target, world))
             else:
                 room = bundle.room()
                 arriving.append((bundle, room))
-                operations.append(dist.P2POp(dist.irecv, room, bundle.source))
+                operations.append(dist.P2POp(dist.irecv, room, bundle.source, world))
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         for bundle, room in arriving:

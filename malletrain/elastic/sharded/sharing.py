@@ -65,10 +65,10 @@ def hand_over(training: ShardedTraining, group: Group, place: Place | None, void
     Returns:
         False when it is void for somebody: then the group stays.
     """
-    rows = from_all(group, (void, place and (place.rank, place.size)))
+    rows = from_all(group, (void, place and (place.generation, place.rank, place.size)))
     if any(void for void, _ in rows):
         return False
-    staying = {rank: place for rank, (_, place) in enumerate(rows) if place is not None}
+    staying = who_stays([place for _, place in rows])
     if len(staying) == len(rows) or not staying:
         return True
     parts = moving.combined([training.live_parts(), training.extra])
@@ -90,7 +90,23 @@ def hand_over(training: ShardedTraining, group: Group, place: Place | None, void
     moving.carry_out(group, plan, parts, rooms)
     group.agree()
     training.extra = moving.combined([training.extra, rooms])
+    training.handed_bytes += plan.received_bytes(group.place.rank, sizes)
     return True
+
+
+def who_stays(places: Sequence[tuple[int, int, int] | None]) -> dict[int, tuple[int, int]]:
+    """(rank, size) in the next round of those that stay, by their rank in this one. Who knows of an
+    older round than others do may not be a member of theirs, and counts as a leaver.
+
+    Args:
+        places: (generation, rank, size) in the next round that each rank knows of.
+    """
+    newest = max((place[0] for place in places if place is not None), default=0)
+    return {
+        rank: (place[1], place[2])
+        for rank, place in enumerate(places)
+        if place is not None and place[0] == newest
+    }
 
 
 def _dealt(
@@ -257,11 +273,8 @@ def _fill(
         wanted: list[Layout] = from_all(group, moving.layout_of(targets))
         plan = make_plan(layouts, wanted, _item_bytes(said["shapes"]))
         moving.carry_out(group, plan, parts, targets)
-        training.moved_bytes = sum(
-            piece.chunk.elements * said["shapes"][piece.key][1].itemsize
-            for piece in plan.moves
-            if piece.target == group.place.rank
-        )
+        received = plan.received_bytes(group.place.rank, _item_bytes(said["shapes"]))
+        training.moved_bytes = training.handed_bytes + received
 
     def refuse(name: str, target: Any, error: Exception) -> Exception:
         if is_peer_loss(error):

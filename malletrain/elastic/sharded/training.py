@@ -76,6 +76,8 @@ class ShardedTraining(Training):
         self.group: Group | None = None
         self.moved_bytes = 0
         """Sent to this process at the last change."""
+        self.handed_bytes = 0
+        """Those that leavers have sent for the next one."""
         self._pending: Pending | None = None
         self._rows: tuple[tuple[int, int], ...] = ()
         self._begun = pickle.dumps({n: self._state_of(n) for n in self.others})
@@ -154,11 +156,12 @@ class ShardedTraining(Training):
     def _state_of(self, name: str) -> Any:
         return to_host(take_apart({name: self.others[name]})[0][name])
 
-    def held(self, group: Group) -> Held | None:
+    def held(self) -> Held | None:
         """The part of the state that this process has, for the order of the next ranks. Asked in
         another thread than the one that trains, which must not be disturbed.
         """
-        if not self.has_state or self.in_nodes:
+        group = self.group  # whose layout it is: a newer one may have come to nothing
+        if not self.has_state or self.in_nodes or group is None:
             return None
         return Held(group.place.rank, group.place.size, self._rows)
 
@@ -211,7 +214,7 @@ class ShardedTraining(Training):
         self.model.module = module
         self._count_from(dict(said["counters"]))
         self.history = said["history"]
-        self.extra, self.group = {}, group
+        self.extra, self.group, self.handed_bytes = {}, group, 0
         self._rows = rows_of(module)
         self._pending = None
         self.has_state = True

@@ -51,6 +51,14 @@ class TransferPlan:
         """Bytes that go over the network; ``item_bytes``: of one element, by key."""
         return sum(piece.chunk.elements * item_bytes[piece.key] for piece in self.moves)
 
+    def received_bytes(self, rank: int, item_bytes: Mapping[str, int]) -> int:
+        """Those of them that go to ``rank``."""
+        return sum(
+            piece.chunk.elements * item_bytes[piece.key]
+            for piece in self.moves
+            if piece.target == rank
+        )
+
 
 def make_plan(
     holders: Sequence[Layout],

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from malletrain.elastic.checkin import RoundStore
+from malletrain.elastic import group as groups
+from malletrain.elastic.checkin import CheckIn, RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group, rehearse
 from malletrain.elastic.link import Place
@@ -89,3 +90,37 @@ def test_a_process_does_not_end_under_a_connecting_that_was_given_up():
     argv = [sys.executable, "-c", ENDS_WHILE_GLOO_CONNECTS]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "given up\ngloo came back\n"), done.stderr
+
+
+class _Nothing:
+    """Who checks in and has no state."""
+
+    def for_joiners(self) -> str:
+        return "[]"
+
+    def make_room(self, data: str) -> None:
+        pass
+
+
+def test_a_group_that_is_given_up_leaves_the_next_rounds_store_alone(monkeypatch):
+    """The next round may come while a group is formed; nobody would ever come to it again."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    failed, next_ones, set_timeout = [], [], groups.set_timeout
+
+    def next_round_comes(*given: object) -> None:
+        place = Place(2, 0, 1, store.port)
+        next_ones.append(CheckIn(place, "", _Nothing(), lambda: failed.append(place)))
+        next_ones[0].store(lambda: bool(failed))
+        set_timeout(*given)
+
+    monkeypatch.setattr(groups, "set_timeout", next_round_comes)
+    group = Group(Place(1, 0, 1), RoundStore(dist.HashStore(), lambda: False), cuda=False)
+    try:
+        group.abort()
+        connected = next_ones[0].store(lambda: False)
+        connected.set("said", "all is well")
+        assert connected.get("said") == b"all is well"
+    finally:
+        group.leave()
+        group.close()
+    assert not failed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from malletrain.elastic.sharded.assignment import Held, overlap
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.test_run import change_at, losses, records, seen
@@ -74,6 +75,35 @@ def test_fsdp_over_2_4_and_3_ranks_equals_an_undisturbed_run(tmp_path):
     assert {r["size"] for r in records(tmp_path)} == {2, 4, 3, 1}
     assert set(seen(tmp_path).values()) == {1}
     assert len(seen(tmp_path)) == 480
+    each_got_what_it_lacked(tmp_path)
+
+
+PARAMETERS = ((13, 32), (13, 4), (1, 52), (1, 4))
+"""(rows, bytes of a row) of the network; Adam keeps two more numbers of each."""
+
+
+def lacking(old: tuple[int, int] | None, new: tuple[int, int]) -> int:
+    """Bytes of ``new``, (part, parts), that ``old`` has not."""
+    one = Held(*new, PARAMETERS)
+    kept = overlap(Held(*old, PARAMETERS), *new) if old is not None else 0
+    return 3 * (overlap(one, *new) - kept)
+
+
+def each_got_what_it_lacked(folder: Path) -> None:
+    """``change_bytes`` of every process at every change."""
+    checked = 0
+    for path in folder.glob("steps-*"):
+        before: tuple[int, int] | None = None
+        places = {
+            r["generation"]: (r["rank"], r["size"], r["moved"])
+            for r in map(json.loads, path.read_text().splitlines())
+        }
+        for generation, (rank, size, moved) in sorted(places.items()):
+            if generation > 1:
+                assert moved == lacking(before, (rank, size)), (generation, rank, before)
+                checked += 1
+            before = rank, size
+    assert checked == 4 + 3 + 1
 
 
 NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}

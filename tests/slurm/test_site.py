@@ -16,8 +16,10 @@ MAIN = ((1, 2), (4,), (1, 1, 3), (6,), (8,))
 TELLING = (
     """
 import json, os, sys
-with open(f"told-{os.environ['RANK']}-{os.getpid()}", "w") as f:
+name = f"{os.environ['RANK']}-{os.getpid()}"
+with open(f"new-{name}", "w") as f:
     json.dump([sys.argv[1:], os.environ.get("NASTY"), os.getcwd()], f)
+os.rename(f"new-{name}", f"told-{name}")  # whole, or not at all: it may be killed here
 """
     + STEADY
 )

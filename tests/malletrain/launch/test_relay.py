@@ -8,7 +8,8 @@ import time
 import pytest
 import zmq
 
-from malletrain.launch import host_door, relay
+from malletrain.launch import relay
+from malletrain.protocol import host_door
 from malletrain.launch.doors import FRONT, FrontDoor, pair_of_doors
 from malletrain.launch.relay import RoundKeys, ServingRelay
 from tests.waiting import PATIENCE_S, until

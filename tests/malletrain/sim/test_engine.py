@@ -71,13 +71,14 @@ class TestScenes:
 
     def test_a_node_lost_without_notice(self):
         """At 500 one of four nodes is taken: work since the snapshot at 481 (20 + 1 + 60k) is lost,
-        and the pause is 12 + 1 s.
+        and the pause is 12 s and the time until a loss is planned for.
         """
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, snapshot_every_s=60.0, down_s=12.0)
         trained = (500 - 21) - (500 - 21) % 60
-        assert r.samples == pytest.approx(trained * 40 + (500 - 13) * 30)
-        assert r.preemption_loss == pytest.approx(((500 - 21) % 60) * 40 + 13 * 30)
+        pause = 12 + defaults.LOSS_DEBOUNCE_S
+        assert r.samples == pytest.approx(trained * 40 + (500 - pause) * 30)
+        assert r.preemption_loss == pytest.approx(((500 - 21) % 60) * 40 + pause * 30)
         assert (r.preemptions, r.rescales) == (1, 0)
 
     def test_a_node_lost_with_notice(self):
@@ -93,7 +94,8 @@ class TestScenes:
     def test_live_mode_loses_a_step(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, mode="live", step_s=0.5, down_s=2.0)
-        assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - 3) * 30)
+        pause = 2 + defaults.LOSS_DEBOUNCE_S
+        assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - pause) * 30)
 
     def test_a_node_that_comes_back_before_it_has_left(self):
         """Taken at 500 with 30 s of notice and idle again at 510: it is a gap again when it has

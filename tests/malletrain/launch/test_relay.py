@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from malletrain.launch import relay
-from malletrain.protocol import host_door
 from malletrain.launch.doors import FRONT, FrontDoor, pair_of_doors
 from malletrain.launch.relay import RoundKeys, ServingRelay
+from malletrain.protocol import host_door
 from tests.waiting import PATIENCE_S, until
 
 KEYS = RoundKeys(b"secret", "j1/1")

@@ -262,14 +262,18 @@ def run(
     """
     folder = root / "work"
     folder.mkdir()
+    before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH")))
+        filter(None, (str(SCRIPT.parents[1]), before))
     )  # for the workers
     soak = Soak(root, nodes, [str(folder)])
     try:
         soak.start()
         done = drive(soak, folder, changes, seed, limit_s, every_s, say)
     finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
         soak.stop()
     return {**done, **examine(records(folder))}
 

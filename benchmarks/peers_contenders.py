@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -146,7 +147,7 @@ class Undisturbed(PeerTorchrun):
         super().begin(nodes)
 
 
-class _Processes:
+class _Processes(ABC):
     """One process a node, and one that they all need."""
 
     name = ""
@@ -162,8 +163,9 @@ class _Processes:
         with (self.root / log).open("ab") as file:
             return subprocess.Popen(argv, env=self.environment, stdout=file, stderr=file)
 
+    @abstractmethod
     def _node(self) -> None:
-        raise NotImplementedError
+        """Start the process of one more node."""
 
     def join(self) -> None:
         self._node()

@@ -110,8 +110,10 @@ class NodeJob:
 
     # --- what it is ---
 
-    def assignment(self) -> Assignment:
-        """What this node holds of the job, for the daemon."""
+    def assignment(self, ended: bool = True) -> Assignment:
+        """What this node holds of the job, for the daemon; without ``ended`` as long as it ran."""
+        if not ended and self.phase in (AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED):
+            return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
         return Assignment(self.job, self.phase, self.generation, self.failures, self.address)
 
     @property

@@ -142,7 +142,8 @@ class NodeAgent:
 
     def _hello(self) -> Hello:
         config = self._config
-        self._told = self._run.assignment() if self._run else None
+        # That the workers have ended comes last: nobody wants to hear of a job that is over.
+        self._told = self._run.assignment(ended=False) if self._run else None
         return Hello(
             node=config.node,
             lease=config.lease,
@@ -150,9 +151,7 @@ class NodeAgent:
             pid=os.getpid(),
             gpus=config.gpus,
             node_class=config.node_class,
-            leaving_in_s=None
-            if self._leave_by is None
-            else max(0.0, self._leave_by - time.monotonic()),
+            leaving_in_s=self._leave_by and max(0.0, self._leave_by - time.monotonic()),
             assignment=self._told,
             shipping=self._logs.jobs(),
             networks=networks(),

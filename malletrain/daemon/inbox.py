@@ -109,12 +109,11 @@ class Inbox:
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = core.runs.get(job)
-            # what was done before the release counts
-            work = isinstance(message, messages.Progress | messages.Metric)
-            if run is not None and agent.holds == job and (work or not agent.releasing):
+            heard = not agent.releasing or isinstance(
+                message, messages.Progress
+            )  # what was done before the release counts
+            if run is not None and agent.holds == job and heard:
                 self._table[type(message)](agent, run, message)
-            elif run is None and agent.holds == job and isinstance(message, messages.Metric):
-                self.reports.late_metric(agent, message)
         else:
             core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
 

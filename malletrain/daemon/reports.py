@@ -9,7 +9,6 @@ agent speaks of the job it holds is the inbox's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import structlog
 
@@ -63,22 +62,14 @@ class AgentReports:
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """A number with a name."""
-        metrics = _with(run.row.metrics, message)
+        metrics = run.row.metrics
         with self._core.step():
-            if metrics is None:
+            if len(message.name) > LONGEST_METRIC or (
+                message.name not in metrics and len(metrics) >= MOST_METRICS
+            ):
                 self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
-                self._core.repository.save(run, metrics=metrics)
-
-    def late_metric(self, agent: LeasedAgent, message: messages.Metric) -> None:
-        """The same of a job that has ended: after a restart the daemon hears of the end first."""
-        core = self._core
-        row = core.store.get_job(message.job)
-        if row is None or core.accounts.of(row.owner) != agent.owner:
-            return
-        if (metrics := _with(row.metrics, message)) is not None:
-            with core.step():
-                core.store.update_job(row.id, metrics=metrics)
+                self._core.repository.save(run, metrics={**metrics, message.name: message.value})
 
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
@@ -166,12 +157,3 @@ class AgentReports:
 
 def _ranks(spec: messages.JobSpec) -> int:
     return spec.max_nodes * (spec.nproc_per_node or GPUS)
-
-
-def _with(metrics: Mapping[str, float], message: messages.Metric) -> dict[str, float] | None:
-    """``metrics`` with one more; None where there are too many, or its name is too long."""
-    if len(message.name) > LONGEST_METRIC:
-        return None
-    if message.name not in metrics and len(metrics) >= MOST_METRICS:
-        return None
-    return {**metrics, message.name: message.value}

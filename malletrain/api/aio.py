@@ -5,6 +5,7 @@ same arguments. Many may be awaited at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
-from malletrain.api.options import SubmitOptions, resumed, spec_of
+from malletrain.api.options import SubmitOptions, spec_of
 from malletrain.api.series import Metrics
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.address import find
@@ -31,6 +32,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,7 +64,12 @@ class AsyncClient:
 
     async def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        return await self._connection.do(operation)
+        try:
+            return await self._connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            with contextlib.suppress(Unreachable):
+                self._connection.address = find(self.state_dir)
+            raise
 
     async def submit(
         self,
@@ -74,9 +81,8 @@ class AsyncClient:
         source = options.pop("resume_from", None)
         spec = spec_of(script, args, options)
         if source is not None:
-            other = (await self.job(source)).id if not os.path.exists(source) else source
-            spec = resumed(spec, source, lambda _: other)
-        return await self.submit_spec(spec)
+            spec = resuming(spec, file_of(source) or (await self.job(source)).id)
+        return await self.submit_spec(with_snapshots_bound(spec))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""
@@ -204,7 +210,8 @@ class AsyncJob:
     async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> Metrics:
         """As :meth:`malletrain.api.job.Job.metrics`."""
         asked = operations.metrics(self.id, names=names, since=since, most=most)
-        return Metrics(await self._client.do(asked))
+        found = await self._client.do(asked)
+        return Metrics(found)
 
     async def events(self, since: int = 0) -> list[EventView]:
         """As :meth:`malletrain.api.job.Job.events`."""

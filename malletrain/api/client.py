@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from malletrain.api.job import Job, wait_for
-from malletrain.api.options import SubmitOptions, resumed, spec_of
-from malletrain.client import Connection, operations
+from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.client import Connection, Unreachable, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +64,20 @@ class Client:
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        return self._connection().do(operation)
+        connection = self._connection()
+        try:
+            return connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            self._forget(connection)
+            raise
+
+    def _forget(self, connection: Connection) -> None:
+        """This thread's next call looks for the daemon anew."""
+        self._mine.connection = None
+        with self._lock:
+            if connection in self._open:
+                self._open.remove(connection)
+        connection.close()
 
     # --- jobs ---
 
@@ -88,8 +102,8 @@ class Client:
         source = options.pop("resume_from", None)
         spec = spec_of(script, args, options)
         if source is not None:
-            spec = resumed(spec, source, lambda name: self.job(name).id)
-        return self.submit_spec(spec)
+            spec = resuming(spec, file_of(source) or self.job(source).id)
+        return self.submit_spec(with_snapshots_bound(spec))
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job that is put together already."""

@@ -9,7 +9,7 @@ import click
 
 from malletrain.cli.common import Away, Refused, asking, state_dir_option
 from malletrain.cli.completion import job_names
-from malletrain.cli.snapshot_paths import snapshot_paths
+from malletrain.submission.snapshot_paths import snapshot_paths
 
 
 @click.command()

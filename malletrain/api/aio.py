@@ -8,14 +8,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.functions import function_spec, result_of
 from malletrain.api.options import SubmitOptions, spec_of
 from malletrain.api.series import Metrics
+from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.address import find
 from malletrain.client.aio import AsyncConnection
@@ -87,6 +90,19 @@ class AsyncClient:
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""
         return AsyncJob(self, await self.do(operations.submit(spec)))
+
+    async def submit_function(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> AsyncJob:
+        """As :meth:`malletrain.Client.submit_function`; the result is that of
+        :meth:`AsyncJob.result`.
+        """
+        return await self.submit_spec(function_spec(function, args, named, options or {}))
 
     async def job(self, job: str) -> AsyncJob:
         """A job by id or name (of several of one name the newest)."""
@@ -212,6 +228,20 @@ class AsyncJob:
         asked = operations.metrics(self.id, names=names, since=since, most=most)
         found = await self._client.do(asked)
         return Metrics(found)
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """As :meth:`malletrain.api.job.Job.result`."""
+        await self.wait(timeout)
+        return await asyncio.to_thread(result_of, await self.detail())
+
+    async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
+        """As :meth:`malletrain.api.job.Job.export`."""
+        return await asyncio.to_thread(export_weights, await self.detail(), out, name)
+
+    async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """As :meth:`malletrain.api.job.Job.tensorboard`."""
+        detail, metrics = await self.detail(), await self.metrics()
+        return await asyncio.to_thread(write_events, Path(folder), detail, metrics.values())
 
     async def events(self, since: int = 0) -> list[EventView]:
         """As :meth:`malletrain.api.job.Job.events`."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.functions import FunctionExecutor, FunctionFuture
 from malletrain.api.job import Job, wait_for
 from malletrain.api.options import SubmitOptions, spec_of
 from malletrain.client import Connection, Unreachable, operations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Client:
@@ -51,6 +53,7 @@ class Client:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._open: list[Connection] = []
+        self._functions = FunctionExecutor(self, {})
         self._connection()
 
     def _connection(self) -> Connection:
@@ -109,6 +112,30 @@ class Client:
         """Submit a job that is put together already."""
         return Job(self, self.do(operations.submit(spec)))
 
+    def submit_function(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> FunctionFuture[R]:
+        """Run ``function(*args, **named)`` as a job. Every rank calls it; what rank 0 returns is
+        the future's result. The function and its arguments are packed by cloudpickle.
+
+        Args:
+            function: what is called on the nodes, from the beginning after each rescale; with
+                :class:`malletrain.Snapshot` it goes on where it was.
+            *args: its arguments.
+            options: of the job.
+            **named: its arguments by name.
+        """
+        return self._functions.run(function, args, named, options or {})
+
+    def executor(self, **options: Unpack[SubmitOptions]) -> FunctionExecutor:
+        """A :class:`concurrent.futures.Executor` that runs functions as jobs with these options."""
+        return FunctionExecutor(self, options)
+
     def job(self, job: str) -> Job:
         """A job by id or name (of several of one name the newest)."""
         return Job(self, self.do(operations.job(job)).job)
@@ -154,7 +181,10 @@ class Client:
     # --- its end ---
 
     def close(self) -> None:
-        """End the connections of all threads; none may be asking."""
+        """End the connections of all threads; none may be asking. Functions go on; their futures
+        do not hear of it any more.
+        """
+        self._functions.leave()
         with self._lock:
             for connection in self._open:
                 connection.close()

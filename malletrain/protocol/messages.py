@@ -35,6 +35,7 @@ from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import MetricSample as MetricSample
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
+from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 

@@ -104,7 +104,7 @@ class Controller:
             ),
             RoundInterrupted: self._round_interrupted,
             JobCancelled: lambda event, now: self._end(
-                event.job, JobState.CANCELLED, "cancelled by its owner", now
+                event.job, JobState.CANCELLED, event.reason, now
             ),
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,

@@ -82,6 +82,16 @@ def _shown(value: object) -> str:
     )
 
 
+def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
+    """The job with another weight, where that can be one."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise RequestRefused(f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage")
+    spec = msgspec.structs.replace(spec, weight=float(weight))
+    if problem := _size_problem(spec) or _curve_problem(spec):
+        raise RequestRefused(problem, "usage")
+    return spec
+
+
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
     whether its files are there.
@@ -122,8 +132,8 @@ def _size_problem(spec: messages.JobSpec) -> str:
             f"The job's weight is {spec.weight:g}; give a number above 0, from "
             f"{WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
         )
-    if len(spec.profile_key) > 200:
-        return "A profile key has 200 characters at most."
+    if len(spec.profile_key) > 200 or len(spec.key) > 200:
+        return "A profile key, and a submission's own, has 200 characters at most."
     return ""
 
 

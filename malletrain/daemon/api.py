@@ -18,8 +18,16 @@ from typing import Any
 import msgspec
 
 from malletrain import __version__
-from malletrain.core.events import JobCancelled, JobState
-from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
+from malletrain.core.events import JobCancelled, JobState, JobWeighed
+from malletrain.daemon.admission import (
+    MOST_TEXT,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    weighed,
+    whole,
+)
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
@@ -77,6 +85,7 @@ class Api:
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
             "cancel": self._cancel,
+            "weigh": self._weigh,
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
@@ -133,6 +142,8 @@ class Api:
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
         spec = with_site_software(spec, core.config.containers)
+        if spec.key and (known := self._submitted_before(spec)) is not None:
+            return {"job": self.views.view(user, known)}
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -152,6 +163,28 @@ class Api:
             )
             core.add(row, spec)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+
+    def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
+        """The job that the owner of ``spec`` has submitted under its key."""
+        for row in self.core.store.find_jobs(spec.name):
+            if row.owner == spec.owner and row.name == spec.name:
+                if decode_spec(row.spec).key == spec.key:
+                    return row
+        return None
+
+    async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
+        """Change how much an unfinished job counts beside the others."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can weigh it."
+            )
+        if row.id not in self.core.runs:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        spec = weighed(decode_spec(row.spec), params.get("weight"))
+        with self._step():
+            self.core.reweigh(row.id, spec)
+        return self.views.view(user, self.core.store.get_job(row.id) or row, spec)
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []

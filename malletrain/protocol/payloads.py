@@ -67,6 +67,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
+    key: str = ""
+    """Its owner's own name for this submission: submitted again, it is the same job. Empty: none."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,0 +1,131 @@
+"""EarlyCurve as a pruner of Optuna: of use with any study, without the rest of MalleTrain.
+
+SpotTune's rule without its barrier: a trial trains to a share ``theta`` of its steps, its final
+value is predicted, and it goes on only if it may yet be among the ``keep`` best. It is compared
+with the final values of completed trials, and with what was predicted of the others that came as
+far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+try:
+    import optuna
+except ImportError:
+    raise ImportError(
+        "This pruner is one of Optuna's, which is not installed here: pip install "
+        "'malletrain[sweep]'."
+    ) from None
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from malletrain.sweep.earlycurve import EarlyCurve, Prediction
+
+
+class EarlyCurvePruner(optuna.pruners.BasePruner):
+    """Gives up trials whose predicted end is not among the best.
+
+    Args:
+        max_steps: the last step of a trial.
+        theta: share of them after which trials are judged.
+        keep: a trial goes on if it may be among so many of the best.
+        startup: completed trials, or ones that have been judged, before any is given up.
+        min_steps: no trial is given up before this step.
+        stages: steps at which the learning rate changes; None: they are looked for.
+        bounds: what the metric can be at all.
+        confidence: how sure it must be that a trial is not among the best, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        max_steps: int,
+        theta: float = 0.7,
+        keep: int = 3,
+        startup: int = 5,
+        min_steps: int = 1,
+        stages: Sequence[int] | None = None,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+        confidence: float = 0.8,
+    ) -> None:
+        if max_steps < 1 or keep < 1 or startup < 0:
+            raise ValueError("max_steps and keep are 1 at least, and startup is not below 0.")
+        if not 0 < theta <= 1:
+            raise ValueError(f"theta is a share of max_steps, above 0 and up to 1, not {theta!r}.")
+        self.max_steps, self.keep, self.startup = max_steps, keep, startup
+        self.judged_at = max(min_steps, math.ceil(theta * max_steps))
+        self._stages, self._bounds, self._confidence = stages, bounds, confidence
+        self._known: dict[tuple[int, int], Prediction | None] = {}
+
+    def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
+        """Whether the trial, as far as it has come, is to be given up."""
+        step = trial.last_step
+        if step is None or step < self.judged_at or step >= self.max_steps:
+            return False
+        sign = -1.0 if study.direction.name == "MAXIMIZE" else 1.0
+        curve = EarlyCurve(
+            "minimize" if sign > 0 else "maximize", self._stages, self._bounds, self._confidence
+        )
+        mine = self._predicted(curve, trial, step)
+        if mine is None:
+            return False
+        others = self._others(study, curve, trial, sign)
+        if len(others) < max(self.startup, self.keep):
+            return False
+        hoped = mine.low if sign > 0 else -mine.high
+        error = self._errors(study, curve, step, sign)
+        if error is not None:  # how wrong it has been says more than how well a curve is fitted
+            hoped = sign * mine.value + error
+        return hoped > sorted(others)[self.keep - 1]
+
+    def _others(
+        self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial, sign: float
+    ) -> list[float]:
+        """What the other trials come to, small is good: as they ended, or as they were judged."""
+        found = []
+        for other in study.get_trials(deepcopy=False):
+            if other.number == trial.number:
+                continue
+            if other.state == TrialState.COMPLETE and other.value is not None:
+                found.append(sign * other.value)
+            elif other.state in (TrialState.RUNNING, TrialState.PRUNED):
+                judged = self._predicted(curve, other, other.last_step or 0)
+                if judged is not None:
+                    found.append(sign * judged.value)
+        return found
+
+    def _errors(
+        self, study: optuna.study.Study, curve: EarlyCurve, step: int, sign: float
+    ) -> float | None:
+        """By how much the completed trials ended better than was predicted of them at ``step``, in
+        the best case that is to be reckoned with; None where too few did.
+        """
+        found = []
+        for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            then = self._predicted(curve, other, step)
+            if then is not None and other.value is not None:
+                found.append(sign * (other.value - then.value))
+        if len(found) < max(self.startup, 2):
+            return None
+        return float(np.quantile(found, (1 - self._confidence) / 2))
+
+    def _predicted(self, curve: EarlyCurve, trial: FrozenTrial, until: int) -> Prediction | None:
+        """What the trial comes to, by what it reported up to ``until``; None before it is judged,
+        or where nothing can be said.
+        """
+        key = (trial.number, until)
+        if until < self.judged_at:
+            return None
+        if key not in self._known:
+            points = sorted(
+                (s, v) for s, v in trial.intermediate_values.items() if s <= until
+            )
+            steps = [s for s, _ in points]
+            values = [v for _, v in points]
+            if steps and steps[-1] >= self.judged_at:
+                self._known[key] = curve.predict(steps, values, self.max_steps)
+            else:
+                return None
+        return self._known[key]

@@ -20,7 +20,7 @@ from malletrain.cli.completion import job_names
 from malletrain.cli.verdict import CODES, verdict
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from malletrain.client import Connection
 
 
 @click.command()
@@ -62,7 +62,7 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
         print_text(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
 
 
-def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
+def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
     """Show it until the job has ended; its verdict."""
     from rich.console import Group, RenderableType
     from rich.live import Live

@@ -23,7 +23,7 @@ from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.protocol import env
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from malletrain.client import Connection
     from malletrain.protocol.messages import JobSpec
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
@@ -301,7 +301,7 @@ def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
     return msgspec.structs.replace(spec, software=software)
 
 
-def _shared_snapshots(client: Client, spec: JobSpec) -> list[str]:
+def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:
     """What to say about unfinished jobs that save to the path of ``spec``."""
     mine = snapshot_paths(spec.script, spec.args, spec.workdir)
     if not mine:

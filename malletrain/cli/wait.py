@@ -36,7 +36,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
       malletrain wait train && python evaluate.py
       malletrain wait j3 j4 j5
     """
-    from malletrain.client import Client
+    from malletrain.client import Connection
     from malletrain.protocol.views import JobView
 
     ended: dict[str, JobView] = {}
@@ -44,7 +44,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
         # A name may mean another job by the time this one has ended.
         waiting = list(dict.fromkeys(client.job(job).job.id for job in jobs))
 
-    def look(client: Client) -> None:
+    def look(client: Connection) -> None:
         since = -1
         while waiting:
             for job in list(waiting):

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
-from malletrain.protocol.bounds import Amount, Code, Count, Id, Moment, Name, Rank, Sentence, Tail
+from malletrain.protocol.bounds import (
+    Amount,
+    Code,
+    Count,
+    Id,
+    Moment,
+    Name,
+    Number,
+    Rank,
+    Sentence,
+    Tail,
+)
 from malletrain.protocol.phases import AssignmentPhase
 
 
@@ -94,6 +105,20 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+
+
+class MetricSample(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, array_like=True
+):
+    """One value of a metric."""
+
+    time: Moment
+    """When the script reported it."""
+    value: Number
+    samples: Amount = 0.0
+    """Of its process in its round, by then."""
+    step: Count | None = None
+    """The script's own count."""
 
 
 class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -109,11 +109,16 @@ class DrainDone:
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """A named number of the script, such as a test accuracy; the last value per name counts."""
+    """A named number of the script, such as a test accuracy. ``samples``: the sender's cumulative
+    count at that moment; ``step``: the script's own count.
+    """
 
     sender: Sender
     name: str
     value: float
+    time: float = 0.0
+    samples: float = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True)

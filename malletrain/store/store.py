@@ -33,6 +33,7 @@ from malletrain.store.schema import (
     ProfileRow,
     RescaleRow,
 )
+from malletrain.store.series_table import SeriesTable
 from malletrain.store.session import Session
 
 __all__ = [
@@ -84,6 +85,8 @@ class Store:
 
     def __init__(self, session: Session) -> None:
         self._db = session
+        self.series = SeriesTable(session)
+        """The metrics of jobs over time."""
 
     @classmethod
     def open(cls, url: str) -> Store:

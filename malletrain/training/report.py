@@ -245,12 +245,21 @@ def report(batch_size: float) -> None:
         worker.add(batch_size)
 
 
-def metric(name: str, value: float) -> None:
-    """Report a named number, such as ``metric("accuracy", 0.97)``; the last value per name is shown
-    with the job. Never raises.
+def metric(name: str, value: float, step: int | None = None) -> None:
+    """Report a named number, such as ``metric("loss", 0.97, step=300)``. All values are kept over
+    time, with the samples that were processed by then and the job's scale; of very many a selection
+    that keeps the picture. Never raises.
+
+    Args:
+        name: what it is, in 100 characters at most.
+        value: a finite number.
+        step: the script's own count from 0, such as an epoch.
     """
     try:
         value = float(value)
+        step = None if step is None else int(step)
+        if step is not None and step < 0:
+            value = math.nan
     except Exception:  # as in report(): the training run goes on
         value = math.nan
     if not isinstance(name, str) or not name or not math.isfinite(value):
@@ -260,14 +269,15 @@ def metric(name: str, value: float) -> None:
             else f"a name of type {type(name).__name__}"
         )
         tell(
-            f"metric() takes a name and a finite number, but with {shown} it got something "
+            f"metric() takes a name, a finite number and a step from 0, but with {shown} it got something "
             "else; it is ignored.",
             once=f"metric {shown}",
         )
         return
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(ScriptMetric(worker.sender, name, value))
+        worker.flush()
+        worker.put(ScriptMetric(worker.sender, name, value, time.time(), worker.samples, step))
 
 
 def mark(name: str, at: float | None = None) -> None:

@@ -21,7 +21,7 @@ from malletrain.cli.common import (
 from malletrain.protocol import env
 
 if TYPE_CHECKING:
-    from malletrain.sweep.ledger import Ledger
+    from malletrain.sweep.ledger import Ledger, Summary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ def storage_option(command: F) -> F:
         default="",
         envvar=env.SWEEPS,
         show_envvar=True,
-        help="SQLAlchemy URL of the database of sweeps.  [default: sweeps.db in the state directory]",
+        help="SQLAlchemy URL of the sweeps' database.  [default: sweeps.db in the state directory]",
     )(command)
 
 
@@ -126,13 +126,21 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
             found = [_ledger(name, storage, state_dir)[0].summary()]
         else:
             found = summaries(open_storage(storage_url(storage, home)))
-        rows = [render.SweepRow.of(each, attended(home, each.name)) for each in found]
+        rows = [
+            {
+                "name": each.name,
+                "trials": dict(each.trials),
+                "wanted": each.wanted,
+                "best": each.best,
+                "attended": attended(home, each.name),
+                "sentence": _stands(each, attended(home, each.name)),
+            }
+            for each in found
+        ]
     if as_json:
-        print_json([row.as_data() for row in rows])
+        print_json(rows)
     else:
         print_text(render.sweeps(rows))
-        for row in rows if name else ():
-            click.echo(row.sentence)
 
 
 @sweep.command()
@@ -222,6 +230,14 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
 # --- what they share ---
 
 
+def _stands(summary: Summary, attended: bool) -> str:
+    if summary.end:
+        return summary.end
+    if attended:
+        return "It is being run."
+    return f"Nobody attends to it: malletrain sweep resume {summary.name}"
+
+
 def _trials(count: int) -> str:
     return f"{count} trial{'' if count == 1 else 's'}"
 
@@ -289,4 +305,6 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
         click.echo(end)
         for trial in ledger.best():
             values = " ".join(f"{v:.6g}" for v in trial.values)
-            click.echo(f"Best: trial {trial.number}, {values}. See: malletrain sweep best {ledger.name}")
+            click.echo(
+                f"Best: trial {trial.number}, {values}. See: malletrain sweep best {ledger.name}"
+            )

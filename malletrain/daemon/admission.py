@@ -85,7 +85,9 @@ def _shown(value: object) -> str:
 def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
     """The job with another weight, where that can be one."""
     if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise RequestRefused(f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage")
+        raise RequestRefused(
+            f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage"
+        )
     spec = msgspec.structs.replace(spec, weight=float(weight))
     if problem := _size_problem(spec) or _curve_problem(spec):
         raise RequestRefused(problem, "usage")

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from malletrain import __version__
-from malletrain.core.events import JobCancelled, JobState, JobWeighed
+from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
@@ -167,9 +167,9 @@ class Api:
     def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
         """The job that the owner of ``spec`` has submitted under its key."""
         for row in self.core.store.find_jobs(spec.name):
-            if row.owner == spec.owner and row.name == spec.name:
-                if decode_spec(row.spec).key == spec.key:
-                    return row
+            named = row.owner == spec.owner and row.name == spec.name
+            if named and decode_spec(row.spec).key == spec.key:
+                return row
         return None
 
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:

@@ -79,7 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
     key: str = ""
-    """Its owner's own name for this submission: submitted again, it is the same job. Empty: none."""
+    """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

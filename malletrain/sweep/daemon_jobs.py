@@ -7,14 +7,14 @@ Decides nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobView, SeriesView
+from malletrain.protocol.views import JobDetail, JobView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
 LOOKED_AT = 500
@@ -40,9 +40,10 @@ class DaemonJobs:
     def submit(self, spec: JobSpec) -> str:
         """Submit, or find what was submitted under its key."""
         try:
-            return self._do(operations.submit(spec)).id
+            view: JobView = self._do(operations.submit(spec))
         except ClientError as error:
             raise JobRefused(str(error)) from None
+        return view.id
 
     def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
         """How these jobs are."""
@@ -74,9 +75,10 @@ class DaemonJobs:
     def node_seconds(self, job: str) -> float:
         """Nodes times the seconds in which it trained on them, as far as was observed."""
         try:
-            return sum(r.nodes * r.seconds for r in self._do(operations.job(job)).rates)
+            detail: JobDetail = self._do(operations.job(job))
         except ClientError:
             return 0.0
+        return sum(r.nodes * r.seconds for r in detail.rates)
 
     def weigh(self, job: str, weight: float) -> None:
         """It counts so much from now on."""

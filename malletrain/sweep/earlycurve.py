@@ -199,7 +199,7 @@ class EarlyCurve:
             return value, math.inf
         variance = 2 * found.cost / spare
         slope = np.array([-x * x, -x, -1.0, under**2]) / under**2
-        free = ~((found.active_mask != 0))
+        free = ~(found.active_mask != 0)
         free[3] = True
         jac, slope = found.jac[:, free], slope[free]
         covariance = np.linalg.pinv(jac.T @ jac, rcond=1e-12) * variance

@@ -113,7 +113,7 @@ class Engine:
 
     def _follow(self, trial: FrozenTrial, job: TrialJob) -> None:
         """Take in what a job reported; give it up, or end with it."""
-        if self._one_metric and self._take_in(trial, job):
+        if self._one_metric and job.state != LOST and self._take_in(trial, job):
             self._point("pruner said")
             self.ledger.note(trial, book.ENDING, PRUNED)
             self._point("ending noted")
@@ -166,9 +166,7 @@ class Engine:
     def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
         """What a trial came to, in each metric; None where it reported no number."""
         found: list[float | None] = []
-        for metric, direction in zip(
-            self._s.sweep.metrics, self._s.sweep.directions, strict=True
-        ):
+        for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
             if self._s.sweep.value == "best":
                 choose = max if direction == "maximize" else min
@@ -193,9 +191,7 @@ class Engine:
     def _stop_if_hopeless(self) -> None:
         trials = self.ledger.trials()
         failed = [
-            t
-            for t in trials
-            if t.state == TrialState.FAIL and t.number not in self._failed_before
+            t for t in trials if t.state == TrialState.FAIL and t.number not in self._failed_before
         ]
         ended_well = any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
         if len(failed) >= self._s.sweep.most_failed and not ended_well:

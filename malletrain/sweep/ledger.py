@@ -46,7 +46,9 @@ class Summary:
     name: str
     trials: Mapping[str, int]
     """State → trials."""
-    best: tuple[float, ...] | None
+    wanted: int
+    """How many there are to be."""
+    best: float | None
     """Of one objective: the best value."""
     end: str
     """Why it ended; empty: it has not."""
@@ -187,7 +189,8 @@ class Ledger:
             word = trial.state.name.lower()
             counts[word] = counts.get(word, 0) + 1
         best = self.best() if len(self.study.directions) == 1 else []
-        return Summary(self.name, counts, tuple(best[0].values) if best else None, self.end)
+        value = best[0].values[0] if best else None
+        return Summary(self.name, counts, self.wanted, value, self.end)
 
     def key(self, number: int) -> str:
         """Under which the job of a trial is submitted, once or again."""

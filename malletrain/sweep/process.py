@@ -1,5 +1,5 @@
-"""The engine's process: one for a sweep at a time, in the foreground or detached, until the sweep is
-over. It may be killed at any moment.
+"""The engine's process: one for a sweep at a time, in the foreground or detached, until the sweep
+is over. It may be killed at any moment.
 
 Decides when the engine has its turn, and what is waited for when nobody answers.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from malletrain.identity.state_directory import make_private_dir
+from malletrain.protocol import env
 from malletrain.sweep.engine import Engine
 from malletrain.sweep.jobs import Jobs, JobsAway
 from malletrain.sweep.ledger import Ledger
@@ -149,7 +150,7 @@ class _Told:
                 self._say(f"Trial {trial.number} {word} {values or why}".rstrip())
 
 
-def detach(name: str, state_dir: Path, options: list[str]) -> int:
+def detach(name: str, state_dir: Path, options: list[str], url: str) -> int:
     """Start an engine for a sweep that is there, as a process of its own that outlives this one and
     its terminal; its id.
     """
@@ -162,5 +163,6 @@ def detach(name: str, state_dir: Path, options: list[str]) -> int:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env={**os.environ, env.SWEEPS: url},  # a password in it is no argument
         )
     return process.pid

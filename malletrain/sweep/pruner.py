@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-
 try:
     import optuna
 except ImportError:
@@ -119,9 +118,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         if until < self.judged_at:
             return None
         if key not in self._known:
-            points = sorted(
-                (s, v) for s, v in trial.intermediate_values.items() if s <= until
-            )
+            points = sorted((s, v) for s, v in trial.intermediate_values.items() if s <= until)
             steps = [s for s, _ in points]
             values = [v for _, v in points]
             if steps and steps[-1] >= self.judged_at:

@@ -105,7 +105,8 @@ def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
 def suggest(trial: optuna.Trial, name: str, p: Parameter) -> Value:
     """The trial's value of a parameter; asked again, the same."""
     if p.choices:
-        chosen: Value = trial.suggest_categorical(name, p.choices)
+        chosen = trial.suggest_categorical(name, p.choices)
+        assert chosen is not None  # it is none of the choices
         return chosen
     if p.whole:
         step = int(p.step) if p.step is not None else 1

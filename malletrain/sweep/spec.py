@@ -21,6 +21,7 @@ from malletrain.config.validation import problems_of
 from malletrain.sweep.space import NAME as PARAMETER
 from malletrain.sweep.space import TRIAL, Parameter, SpaceError, parameter
 
+Direction = Literal["minimize", "maximize"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
 """Of a sweep; its trials' jobs have a number after it."""
 
@@ -63,11 +64,11 @@ class SweepSection(Section):
         return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
 
     @property
-    def directions(self) -> tuple[str, ...]:
+    def directions(self) -> tuple[Direction, ...]:
         """The direction of each objective."""
-        if isinstance(self.direction, str):
-            return (self.direction,) * len(self.metrics)
-        return tuple(self.direction)
+        given = [self.direction] if isinstance(self.direction, str) else self.direction
+        made: list[Direction] = ["maximize" if d == "maximize" else "minimize" for d in given]
+        return tuple(made * len(self.metrics) if isinstance(self.direction, str) else made)
 
     @field_validator("name")
     @classmethod
@@ -87,7 +88,8 @@ class SweepSection(Section):
             raise PydanticCustomError(
                 "objectives", "name one metric at least, and one direction for each or for all"
             )
-        for direction in self.directions:
+        given = [self.direction] if isinstance(self.direction, str) else self.direction
+        for direction in given:
             if direction not in ("minimize", "maximize"):
                 raise PydanticCustomError(
                     "direction",

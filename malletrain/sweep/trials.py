@@ -1,5 +1,5 @@
-"""The job of a trial, from the sweep's description: what ``malletrain submit`` would make of it, and
-where its snapshot lies.
+"""The job of a trial, from the sweep's description: what ``malletrain submit`` would make of it,
+and where its snapshot lies.
 
 Decides what each trial's job has of its own: name, key, arguments. Whether it can be a job is
 decided in :mod:`malletrain.submission`.
@@ -65,6 +65,12 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
         )
     except SpecError as error:
         raise SweepError(f"The trials of {sweep.sweep.name} cannot be jobs: {error}") from None
+
+
+def check(sweep: Sweep) -> None:
+    """Raises SweepError where no trial could be a job."""
+    values = {n: p.choices[0] if p.choices else p.low for n, p in sweep.parameters.items()}
+    build_job(sweep, f"{sweep.sweep.name}-0", values, 0)
 
 
 # --- snapshots ---

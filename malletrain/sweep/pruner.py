@@ -1,9 +1,9 @@
 """EarlyCurve as a pruner of Optuna: of use with any study, without the rest of MalleTrain.
 
 SpotTune's rule without its barrier: a trial trains to a share ``theta`` of its steps, its final
-value is predicted, and it goes on only if it may yet be among the ``keep`` best. It is compared
-with the final values of completed trials, and with what was predicted of the others that came as
-far.
+value is predicted, and it goes on only as long as it may yet be among the ``keep`` best. It is
+compared with the final values of completed trials, and with what was predicted of the others that
+came as far.
 """
 
 from __future__ import annotations
@@ -56,73 +56,60 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         self.max_steps, self.keep, self.startup = max_steps, keep, startup
         self.judged_at = max(min_steps, math.ceil(theta * max_steps))
         self._stages, self._bounds, self._confidence = stages, bounds, confidence
-        self._known: dict[tuple[int, int], Prediction | None] = {}
+        self._known: dict[tuple[str, int], Prediction | None] = {}
 
     def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
         """Whether the trial, as far as it has come, is to be given up."""
         step = trial.last_step
-        if step is None or step < self.judged_at or step >= self.max_steps:
+        if step is None or step >= self.max_steps:
             return False
         sign = -1.0 if study.direction.name == "MAXIMIZE" else 1.0
         curve = EarlyCurve(
             "minimize" if sign > 0 else "maximize", self._stages, self._bounds, self._confidence
         )
-        mine = self._predicted(curve, trial, step)
+        mine = self._judged(study, curve, trial)
         if mine is None:
             return False
-        others = self._others(study, curve, trial, sign)
+        others, errors = self._others(study, curve, trial, sign)
         if len(others) < max(self.startup, self.keep):
             return False
         hoped = mine.low if sign > 0 else -mine.high
-        error = self._errors(study, curve, step, sign)
-        if error is not None:  # how wrong it has been says more than how well a curve is fitted
-            hoped = sign * mine.value + error
+        if len(errors) >= max(self.startup, 2):
+            # How wrong it was before says more than how well a curve is fitted.
+            hoped = sign * mine.value + float(np.quantile(errors, (1 - self._confidence) / 2))
         return hoped > sorted(others)[self.keep - 1]
 
     def _others(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial, sign: float
-    ) -> list[float]:
-        """What the other trials come to, small is good: as they ended, or as they were judged."""
-        found = []
+    ) -> tuple[list[float], list[float]]:
+        """What the other trials come to, small is good: as they ended, or as they were judged. And
+        by how much those that ended did so above what was predicted of them.
+        """
+        found, errors = [], []
         for other in study.get_trials(deepcopy=False):
             if other.number == trial.number:
                 continue
+            judged = self._judged(study, curve, other)
             if other.state == TrialState.COMPLETE and other.value is not None:
                 found.append(sign * other.value)
-            elif other.state in (TrialState.RUNNING, TrialState.PRUNED):
-                judged = self._predicted(curve, other, other.last_step or 0)
                 if judged is not None:
-                    found.append(sign * judged.value)
-        return found
+                    errors.append(sign * (other.value - judged.value))
+            elif other.state in (TrialState.RUNNING, TrialState.PRUNED) and judged is not None:
+                found.append(sign * judged.value)
+        return found, errors
 
-    def _errors(
-        self, study: optuna.study.Study, curve: EarlyCurve, step: int, sign: float
-    ) -> float | None:
-        """By how much the completed trials ended better than was predicted of them at ``step``, in
-        the best case that is to be reckoned with; None where too few did.
+    def _judged(
+        self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial
+    ) -> Prediction | None:
+        """What was predicted of the trial when it had come to be judged; None before that, or where
+        nothing can be said.
         """
-        found = []
-        for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            then = self._predicted(curve, other, step)
-            if then is not None and other.value is not None:
-                found.append(sign * (other.value - then.value))
-        if len(found) < max(self.startup, 2):
-            return None
-        return float(np.quantile(found, (1 - self._confidence) / 2))
-
-    def _predicted(self, curve: EarlyCurve, trial: FrozenTrial, until: int) -> Prediction | None:
-        """What the trial comes to, by what it reported up to ``until``; None before it is judged,
-        or where nothing can be said.
-        """
-        key = (trial.number, until)
-        if until < self.judged_at:
-            return None
+        key = (study.study_name, trial.number)
         if key not in self._known:
-            points = sorted((s, v) for s, v in trial.intermediate_values.items() if s <= until)
-            steps = [s for s, _ in points]
-            values = [v for _, v in points]
-            if steps and steps[-1] >= self.judged_at:
-                self._known[key] = curve.predict(steps, values, self.max_steps)
-            else:
+            points = sorted(trial.intermediate_values.items())
+            until = next((n for n, (step, _) in enumerate(points, 1) if step >= self.judged_at), 0)
+            if not until:
                 return None
+            steps, values = zip(*points[:until], strict=True)
+            self._known[key] = curve.predict(steps, values, self.max_steps)
         return self._known[key]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from malletrain.api.job import Job, wait_for
 from malletrain.api.options import SubmitOptions, resumed, spec_of
 from malletrain.client import Connection, operations
-from malletrain.client.channel import TIMEOUT_S
+from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec

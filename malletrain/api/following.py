@@ -95,3 +95,11 @@ class LogTail:
 def stream_of(rank: int, launcher: bool, service: bool) -> str:
     """The name of the log of a rank, of the launcher or of a service."""
     return "launcher" if launcher else "service" if service else f"rank{rank}"
+
+
+def overdue(waiting: Iterable[str], timeout: float) -> str:
+    """What is said of jobs that have not ended in time."""
+    names = list(waiting)
+    if len(names) == 1:
+        return f"Job {names[0]} has not ended within {timeout:g} s."
+    return f"{len(names)} jobs have not ended within {timeout:g} s, among them {names[0]}."

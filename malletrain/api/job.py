@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
 
-from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, stream_of
+from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.series import Metrics
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
@@ -127,7 +127,8 @@ class Job:
         """Its lines of the audit log with a number above ``since``."""
         found: list[EventView] = []
         while True:
-            page = self._asker.do(operations.events(since=since, limit=1000, job=self.id))
+            asked = operations.events(since=since, limit=1000, job=self.id)
+            page: list[EventView] = self._asker.do(asked)
             if not page:
                 return found
             found += page
@@ -160,7 +161,8 @@ def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
 
     while endings.waiting:
         try:
-            for name in endings.heard(asker.do(endings.request(left()))):
+            news = asker.do(endings.request(left()))
+            for name in endings.heard(news):
                 endings.looked(known[name].refresh())
         except Unreachable:
             if left() <= 0:
@@ -168,11 +170,3 @@ def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
             time.sleep(max(0.0, min(AGAIN_S, left())))
         if endings.waiting and left() <= 0:
             raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
-
-
-def overdue(waiting: Iterable[str], timeout: float) -> str:
-    """What is said of jobs that have not ended in time."""
-    names = list(waiting)
-    if len(names) == 1:
-        return f"Job {names[0]} has not ended within {timeout:g} s."
-    return f"{len(names)} jobs have not ended within {timeout:g} s, among them {names[0]}."

@@ -1,5 +1,4 @@
-"""One socket to the daemon: connect, ask, wait a bounded time, and say in a sentence what went
-wrong.
+"""One socket to the daemon: connect, ask and wait a bounded time.
 
 Synchronous. What is asked: :mod:`malletrain.client.operations`.
 """
@@ -7,25 +6,16 @@ Synchronous. What is asked: :mod:`malletrain.client.operations`.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import zmq
 import zmq.utils.monitor
 
+from malletrain.client import exchange
 from malletrain.client.address import Address
-from malletrain.client.errors import STRANGER, ClientError, Unreachable
-from malletrain.protocol import messages, wire
-
-TIMEOUT_S = 10.0
-"""How long an answer may take beyond the time the daemon was asked to wait."""
-CONNECT_S = 5.0
-"""How long the encrypted connection may take to come up."""
-ABSENT_S = 1.0
-"""How long the address may refuse the connection before the daemon counts as not running."""
-
-BROKEN = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED)
+from malletrain.client.errors import STRANGER, ClientError
+from malletrain.client.exchange import BROKEN, TIMEOUT_S
 
 
 class Channel:
@@ -40,8 +30,6 @@ class Channel:
     def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self.endpoint = address.endpoint
-        self._hint = address.hint
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -79,34 +67,15 @@ class Channel:
         raise self.address.stranger(why)
 
     def _ask(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
-        request = messages.Request(id=uuid.uuid4().hex, op=op, params=dict(params))
-        try:
-            frames = wire.encode(request)
-        except wire.WireError as error:
-            raise ClientError(str(error), "usage") from None
+        name, frames = exchange.request(op, params)
         socket = self._connected()
         socket.send_multipart(frames)
         deadline = time.monotonic() + self.timeout_s + wait_s
         while True:
             self._wait(socket, deadline, changes)
-            try:
-                answer = wire.decode(socket.recv_multipart())
-            except wire.WireError as error:
-                sentence = (
-                    f"The daemon at {self.endpoint} answered in a form this version does "
-                    f"not know: {error}"
-                )
-                raise ClientError(sentence, "internal") from None
-            if isinstance(answer, messages.Error):
-                raise ClientError(answer.sentence)
-            if isinstance(answer, messages.Reply) and answer.id == request.id:
-                if answer.ok:
-                    return answer.data
-                raise ClientError(
-                    answer.error or "The daemon refused and did not say why.",
-                    answer.code or "refused",
-                    answer.data,
-                )
+            answer = exchange.reply(socket.recv_multipart(), self.address)
+            if answer is not None and answer.id == name:
+                return exchange.data_of(answer)
             # Else: the late answer to a call given up before.
 
     def close(self) -> None:
@@ -131,50 +100,25 @@ class Channel:
             return self._socket
         self._drop()
         self._socket = socket = self._context.socket(zmq.DEALER)
+        handshake = exchange.Handshake(self.address)
         try:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RECONNECT_IVL, 100)
-            socket.ipv6 = "[" in self.endpoint
-            at = self.address
-            socket.curve_serverkey = at.server_key
-            socket.curve_publickey, socket.curve_secretkey = at.public_key, at.secret_key
-            self._monitor = socket.get_monitor_socket()
-            socket.connect(self.endpoint)
-        except (zmq.ZMQError, ValueError, TypeError) as error:
-            self._drop()
-            why = error.strerror if isinstance(error, zmq.ZMQError) else str(error)
-            raise Unreachable(
-                f"The daemon's address {self.endpoint} or its key cannot be used "
-                f"({why}).{self._hint}"
-            ) from None
-        began = time.monotonic()
-        refused = False
-        while (now := time.monotonic()) - began < CONNECT_S:
-            if self._monitor.poll(100):
-                event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._monitor = exchange.set_up(socket, self.address)
+            began = time.monotonic()
+            while not handshake.hopeless(time.monotonic() - began):
+                if self._monitor.poll(100) and handshake.heard(_event(self._monitor)):
                     self._up = True
                     return socket
-                if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-                    self._drop()
-                    raise Unreachable(
-                        f"The daemon at {self.endpoint} does not accept this client's key; "
-                        "use the state directory that the daemon runs with."
-                    )
-                refused = refused or event == zmq.EVENT_CONNECT_RETRIED
-                if event == zmq.EVENT_CONNECTED:
-                    refused = False
-            if refused and now - began > ABSENT_S:
-                break
-        self._drop()
-        raise Unreachable(f"No daemon answers at {self.endpoint}: it is not running.{self._hint}")
+        finally:
+            if not self._up:
+                self._drop()
+        raise exchange.not_running(self.address)
 
     def _broke(self) -> bool:
         """Whether the connection broke since the last call, as it does when the daemon is
         restarted.
         """
         while self._monitor is not None and self._monitor.poll(0):
-            if zmq.utils.monitor.recv_monitor_message(self._monitor)["event"] in BROKEN:
+            if _event(self._monitor) in BROKEN:
                 return True
         return False
 
@@ -183,11 +127,6 @@ class Channel:
         time is up.
         """
         assert self._monitor is not None
-        unknown = (
-            " Whether it carried the request out is not known; look with 'malletrain status'."
-            if changes
-            else ""
-        )
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -195,15 +134,12 @@ class Channel:
             ready = dict(poller.poll(max(1, int(left * 1000))))
             if socket in ready:
                 return
-            if self._monitor in ready:
-                event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
-                if event in BROKEN:
-                    self._drop()
-                    raise Unreachable(
-                        f"The daemon at {self.endpoint} went away before it "
-                        f"answered.{unknown}{self._hint}"
-                    )
+            if self._monitor in ready and _event(self._monitor) in BROKEN:
+                self._drop()
+                raise exchange.went_away(self.address, changes)
         self._drop()
-        raise Unreachable(
-            f"The daemon at {self.endpoint} did not answer within {self.timeout_s:g} s.{unknown}"
-        )
+        raise exchange.no_answer(self.address, self.timeout_s, changes)
+
+
+def _event(monitor: zmq.Socket[bytes]) -> int:
+    return zmq.utils.monitor.recv_monitor_message(monitor)["event"]

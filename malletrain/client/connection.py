@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from malletrain.client import operations
 from malletrain.client.address import Address, find
-from malletrain.client.channel import TIMEOUT_S, Channel
+from malletrain.client.channel import Channel
+from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
 from malletrain.protocol.views import (

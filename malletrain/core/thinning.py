@@ -2,7 +2,7 @@
 
 Values are numbered from 0 as they come. They fall into buckets of equal width, of each of which the
 smallest and the largest value are kept: what a plot of so many pixels would show (Jugel et al.,
-M4, VLDB 2014, without the first and last of each bucket). The newest value is always kept. The
+M4, VLDB 2014, without the first and last of each bucket). The first and the newest are too. The
 width follows from how many values there are, and doubles when they would be too many; so nothing
 but the values themselves has to be remembered.
 """
@@ -43,8 +43,8 @@ def width(count: int, most: int = MOST_KEPT) -> int:
 
 
 def thinned(points: Sequence[N], count: int, most: int = MOST_KEPT) -> list[N]:
-    """What is kept of these values, in order: of each bucket the smallest and the largest, and of
-    all the first and the last.
+    """What is kept of these values, in order: of each bucket the smallest and the largest, number
+    0, and the newest. Whether they came at once or piece by piece makes no difference.
 
     Args:
         points: values in order of their numbers; some may be missing, as they were thinned before.
@@ -55,7 +55,9 @@ def thinned(points: Sequence[N], count: int, most: int = MOST_KEPT) -> list[N]:
     buckets: dict[int, list[N]] = {}
     for point in points:
         buckets.setdefault(point.number // wide, []).append(point)
-    kept: dict[int, N] = {p.number: p for p in (*points[:1], *points[-1:])}
+    kept: dict[int, N] = {p.number: p for p in points[-1:]}
+    if points and not points[0].number:
+        kept[0] = points[0]
     for bucket in buckets.values():
         for point in (min(bucket, key=_value), max(bucket, key=_value)):
             kept[point.number] = point

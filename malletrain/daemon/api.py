@@ -19,6 +19,7 @@ import msgspec
 
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
+from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
@@ -33,6 +34,7 @@ from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.redaction import event_for_others, fitting, slim
@@ -50,6 +52,7 @@ from malletrain.protocol.views import (
     MembersView,
     MemberView,
     NodeView,
+    SeriesView,
     StatusView,
     UsageView,
 )
@@ -92,6 +95,7 @@ class Api:
             "events": self._events,
             "logs": self._logs,
             "members": self._members,
+            "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
         }
@@ -313,6 +317,22 @@ class Api:
             over and not arriving,
         )
         return msgspec.structs.replace(piece, arriving=arriving)
+
+    async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
+        """What a job's script reported, over time."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
+                "metrics."
+            )
+        return series_views(
+            self.core.store.series,
+            row,
+            msgspec.convert(params.get("names", ()), list[str]),
+            number(params, "since", 0.0, 0.0, LAST),
+            whole(params, "most", 0, 0, MOST_KEPT),
+        )
 
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
         """Of the users whose jobs ``user`` may manage."""

@@ -17,6 +17,7 @@ from malletrain.core.fabric import Fabric
 from malletrain.daemon.aligned import AlignedCounts
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
+from malletrain.daemon.metric_series import GrowingSeries
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.monitor import JobMonitor, RescaleRecord
 from malletrain.protocol import messages
@@ -53,6 +54,8 @@ class ActiveJob:
     """Nodes on which its software could not be had, while it has come up on none; a node that was
     tried again as often."""
     counts: AlignedCounts = field(default_factory=AlignedCounts)
+    series: dict[str, GrowingSeries] = field(default_factory=dict)
+    """Its metrics over time, by name."""
     told_at: float = 0.0
     """When the controller last heard of its progress."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, insert, select
 
 from malletrain.store import schema
 from malletrain.store.rows import encode
@@ -39,16 +39,17 @@ class SeriesTable:
             query = query.where(table.c.time > since)
         return self._db.all(query.order_by(table.c.name, table.c.number), MetricRow)
 
-    def tail(self, job: str, name: str, width: int) -> list[MetricRow]:
-        """What is kept of the newest of the buckets of this width, in order."""
+    def newest(self, job: str, name: str) -> MetricRow | None:
+        """The newest value of a series."""
         table = schema.metric_points
-        mine = (table.c.job == job) & (table.c.name == name)
-        with self._db.transaction() as connection:
-            newest = connection.execute(select(func.max(table.c.number)).where(mine)).scalar()
-        if newest is None:
-            return []
-        query = select(table).where(mine, table.c.number >= newest // width * width)
-        return self._db.all(query.order_by(table.c.number), MetricRow)
+        query = select(table).where(table.c.job == job, table.c.name == name)
+        return self._db.one(query.order_by(table.c.number.desc()).limit(1), MetricRow)
+
+    def tail(self, job: str, name: str, first: int) -> list[MetricRow]:
+        """What is kept of a series from number ``first`` on, in order."""
+        table = schema.metric_points
+        mine = (table.c.job == job, table.c.name == name, table.c.number >= first)
+        return self._db.all(select(table).where(*mine).order_by(table.c.number), MetricRow)
 
     def replace(self, job: str, name: str, first: int, rows: Sequence[MetricRow]) -> None:
         """Keep exactly these rows of the series from number ``first`` on."""

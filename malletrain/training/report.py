@@ -269,8 +269,8 @@ def metric(name: str, value: float, step: int | None = None) -> None:
             else f"a name of type {type(name).__name__}"
         )
         tell(
-            f"metric() takes a name, a finite number and a step from 0, but with {shown} it got something "
-            "else; it is ignored.",
+            f"metric() takes a name, a finite number and a step from 0, but with {shown} it got "
+            "something else; it is ignored.",
             once=f"metric {shown}",
         )
         return

@@ -12,6 +12,7 @@ import click
 from malletrain.cli.common import (
     Refused,
     Sentences,
+    asking,
     json_option,
     print_json,
     print_text,
@@ -80,11 +81,10 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         from malletrain.sweep.spec import load_sweep
         from malletrain.sweep.trials import check
 
-        made = load_sweep(file)
-        if name:
-            section = made.sweep.model_copy(update={"name": name})
-            made = type(made).model_validate({**made.model_dump(mode="json"), "sweep": section})
+        made = load_sweep(file, name)
         check(made)
+        with asking(state_dir) as client:
+            client.status()  # where no daemon runs, that is said before anything is kept
         home = _home(state_dir)
         url = storage_url(storage or made.sweep.storage, home)
         ledger = Ledger.create(open_storage(url), made)

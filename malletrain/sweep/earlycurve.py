@@ -24,7 +24,7 @@ import numpy as np
 
 try:
     from scipy.optimize import least_squares
-    from scipy.stats import t as student
+    from scipy.special import stdtrit
 except ImportError:
     raise ImportError(
         "EarlyCurve needs scipy, which is not installed here: pip install 'malletrain[sweep]'."
@@ -204,5 +204,5 @@ class EarlyCurve:
         jac, slope = found.jac[:, free], slope[free]
         covariance = np.linalg.pinv(jac.T @ jac, rcond=1e-12) * variance
         spread = math.sqrt(max(float(slope @ covariance @ slope) + variance, 0.0))
-        half = float(student.ppf(0.5 + self.confidence / 2, spare)) * spread
+        half = float(stdtrit(spare, 0.5 + self.confidence / 2)) * spread
         return value, half * scale_y

@@ -23,8 +23,6 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import SweepError
 from malletrain.sweep.trials import delete_losers, job_of
 
-TURN_S = 2.0
-"""Between two turns."""
 AWAY_S = 5.0
 """Between two tries to reach a daemon that went away."""
 
@@ -82,7 +80,6 @@ def run(
     ledger: Ledger,
     jobs: Jobs,
     say: Callable[[str], None],
-    turn_s: float = TURN_S,
     point: Callable[[str], None] = lambda name: None,
 ) -> str:
     """Run the sweep until it is over; why it is.
@@ -91,7 +88,6 @@ def run(
         ledger: of the sweep.
         jobs: where its jobs are.
         say: told a line when something happened.
-        turn_s: seconds between two looks.
         point: see :class:`malletrain.sweep.engine.Engine`.
 
     Raises:
@@ -122,7 +118,7 @@ def run(
         delete_losers(ledger, time.time())
         if over:
             return ledger.end
-        time.sleep(turn_s)
+        time.sleep(ledger.sweep.sweep.every)
 
 
 class _Told:

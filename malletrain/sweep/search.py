@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from malletrain.sweep.pruner import EarlyCurvePruner
 from malletrain.sweep.space import Parameter, Value
 from malletrain.sweep.spec import Sweep, SweepError
 
@@ -96,6 +95,8 @@ def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
         )
     if p.kind == "earlycurve":
         assert p.max_steps is not None  # the sweep is refused without
+        from malletrain.sweep.pruner import EarlyCurvePruner  # scipy takes its time
+
         return EarlyCurvePruner(
             p.max_steps, theta=p.theta, keep=p.keep, startup=p.startup, min_steps=p.min_steps
         )

@@ -15,7 +15,15 @@ from typing import Any, Literal
 from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from malletrain.config.base import MaybeDuration, MaybeLocation, Section, Words, key, section
+from malletrain.config.base import (
+    Duration,
+    MaybeDuration,
+    MaybeLocation,
+    Section,
+    Words,
+    key,
+    section,
+)
 from malletrain.config.tomlfile import read_toml
 from malletrain.config.validation import problems_of
 from malletrain.sweep.space import NAME as PARAMETER
@@ -54,6 +62,7 @@ class SweepSection(Section):
     storage: str = key(
         "", description="SQLAlchemy URL of Optuna's database. Default: SQLite beside your keys."
     )
+    every: Duration = key("2 s", description="Between two looks at the trials.")
     most_failed: int = key(
         3, ge=1, description="The sweep stops when so many trials have failed, and no other ended."
     )
@@ -244,8 +253,12 @@ def _as_written(p: Parameter) -> Any:
     return said
 
 
-def load_sweep(path: str | Path) -> Sweep:
+def load_sweep(path: str | Path, name: str | None = None) -> Sweep:
     """The sweep in the TOML file ``path``; its name and its working directory are set.
+
+    Args:
+        path: of the file.
+        name: of the sweep, whatever the file says.
 
     Raises:
         SweepError: with everything that is wrong with it, each with its line.
@@ -256,16 +269,19 @@ def load_sweep(path: str | Path) -> Sweep:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise SweepError(f"The sweep file {path} cannot be read: {why}.") from None
-    return parse_sweep(text, str(path), path.resolve().parent, re.sub(r"\W+", "-", path.stem))
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:48]
+    return parse_sweep(text, str(path), path.resolve().parent, stem or "sweep", name)
 
 
-def parse_sweep(text: str, where: str, directory: Path, name: str) -> Sweep:
-    """The sweep in ``text``; as :func:`load_sweep`."""
+def parse_sweep(
+    text: str, where: str, directory: Path, default: str, name: str | None = None
+) -> Sweep:
+    """The sweep in ``text``; as :func:`load_sweep`. ``default``: its name where none is given."""
     toml = read_toml(text)
     problems = list(toml.problems)
     data = {**toml.data}
     if isinstance(data.get("sweep"), dict):
-        data["sweep"] = {"name": name, **data["sweep"]}
+        data["sweep"] = {"name": default, **data["sweep"], **({"name": name} if name else {})}
     if isinstance(data.get("job"), dict):
         data["job"] = {"workdir": ".", **data["job"]}
     try:

@@ -109,9 +109,7 @@ class WorldJobs:
 
     def look(self, ids):
         return self._called(
-            lambda: {
-                i: TrialJob(i, self.jobs[i].state if i in self.jobs else "lost") for i in ids
-            }
+            lambda: {i: TrialJob(i, self.jobs[i].state if i in self.jobs else "lost") for i in ids}
         )
 
     def points(self, job, metric, since):

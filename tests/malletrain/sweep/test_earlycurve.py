@@ -32,9 +32,7 @@ def test_its_parameters_are_found():
         assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=1e-4)
 
 
-@given(
-    st.floats(-4, -1.5), st.floats(-2, 0), st.floats(-0.5, 0.5), st.floats(-1, 2), st.booleans()
-)
+@given(st.floats(-4, -1.5), st.floats(-2, 0), st.floats(-0.5, 0.5), st.floats(-1, 2), st.booleans())
 @settings(deadline=None, max_examples=30)
 def test_any_curve_of_this_law_is_predicted(a0, a1, a2, a3, upside_down):
     law = Law(10**a0, 10**a1, 10**a2, a3)

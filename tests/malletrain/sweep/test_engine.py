@@ -4,6 +4,8 @@ them counts.
 
 from __future__ import annotations
 
+import itertools
+
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -150,13 +152,19 @@ def test_a_job_of_a_daemon_that_is_gone_is_not_begun_anew():
     assert world.jobs.submissions == 2
 
 
+def fail(world):
+    """Play on with jobs that all fail."""
+    while True:
+        world.turn()
+        for job in world.jobs.jobs.values():
+            job.state = "failed"
+
+
 def test_a_sweep_whose_trials_all_fail_stops():
     world = World(described(trials=20, at_once=2, more="most_failed = 3"))
-    with pytest.raises(SweepError, match=r"trials failed and none ended well.*its job j\d failed"):
-        while True:
-            world.turn()
-            for job in world.jobs.jobs.values():
-                job.state = "failed"
+    words = r"trials failed and none ended well.*its job j\d failed"
+    with pytest.raises(SweepError, match=words):
+        fail(world)
     assert len(world.trials()) < 7
     world.engine = world.started()  # it was mended
     while not world.turn():
@@ -191,7 +199,7 @@ def test_the_farther_a_trial_has_come_the_more_its_job_counts():
         running = [j for j in world.jobs.jobs.values() if j.state == "running"]
         by_step = sorted(running, key=lambda j: j.step)
         weights = [j.weights[-1] for j in by_step]
-        heavier |= {b / a for a, b in zip(weights, weights[1:], strict=False)}
+        heavier |= {b / a for a, b in itertools.pairwise(weights)}
         assert max(weights, default=1.0) <= 1.0
     assert max(heavier) > 1.0
 

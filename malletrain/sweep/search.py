@@ -7,7 +7,6 @@ Decides nothing that Optuna decides. What Optuna needs to be told of a trial is
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,10 @@ def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
 
 def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
     where, _, name = named.rpartition(":")
+    if (folder := str(workdir or ".")) not in sys.path:
+        sys.path.append(folder)
     try:
-        if where.endswith(".py"):
-            path = Path(workdir or ".", where)
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            if spec is None or spec.loader is None or not path.is_file():
-                raise SweepError(f"There is no file {path} with a sampler.")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(path.stem, module)
-            sys.path.append(str(path.parent))
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        made = getattr(module, name)(**options)
+        made = getattr(importlib.import_module(where), name)(**options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SweepError(f"The sampler {named} cannot be made: {error}") from None
     if not isinstance(made, optuna.samplers.BaseSampler):

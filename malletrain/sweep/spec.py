@@ -152,7 +152,9 @@ class SamplerSection(Section):
     seed: int | None = key(None, description="Makes its choices repeatable.")
     startup: int = key(10, ge=0, description="Random trials before tpe begins to learn.")
     population: int = key(20, ge=2, description="Of nsga2.")
-    python: str = key("", description='"MODULE:CLASS" or "FILE.py:CLASS" of your own sampler.')
+    python: str = key(
+        "", description='"MODULE:CLASS" of your own sampler; modules are found in workdir too.'
+    )
     options: dict[str, Any] = key({}, description="Given to your own sampler.")
 
 

@@ -5,16 +5,20 @@ same arguments. Many may be awaited at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
-from malletrain.api.options import SubmitOptions, resumed, spec_of
+from malletrain.api.functions import function_spec, result_of
+from malletrain.api.options import SubmitOptions, spec_of
 from malletrain.api.series import Metrics
+from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.address import find
 from malletrain.client.aio import AsyncConnection
@@ -31,6 +35,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,7 +67,12 @@ class AsyncClient:
 
     async def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        return await self._connection.do(operation)
+        try:
+            return await self._connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            with contextlib.suppress(Unreachable):
+                self._connection.address = find(self.state_dir)
+            raise
 
     async def submit(
         self,
@@ -74,13 +84,25 @@ class AsyncClient:
         source = options.pop("resume_from", None)
         spec = spec_of(script, args, options)
         if source is not None:
-            other = (await self.job(source)).id if not os.path.exists(source) else source
-            spec = resumed(spec, source, lambda _: other)
-        return await self.submit_spec(spec)
+            spec = resuming(spec, file_of(source) or (await self.job(source)).id)
+        return await self.submit_spec(with_snapshots_bound(spec))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""
         return AsyncJob(self, await self.do(operations.submit(spec)))
+
+    async def submit_function(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> AsyncJob:
+        """As :meth:`malletrain.Client.submit_function`; the result is that of
+        :meth:`AsyncJob.result`.
+        """
+        return await self.submit_spec(function_spec(function, args, named, options or {}))
 
     async def job(self, job: str) -> AsyncJob:
         """A job by id or name (of several of one name the newest)."""
@@ -204,7 +226,22 @@ class AsyncJob:
     async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> Metrics:
         """As :meth:`malletrain.api.job.Job.metrics`."""
         asked = operations.metrics(self.id, names=names, since=since, most=most)
-        return Metrics(await self._client.do(asked))
+        found = await self._client.do(asked)
+        return Metrics(found)
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """As :meth:`malletrain.api.job.Job.result`."""
+        await self.wait(timeout)
+        return await asyncio.to_thread(result_of, await self.detail())
+
+    async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
+        """As :meth:`malletrain.api.job.Job.export`."""
+        return await asyncio.to_thread(export_weights, await self.detail(), out, name)
+
+    async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """As :meth:`malletrain.api.job.Job.tensorboard`."""
+        detail, metrics = await self.detail(), await self.metrics()
+        return await asyncio.to_thread(write_events, Path(folder), detail, metrics.values())
 
     async def events(self, since: int = 0) -> list[EventView]:
         """As :meth:`malletrain.api.job.Job.events`."""

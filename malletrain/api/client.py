@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.functions import FunctionExecutor, FunctionFuture
 from malletrain.api.job import Job, wait_for
-from malletrain.api.options import SubmitOptions, resumed, spec_of
-from malletrain.client import Connection, operations
+from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.client import Connection, Unreachable, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Client:
@@ -50,6 +53,7 @@ class Client:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._open: list[Connection] = []
+        self._functions = FunctionExecutor(self, {})
         self._connection()
 
     def _connection(self) -> Connection:
@@ -63,7 +67,20 @@ class Client:
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        return self._connection().do(operation)
+        connection = self._connection()
+        try:
+            return connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            self._forget(connection)
+            raise
+
+    def _forget(self, connection: Connection) -> None:
+        """This thread's next call looks for the daemon anew."""
+        self._mine.connection = None
+        with self._lock:
+            if connection in self._open:
+                self._open.remove(connection)
+        connection.close()
 
     # --- jobs ---
 
@@ -88,12 +105,36 @@ class Client:
         source = options.pop("resume_from", None)
         spec = spec_of(script, args, options)
         if source is not None:
-            spec = resumed(spec, source, lambda name: self.job(name).id)
-        return self.submit_spec(spec)
+            spec = resuming(spec, file_of(source) or self.job(source).id)
+        return self.submit_spec(with_snapshots_bound(spec))
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job that is put together already."""
         return Job(self, self.do(operations.submit(spec)))
+
+    def submit_function(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> FunctionFuture[R]:
+        """Run ``function(*args, **named)`` as a job. Every rank calls it; what rank 0 returns is
+        the future's result. The function and its arguments are packed by cloudpickle.
+
+        Args:
+            function: what is called on the nodes, from the beginning after each rescale; with
+                :class:`malletrain.Snapshot` it goes on where it was.
+            *args: its arguments.
+            options: of the job.
+            **named: its arguments by name.
+        """
+        return self._functions.run(function, args, named, options or {})
+
+    def executor(self, **options: Unpack[SubmitOptions]) -> FunctionExecutor:
+        """A :class:`concurrent.futures.Executor` that runs functions as jobs with these options."""
+        return FunctionExecutor(self, options)
 
     def job(self, job: str) -> Job:
         """A job by id or name (of several of one name the newest)."""
@@ -140,7 +181,10 @@ class Client:
     # --- its end ---
 
     def close(self) -> None:
-        """End the connections of all threads; none may be asking."""
+        """End the connections of all threads; none may be asking. Functions go on; their futures
+        do not hear of it any more.
+        """
+        self._functions.leave()
         with self._lock:
             for connection in self._open:
                 connection.close()

@@ -4,18 +4,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, overload
 
+from malletrain.api.display import job_html
+from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.functions import result_of
 from malletrain.api.series import Metrics
+from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
@@ -122,6 +125,42 @@ class Job:
         """
         found = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
         return Metrics(found)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What its function returned, where the job is one of
+        :meth:`malletrain.Client.submit_function`; waits for its end.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds.
+            malletrain.training.functions.FunctionLost: it ended without a result.
+            BaseException: what the function raised.
+        """
+        self.wait(timeout)
+        return result_of(self.detail())
+
+    def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
+        """Write the weights of its newest snapshot as safetensors, as ``malletrain export``;
+        returns the file.
+
+        Args:
+            out: where. Default: ``NAME.safetensors`` in the present directory.
+            name: what the script calls the model. Default: model, or the only one.
+
+        Raises:
+            malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
+        """
+        return export_weights(self.detail(), out, name)
+
+    def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """Write its metrics and its scale as a run of TensorBoard below ``folder``, as ``malletrain
+        export --tensorboard``; returns the file.
+        """
+        return write_events(Path(folder), self.detail(), self.metrics().values())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its state, and pictures of its scale and of a metric over time."""
+        detail = self.detail()
+        return job_html(detail, self.metrics(most=200), time.time())
 
     def events(self, since: int = 0) -> list[EventView]:
         """Its lines of the audit log with a number above ``since``."""

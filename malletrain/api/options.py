@@ -7,16 +7,14 @@ Decides the types only. What is accepted is decided in :mod:`malletrain.submissi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
-from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
-from malletrain.submission.error import SpecError
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 
@@ -122,23 +120,3 @@ def spec_of(
 
 def _nodes(nodes: int | str | tuple[int, int]) -> str:
     return ":".join(map(str, nodes)) if isinstance(nodes, tuple) else str(nodes)
-
-
-def resumed(spec: JobSpec, source: str, id_of: Callable[[str], str]) -> JobSpec:
-    """The job that begins from the snapshot of another.
-
-    Args:
-        spec: the job.
-        source: the other job by id or name, or the path of a snapshot.
-        id_of: the id of a job by its name.
-
-    Raises:
-        SpecError: ``source`` is the path of no file.
-    """
-    if os.path.exists(source):
-        source = os.path.abspath(source)
-    elif os.sep in source:
-        raise SpecError(f"--resume-from: there is no file {source}.", "resume_from")
-    else:
-        source = id_of(source)
-    return msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: source})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from malletrain.protocol.views import SeriesView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+COLUMNS = ["metric", "time", "step", "samples", "nodes", "value"]
 
 
 class MetricPoint(NamedTuple):
@@ -93,6 +98,14 @@ class Metrics(Mapping[str, Series]):
         inside = ", ".join(f"{name}: {len(each)} values" for name, each in self.items())
         return f"<Metrics {inside or 'none yet'}>"
 
+    def rows(self) -> list[tuple[str, float, int | None, float, int, float]]:
+        """A row for each value: :data:`COLUMNS`."""
+        return [
+            (name, p.time, p.step, p.samples, p.nodes, p.value)
+            for name, series in self.items()
+            for p in series
+        ]
+
     def frame(self) -> Any:
         """All values as a :class:`pandas.DataFrame`, a row each, in order of time: ``metric``,
         ``time`` (UTC), ``step``, ``samples``, ``nodes``, ``value``.
@@ -102,13 +115,16 @@ class Metrics(Mapping[str, Series]):
         """
         import pandas
 
-        rows = [
-            (name, p.time, p.step, p.samples, p.nodes, p.value)
-            for name, series in self.items()
-            for p in series
-        ]
-        columns = ["metric", "time", "step", "samples", "nodes", "value"]
-        made = pandas.DataFrame(rows, columns=columns)
+        made = pandas.DataFrame(self.rows(), columns=COLUMNS)
         made["time"] = pandas.to_datetime(made["time"].astype(float), unit="s", utc=True)
         made["step"] = made["step"].astype("Int64")
         return made.sort_values("time", kind="stable", ignore_index=True)
+
+
+def write_csv(file: Path, metrics: Metrics) -> Path:
+    """Write all values as CSV, times in seconds since the epoch; returns the file."""
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(COLUMNS)
+        writer.writerows(metrics.rows())
+    return file

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from malletrain.cli.common import (
+    Refused,
     asking,
     json_option,
     print_json,
@@ -95,9 +96,25 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
 
 @click.command()
 @click.argument("job", shell_complete=job_names())
+@click.option(
+    "--plot",
+    "plots",
+    metavar="METRIC",
+    multiple=True,
+    help="Draw this metric of the script over time instead; once for each.",
+)
+@click.option(
+    "--over",
+    type=click.Choice(["time", "samples", "step"]),
+    default="samples",
+    show_default=True,
+    help="What --plot has to the right: time, samples processed, or the script's own step.",
+)
 @state_dir_option
 @json_option
-def show(job: str, state_dir: Path | None, as_json: bool) -> None:
+def show(
+    job: str, plots: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
+) -> None:
     """Show everything about JOB (id or name).
 
     Its script and limits, how it scales as far as is known and how its profile stands, each rescale
@@ -105,14 +122,37 @@ def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     rank that failed first.
 
     \b
-    Example:
+    Examples:
       malletrain show train
+      malletrain show train --plot loss --over time
     """
     from malletrain.render import tables
 
+    if plots:
+        _plot(job, plots, over, state_dir, as_json)
+        return
     with asking(state_dir) as client:
         detail = client.job(job)
     if as_json:
         print_json(detail)
     else:
         print_text(tables.job(detail))
+
+
+def _plot(
+    job: str, names: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
+) -> None:
+    """Draw metrics over time."""
+    from malletrain.render.console import console
+    from malletrain.render.curves import curve
+
+    with asking(state_dir) as client:
+        found = {series.name: series for series in client.metrics(job)}
+    if missing := [name for name in names if name not in found]:
+        there = f"it has {', '.join(sorted(found))}" if found else "it has none yet"
+        raise Refused(f"{job} has reported no metric {missing[0]!r}; {there}.")
+    if as_json:
+        print_json([found[name] for name in names])
+        return
+    width = min(console().width, 120)
+    print_text(*(curve(found[name], over=over, width=width) for name in names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,7 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
-from malletrain.cli.snapshot_paths import snapshot_paths
-from malletrain.protocol import env
+from malletrain.submission.snapshot_paths import snapshot_paths
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -235,15 +233,15 @@ def submit(
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
     """
-    import msgspec
-
     from malletrain.submission.error import SpecError
+    from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.spec import build
 
     software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:
         spec = build(script, args, software=SoftwareOptions(**software), **options)
+        file = file_of(resume_from) if resume_from is not None else None
     except SpecError as error:
         ctx = click.get_current_context()
         line = line_of(ctx, error.options)
@@ -251,14 +249,8 @@ def submit(
         raise click.UsageError(f"{where}{error}", ctx) from None
     with asking(state_dir) as client:
         if resume_from is not None:
-            if os.path.exists(resume_from):
-                resume_from = os.path.abspath(resume_from)
-            elif os.sep in resume_from:
-                raise click.UsageError(f"--resume-from: there is no file {resume_from}.")
-            else:
-                resume_from = client.job(resume_from).job.id
-            spec = msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: resume_from})
-        spec = _with_snapshots_bound(spec, resume_from)
+            spec = resuming(spec, file or client.job(resume_from).job.id)
+        spec = with_snapshots_bound(spec)
         for sentence in _shared_snapshots(client, spec):
             click.echo(sentence, err=True)
         job = client.submit(spec)
@@ -268,37 +260,6 @@ def submit(
         click.echo(
             f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
         )
-
-
-def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
-    """The job with the folders of its snapshots among what its container sees, as far as they are
-    there. Its container may be the site's, of which only the daemon knows.
-    """
-    import msgspec
-
-    from malletrain.protocol.messages import SoftwareEnvironment
-
-    software = spec.software or SoftwareEnvironment()
-    elsewhere = software.container is None and (software.conda or software.venv)
-    if software.container == "" or elsewhere:
-        return spec
-    paths = snapshot_paths(spec.script, spec.args, spec.workdir)
-    if resume_from is not None and os.path.isabs(resume_from):
-        paths.add(resume_from)
-    seen = (spec.workdir, os.path.dirname(spec.script), os.path.expanduser("~"))
-    named = {os.path.dirname(path) for path in paths}
-    extra = sorted(
-        folder
-        for folder in named
-        if os.path.isdir(folder)
-        and ":" not in folder
-        and folder.isprintable()
-        and not any(os.path.commonpath([folder, place]) == place for place in seen)
-    )
-    if not extra:
-        return spec
-    software = msgspec.structs.replace(software, binds=(*software.binds, *extra))
-    return msgspec.structs.replace(spec, software=software)
 
 
 def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:

@@ -33,7 +33,9 @@ except ImportError:
 Array = Any  # numpy.ndarray: what kind its numbers are is scipy's business
 
 LEAST_POINTS = 4
-"""Of a stage, before it is fitted: as many as the law has parameters."""
+"""Of a stage, before one after it is looked for: as many as the law has parameters."""
+FEWEST = 3
+"""Of a stage, before it is fitted; three are fitted with a0 = 0, and nothing tells how well."""
 JUMP = 4.0
 """A step towards the goal so many times as large as the usual ones begins a stage."""
 SMALLEST = 1e-9
@@ -112,7 +114,7 @@ class EarlyCurve:
         begins = self._stages(k, y)
         first = begins[-1]
         newest_k, newest_y = k[first:] - k[first], y[first:]
-        if len(newest_k) < LEAST_POINTS:
+        if len(newest_k) < FEWEST:
             return None
         value, half = self._extrapolated(newest_k, newest_y, at - k[first])
         ends = sorted(
@@ -164,6 +166,7 @@ class EarlyCurve:
         x, z = k / scale_k, (y - y.min()) / scale_y
         floor = (self._low - y.min()) / scale_y
         floor = max(floor, -10.0)  # far below all that was seen
+        bent = np.inf if len(k) > FEWEST else SMALLEST
 
         def residuals(a: Array) -> Array:
             return 1.0 / (a[0] * x * x + a[1] * x + a[2]) + a[3] - z
@@ -174,12 +177,14 @@ class EarlyCurve:
 
         best: Any = None
         for a0, a1, a3 in ((0.1, 1.0, -0.1), (5.0, 5.0, -0.01), (0.1, 20.0, -0.3)):
-            start = np.array([a0, a1, 1.0 / max(z[0] - a3, 0.05), max(a3, floor / 2)])
+            start = np.array(
+                [min(a0, bent / 2), a1, 1.0 / max(z[0] - a3, 0.05), max(a3, floor / 2)]
+            )
             found = least_squares(
                 residuals,
                 start,
                 slopes,
-                bounds=([0.0, 0.0, SMALLEST, min(floor, -SMALLEST)], [np.inf, np.inf, np.inf, 1.0]),
+                bounds=([0.0, 0.0, SMALLEST, min(floor, -SMALLEST)], [bent, np.inf, np.inf, 1.0]),
                 x_scale=np.maximum(np.abs(start), 0.1),
                 max_nfev=300,
             )

@@ -101,16 +101,7 @@ class _Worker:
             self.due = now + SEND_INTERVAL_S
             self.flush()
         elif not self._late:
-            self._late = True
-            self._left.set()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._send_late, name="malletrain-reports", daemon=True
-                )
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # no thread can be had, or the interpreter ends: then without
-                    self._thread.start()
+            self._wake()
 
     def flush(self) -> None:
         with self._lock:  # against the thread below
@@ -131,9 +122,23 @@ class _Worker:
         with self._lock:
             return self.outbox.agent_is_slow()
 
+    def _wake(self) -> None:
+        """Have the thread send what is left."""
+        self._late = True
+        self._left.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._send_late, name="malletrain-reports", daemon=True
+            )
+            with contextlib.suppress(
+                RuntimeError
+            ):  # no thread can be had, or the interpreter ends: then without
+                self._thread.start()
+
     def _send_late(self) -> None:
-        """In a thread: send what no later report took along. A worker may be stopped in the
-        collective after its last report, and then says nothing any more.
+        """In a thread: send what no later report took along, and what the agent was too slow for. A
+        worker may be stopped in the collective after its last report, and then says nothing any
+        more.
         """
         while self._left.wait() and not self.forgotten:
             steps = -1
@@ -143,6 +148,8 @@ class _Worker:
             self._left.clear()
             self._late = False
             self.flush()
+            while self.agent_is_slow() and not self.forgotten:
+                time.sleep(QUIET_S)
 
     def put(self, message: Datagram) -> None:
         try:
@@ -152,7 +159,9 @@ class _Worker:
             tell(f"Something reported is ignored: {error}", once=f"put {error}")
             return
         with self._lock:
-            self.outbox.send(data, keep=True)
+            sent = self.outbox.send(data, keep=True)
+        if not sent and not self._late:
+            self._wake()
 
 
 _worker: _Worker | None = None

@@ -97,9 +97,17 @@ def test_noise_is_no_stage():
 
 
 def test_too_little_to_say_anything():
-    assert EarlyCurve().predict([1, 2, 3], [3.0, 2.0, 1.5], 9) is None
+    assert EarlyCurve().predict([1, 2], [3.0, 2.0], 9) is None
     assert EarlyCurve(stages=[20]).predict(range(22), TWO[:22], 60) is None
     assert EarlyCurve().predict(range(5), [1.0, math.nan, 1, 1, 1], 9) is None
+
+
+def test_three_points_make_a_curve_and_no_interval():
+    law = Law(0.0, 0.2, 0.5, 0.3)
+    found = EarlyCurve().predict([4, 12, 36], [law.at(k - 4) for k in (4, 12, 36)], 108)
+    assert found is not None
+    assert found.value == pytest.approx(law.at(104), abs=1e-3)
+    assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 def test_a_flat_curve_stays_flat():

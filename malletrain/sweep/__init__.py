@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from malletrain.sweep.earlycurve import EarlyCurve, Prediction
+    from malletrain.sweep.front import run_sweep
     from malletrain.sweep.pruner import EarlyCurvePruner
     from malletrain.sweep.spec import Sweep, SweepError, load_sweep
 
-__all__ = ["EarlyCurve", "EarlyCurvePruner", "Prediction", "Sweep", "SweepError", "load_sweep"]
+__all__ = [
+    "EarlyCurve",
+    "EarlyCurvePruner",
+    "Prediction",
+    "Sweep",
+    "SweepError",
+    "load_sweep",
+    "run_sweep",
+]
 
 _HOME = {
     "EarlyCurve": "malletrain.sweep.earlycurve",
@@ -25,6 +34,7 @@ _HOME = {
     "Sweep": "malletrain.sweep.spec",
     "SweepError": "malletrain.sweep.spec",
     "load_sweep": "malletrain.sweep.spec",
+    "run_sweep": "malletrain.sweep.front",
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobDetail, JobView, RateView, SeriesView
+from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import Ledger, open_storage
 from malletrain.sweep.process import alone
 from tests.malletrain.cli.fake_daemon import Refuse
@@ -128,6 +129,20 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
     assert run("sweep", "run", file, "--name", "lr2").exit_code == 0
+
+
+def test_from_python(jobs, file, tmp_path):
+    sweep = load_sweep(file)
+    said = []
+    study = run_sweep(sweep, tmp_path / "state", said.append)
+    assert len(study.trials) == 6
+    assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
+    assert said[0].startswith("Trial 0 begins")
+    assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
+    assert len(jobs.jobs) == 6
+    file.write_text(FILE.replace("x = {", "y = {"))
+    with pytest.raises(SweepError, match="looks for something else"):
+        run_sweep(load_sweep(file), tmp_path / "state")
 
 
 def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):

@@ -28,6 +28,7 @@ from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
+from malletrain.cli.sweep import sweep
 from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
@@ -69,6 +70,7 @@ for _command in (
     logs,
     wait,
     cancel,
+    sweep,
     export,
     cp,
     members,

@@ -74,6 +74,11 @@ def cancel(jobs: Sequence[str]) -> Operation[list[dict[str, Any]]]:
     )
 
 
+def weigh(job: str, weight: float) -> Operation[JobView]:
+    """An unfinished job counts so much beside the others from now on."""
+    return Operation("weigh", JobView, {"job": job, "weight": weight}, changes=True)
+
+
 def jobs(**which: Any) -> Operation[list[JobView]]:
     """Unfinished jobs and the newest of the others, the oldest first. ``ended``: so many of the
     others.

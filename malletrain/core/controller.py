@@ -35,6 +35,7 @@ from malletrain.core.events import (
     JobCompleted,
     JobState,
     JobSubmitted,
+    JobWeighed,
     LeaseNotTaken,
     LeaseNotYet,
     LeaseUnheard,
@@ -106,6 +107,7 @@ class Controller:
             JobCancelled: lambda event, now: self._end(
                 event.job, JobState.CANCELLED, event.reason, now
             ),
+            JobWeighed: self._job_weighed,
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
@@ -243,6 +245,13 @@ class Controller:
     def _job_submitted(self, event: JobSubmitted, now: float) -> Iterable[Command]:
         job = self.state.submit(event)
         self.profiles.submitted(job, event.scaling)
+        if not job.state.ended:
+            self._bids_changed(now)
+        return ()
+
+    def _job_weighed(self, event: JobWeighed, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        self.state.weigh(job, event.weight)
         if not job.state.ended:
             self._bids_changed(now)
         return ()

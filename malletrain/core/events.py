@@ -187,6 +187,14 @@ class JobCancelled:
 
 
 @dataclass(frozen=True)
+class JobWeighed:
+    """Its owner says anew how much it counts beside the others."""
+
+    job: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class CurveLearned:
     """What is now known of the job's scaling and rescale cost."""
 
@@ -266,6 +274,7 @@ Event = (
     | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
+    | JobWeighed
     | CurveLearned
     | Progressed
     | RescaleCosted

@@ -374,6 +374,10 @@ class ControllerState:
             self.admissions += 1  # it may need more nodes than before to run at all
         job.scaling = scaling
 
+    def weigh(self, job: JobRecord, weight: float) -> None:
+        """How much the job counts beside the others from now on."""
+        job.submitted = replace(job.submitted, weight=weight)
+
     def bid_with(
         self, job: JobRecord, curve: ScalingCurve | None, cost: RescaleCost | None
     ) -> None:

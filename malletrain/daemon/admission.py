@@ -85,6 +85,18 @@ def _shown(value: object) -> str:
     )
 
 
+def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
+    """The job with another weight, where that can be one."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise RequestRefused(
+            f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage"
+        )
+    spec = msgspec.structs.replace(spec, weight=float(weight))
+    if problem := _size_problem(spec) or _curve_problem(spec):
+        raise RequestRefused(problem, "usage")
+    return spec
+
+
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
     whether its files are there.
@@ -129,8 +141,8 @@ def _size_problem(spec: messages.JobSpec) -> str:
         return "A time limit is a time above 0, a year at most."
     if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
         return f"A job begins after {MOST_AFTER} others at most."
-    if len(spec.profile_key) > 200:
-        return "A profile key has 200 characters at most."
+    if len(spec.profile_key) > 200 or len(spec.key) > 200:
+        return "A profile key, and a submission's own, has 200 characters at most."
     return ""
 
 

@@ -20,7 +20,15 @@ import msgspec
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.core.thinning import MOST_KEPT
-from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
+from malletrain.daemon.admission import (
+    MOST_TEXT,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    weighed,
+    whole,
+)
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
@@ -90,6 +98,7 @@ class Api:
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
             "cancel": self._cancel,
+            "weigh": self._weigh,
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
@@ -149,6 +158,8 @@ class Api:
         if problem := refused(spec, user, core.accounts, core.config.notify):
             raise RequestRefused(problem)
         spec = with_site_software(spec, core.config.containers)
+        if spec.key and (known := self._submitted_before(spec)) is not None:
+            return {"job": self.views.view(user, known)}
         spec = msgspec.structs.replace(spec, after=self._dependencies(user, spec.after))
         with self._step() as now:
             row = core.store.add_job(
@@ -179,6 +190,28 @@ class Api:
                     f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
                 )
         return tuple(dict.fromkeys(row.id for row in found))
+
+    def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
+        """The job that the owner of ``spec`` has submitted under its key."""
+        for row in self.core.store.find_jobs(spec.name):
+            named = row.owner == spec.owner and row.name == spec.name
+            if named and decode_spec(row.spec).key == spec.key:
+                return row
+        return None
+
+    async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
+        """Change how much an unfinished job counts beside the others."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can weigh it."
+            )
+        if row.id not in self.core.runs:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        spec = weighed(decode_spec(row.spec), params.get("weight"))
+        with self._step():
+            self.core.reweigh(row.id, spec)
+        return self.views.view(user, self.core.store.get_job(row.id) or row, spec)
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []

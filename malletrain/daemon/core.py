@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import KINDS
 from malletrain.core.events import (
@@ -21,6 +23,7 @@ from malletrain.core.events import (
     Event,
     JobState,
     JobSubmitted,
+    JobWeighed,
     Progressed,
     RescaleCosted,
     Tick,
@@ -260,6 +263,13 @@ class Core:
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def reweigh(self, job: str, spec: messages.JobSpec) -> None:
+        """An unfinished job counts as ``spec`` says from now on."""
+        run = self.runs[job]
+        run.spec = spec
+        self.repository.save(run, spec=msgspec.json.encode(spec).decode())
+        self.feed(JobWeighed(job, spec.weight))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""

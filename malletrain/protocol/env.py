@@ -41,11 +41,14 @@ SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
+SWEEPS = "MALLETRAIN_SWEEPS"
 
 TABLE = (
     (STATE_DIR, "Directory of a user's daemon: its keys, database and logs.", "user", "cli"),
     (DAEMON, "File that says where a daemon listens.", "user", "cli, client"),
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
+    (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",
+     "cli"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",

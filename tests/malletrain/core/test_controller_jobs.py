@@ -11,6 +11,7 @@ from malletrain.core.events import (
     JobCancelled,
     JobCompleted,
     JobState,
+    JobWeighed,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -227,6 +228,17 @@ def test_a_learned_curve_changes_the_plan():
 
 
 # --- restart of the daemon ---
+
+
+def test_a_new_weight_moves_nodes_to_the_job_that_counts_more():
+    c = controller(min_interval_s=0.0)
+    linear = ScalingCurve.of((k, 100.0 * k) for k in range(1, 4))
+    play(c, [(0.0, job("a", 1, 3, curve=linear, weight=2.0)), (0.0, job("b", 1, 3, curve=linear))])
+    play(c, [*nodes("n1", "n2", "n3", "n4"), (1.0, Tick()), (5.0, RescaleFinished("a"))])
+    play(c, [(5.0, RescaleFinished("b"))])
+    assert [len(c.jobs[name].nodes) for name in "ab"] == [3, 1]
+    play(c, [(10.0, JobWeighed("b", 8.0)), (12.0, Tick())])
+    assert [len(c.jobs[name].nodes) for name in "ab"] == [1, 3]
 
 
 def test_after_a_restart_nothing_is_planned_before_everybody_had_time_to_report():

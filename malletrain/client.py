@@ -138,12 +138,20 @@ class Client:
         )
 
     # -- operations
-    # ----------------------------------------
 
     def submit(self, spec: messages.JobSpec) -> JobView:
         """Submit a job."""
-        data = self.call("submit", {"spec": msgspec.to_builtins(spec)}, changes=True)
+        return self._changed("submit", {"spec": msgspec.to_builtins(spec)})
+
+    def _changed(self, op: str, params: dict[str, Any]) -> JobView:
+        data = self.call(op, params, changes=True)
         return self._read(data.get("job") if isinstance(data, dict) else None, JobView)
+
+    def extend(self, job: str, **changes: float | None) -> JobView:
+        """Give a job other goals: ``deadline`` (seconds since the epoch), ``budget_nh`` or
+        ``more_nh`` (node-hours), ``work`` (samples); None takes one away.
+        """
+        return self._changed("extend", {"job": job, "changes": changes})
 
     def cancel(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         """Cancel jobs by id or name: one ``{"job", "ok", "sentence"}`` for each."""
@@ -203,7 +211,6 @@ class Client:
         return self._read(self.call("usage", between), list[UsageView])
 
     # -- the socket
-    # ----------------------------------------
 
     def call(
         self,

@@ -19,6 +19,7 @@ from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
+from malletrain.cli.goals import extend
 from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
@@ -68,6 +69,7 @@ for _command in (
     logs,
     wait,
     cancel,
+    extend,
     export,
     members,
     nodes,

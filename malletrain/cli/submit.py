@@ -19,6 +19,7 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
+from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.protocol import env
 
@@ -93,6 +94,7 @@ class _BeforeScript(click.Command):
     help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: "
     "what the site maximises.",
 )
+@goal_options
 @click.option(
     "--curve",
     metavar="FILE",
@@ -232,6 +234,7 @@ def submit(
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
           --module cuda/12.4 --env WANDB_MODE=offline train.py
+      malletrain submit --nodes 1:32 --deadline "in 6 h" --budget 100nh train.py
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
     """
@@ -268,6 +271,7 @@ def submit(
         click.echo(
             f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
         )
+        tell_goal(job.goal)
 
 
 def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:

@@ -55,6 +55,8 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
+from malletrain.core.goal_keeper import GoalKeeper
+from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
@@ -82,8 +84,9 @@ class Controller:
         self._planner = planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
+        self.goals = GoalKeeper(self.state, self._gaps, s)
         self._bidders = Bidders(
-            self.state, self._gaps, self._queue, self.profiles, s.min_interval_s
+            self.state, self._gaps, self._queue, self.profiles, self.goals, s.min_interval_s
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
         self._held_until = 0.0
@@ -112,6 +115,8 @@ class Controller:
             RescaleCosted: self.profiles.costed,
             RoundFormed: self.profiles.formed,
             PriorSuggested: self.profiles.prior_suggested,
+            GoalsChanged: self.goals.changed,
+            WorkReported: self.goals.reported,
             Tick: lambda event, now: (),
         }
 
@@ -151,7 +156,7 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += self._queue.wakeups()
+        times += self._queue.wakeups() + self.goals.wakeups()
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -170,6 +175,7 @@ class Controller:
         them.
         """
         commands = [command for event in events for command in self._table[type(event)](event, now)]
+        commands += self.goals.notice(now)
         self._queue.notice(now)
         if now < self._held_until:
             return commands
@@ -243,6 +249,7 @@ class Controller:
     def _job_submitted(self, event: JobSubmitted, now: float) -> Iterable[Command]:
         job = self.state.submit(event)
         self.profiles.submitted(job, event.scaling)
+        self.goals.submitted(job, event, now)
         if not job.state.ended:
             self._bids_changed(now)
         return ()
@@ -283,7 +290,7 @@ class Controller:
         if job.state.ended:
             return []  # late news
         # The advisor first: what it answers is about a job that is still there.
-        news = self.profiles.ended(job, now)
+        news = [*self.profiles.ended(job, now), *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
         return [*news, Stop(name, state, reason)]

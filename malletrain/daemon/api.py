@@ -21,6 +21,8 @@ from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
+from malletrain.daemon.extension import extend, wanted_of
+from malletrain.daemon.goals import goals_problem
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
@@ -77,6 +79,7 @@ class Api:
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
             "cancel": self._cancel,
+            "extend": self._extend,
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
@@ -132,6 +135,8 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
+            raise RequestRefused(problem, "usage")
         spec = with_site_software(spec, core.config.containers)
         with self._step() as now:
             row = core.store.add_job(
@@ -152,6 +157,19 @@ class Api:
             )
             core.add(row, spec)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+
+    async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can extend it."
+            )
+        if JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        changes = msgspec.convert(params["changes"], dict[str, float | None])
+        with self._step():
+            extend(self.core, row, changes)
+        return {"job": self.views.view(user, self.core.store.get_job(row.id) or row)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
@@ -202,9 +220,9 @@ class Api:
         rows = store.list_jobs(
             ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)
         ) + store.list_jobs(unfinished)
-        counts = store.rescale_counts()
+        counts, goals = store.rescale_counts(), store.goals()
         views = [
-            self.views.view(user, row, rescales=counts.get(row.id, 0))
+            self.views.view(user, row, rescales=counts.get(row.id, 0), goal=goals.get(row.id))
             for row in sorted(rows, key=lambda row: natural(row.id))
         ]
         return fitting(views, unfinished)

@@ -222,6 +222,8 @@ class Daemon:
             await asyncio.sleep(WATCH_EVERY_S)
             self._metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
+            with service.core.step():
+                service.core.goals.keep()
             self._gauges(service)
 
     def _gauges(self, service: Service) -> None:

@@ -14,14 +14,27 @@ from typing import Any, TypeVar
 from malletrain.store.schema import (
     CurveRow,
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
+    NodeSpanRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
 )
 
-Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow, ProfileRow, CurveRow)
+Row = TypeVar(
+    "Row",
+    JobRow,
+    LeaseRow,
+    EventRow,
+    ObservationRow,
+    RescaleRow,
+    ProfileRow,
+    CurveRow,
+    GoalRow,
+    NodeSpanRow,
+)
 
 _JSON = frozenset(
     {

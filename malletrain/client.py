@@ -59,8 +59,8 @@ T = TypeVar("T")
 
 
 class ClientError(RuntimeError):
-    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage
-    | internal | unreachable | stranger.
+    """The daemon refused, or could not be asked, as a sentence. ``code``: refused | usage |
+    internal | unreachable | stranger.
     """
 
     def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:
@@ -141,17 +141,13 @@ class Client:
 
     def submit(self, spec: messages.JobSpec) -> JobView:
         """Submit a job."""
-        return self._changed("submit", {"spec": msgspec.to_builtins(spec)})
-
-    def _changed(self, op: str, params: dict[str, Any]) -> JobView:
-        data = self.call(op, params, changes=True)
-        return self._read(data.get("job") if isinstance(data, dict) else None, JobView)
+        return self._job_after("submit", {"spec": msgspec.to_builtins(spec)})
 
     def extend(self, job: str, **changes: float | None) -> JobView:
         """Give a job other goals: ``deadline`` (seconds since the epoch), ``budget_nh`` or
         ``more_nh`` (node-hours), ``work`` (samples); None takes one away.
         """
-        return self._changed("extend", {"job": job, "changes": changes})
+        return self._job_after("extend", {"job": job, "changes": changes})
 
     def cancel(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         """Cancel jobs by id or name: one ``{"job", "ok", "sentence"}`` for each."""
@@ -173,9 +169,7 @@ class Client:
         return self._read(self.call("members", {"job": job}), MembersView)
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or
-        failed.
-        """
+        """Idle and leased nodes; with ``explain`` all nodes, rule by rule."""
         return self._read(self.call("nodes", {"explain": explain}), list[NodeView])
 
     def events(
@@ -196,9 +190,7 @@ class Client:
         limit: int = 65536,
         wait_s: float = 0.0,
     ) -> LogView:
-        """A piece of a log from ``cursor`` on; when there is none, waits up to ``wait_s`` for
-        one.
-        """
+        """A piece of a log from ``cursor`` on; there is none: waits up to ``wait_s`` for one."""
         params = {"job": job, "stream": stream, "cursor": cursor, "limit": limit, "wait_s": wait_s}
         return self._read(self.call("logs", params, wait_s=wait_s), LogView)
 
@@ -394,12 +386,16 @@ class Client:
             f"The daemon at {self.endpoint} did not answer within {self.timeout_s:g} s.{unknown}"
         )
 
+    def _job_after(self, op: str, params: dict[str, Any]) -> JobView:
+        data = self.call(op, params, changes=True)
+        return self._read(data.get("job") if isinstance(data, dict) else None, JobView)
+
     def _read(self, data: Any, kind: type[T]) -> T:
         try:
             return msgspec.convert(data, kind)
         except msgspec.ValidationError as error:
-            sentence = (
+            raise ClientError(
                 f"The daemon at {self.endpoint} answered with data this version does not "
-                f"know ({error}); use one version."
-            )
-            raise ClientError(sentence, "internal") from None
+                f"know ({error}); use one version.",
+                "internal",
+            ) from None

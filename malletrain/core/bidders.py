@@ -106,7 +106,9 @@ class Bidders:
         nodes: Mapping[str, NodeInfo],
         now: float,
     ) -> list[Candidate]:
-        chosen = guarantees(holders, self._queue.starving(candidates, now), free, nodes)
+        starving = self._queue.starving(candidates, now)
+        left = self._goals.left_for_turns(candidates.values(), free, nodes)
+        chosen = guarantees(holders, starving, left, nodes)
         bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]

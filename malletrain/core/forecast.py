@@ -21,8 +21,8 @@ from malletrain.core.node_history import SPAN_S
 
 Floats = npt.NDArray[np.float64]
 
-LEAST_LIKE = 24
-"""Past moments that are looked at, at least; where there are more, a quarter of them."""
+LIKE = 96
+"""So many past moments are looked at, those most like the present."""
 SPREAD = (0.85, 1.0, 1.15)
 """A job's own speed is not known better than this: each moment counts with each of these."""
 
@@ -54,10 +54,9 @@ class Claim:
 
 def like_now(past: Floats, now: float) -> npt.NDArray[np.int64]:
     """Which moments of the past are most like one with ``now`` nodes."""
-    count = max(LEAST_LIKE, len(past) // 4)
-    if len(past) <= count:
+    if len(past) <= LIKE:
         return np.arange(len(past))
-    return np.argpartition(np.abs(past - now), count)[:count]
+    return np.argpartition(np.abs(past - now), LIKE)[:LIKE]
 
 
 def speeds(rates: Floats, nodes: Floats) -> Floats:
@@ -67,17 +66,16 @@ def speeds(rates: Floats, nodes: Floats) -> Floats:
     return found
 
 
-def seconds_for(work: float, speed: Floats, starts: npt.NDArray[np.int64]) -> Floats:
-    """How long ``work`` samples take from each of the ``starts`` of a past with these speeds, which
-    comes again and again; infinite where nothing is ever processed.
+def seconds_for(work: Floats, speed: Floats, starts: npt.NDArray[np.int64]) -> Floats:
+    """How long each of ``work`` samples takes from each of the ``starts`` of a past with these
+    speeds, which comes again and again; infinite where nothing is ever processed. A row for each
+    of ``work``, a column for each start.
     """
-    if work <= 0:
-        return np.zeros(len(starts))
     sums = np.concatenate(([0.0], np.cumsum(speed * SPAN_S)))
     whole = float(sums[-1])
     if whole <= 0:
-        return np.full(len(starts), math.inf)
-    target = sums[starts] + work
+        return np.full((len(work), len(starts)), math.inf)
+    target = sums[starts] + work[:, None]
     rounds, rest = np.divmod(target, whole)
     at = np.minimum(np.searchsorted(sums, rest, side="right"), len(speed)) - 1
     within = np.clip((rest - sums[at]) / np.maximum(speed[at] * SPAN_S, 1e-300), 0.0, 1.0)
@@ -100,7 +98,7 @@ def forecast(
     """
     starts = like_now(past, nodes)
     speed = speeds(rates, claim.of(past))
-    ends = np.concatenate([seconds_for(work / each, speed, starts) for each in SPREAD])
+    ends = seconds_for(work / np.array(SPREAD), speed, starts)
     low, end, high = np.quantile(ends, (0.1, 0.5, 0.9), method="higher")
     hours = len(past) * SPAN_S / 3600.0 if len(past) > 1 else 0.0
     return Forecast(now + float(end), now + float(low), now + float(high), hours)
@@ -113,11 +111,11 @@ def least_floor(
     those that are there ends in time in nine of ten cases; the most, where none suffices.
     """
     low, high = 0, len(sizes) - 1
-    starts = like_now(past, nodes)
+    starts, all_of_it = like_now(past, nodes), np.array([work])
     while low < high:
         middle = (low + high) // 2
         speed = speeds(rates, np.minimum(past, sizes[middle]))
-        late = seconds_for(work, speed, starts) > within_s
+        late = seconds_for(all_of_it, speed, starts) > within_s
         if np.mean(late) > 0.1:
             low = middle + 1
         else:

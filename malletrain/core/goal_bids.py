@@ -39,6 +39,10 @@ HELD = 0.9
 """The size it has is still offered when its node-time brings so much of what is needed: the
 measured speed is not known better.
 """
+LATER = 0.8
+"""What a deadline counts of the one before it: the earliest is served first."""
+EASY = 0.3
+"""What it counts at least."""
 STEPS = 8
 """Steps of a worth between two powers of two: bids that hardly change stay the same bids."""
 
@@ -50,7 +54,9 @@ class Need:
     nodes: int
     """The fewest that hold it."""
     tight: float
-    """From 0, any time will do, to 1, there is no slack left; 0 also where it is lost anyway."""
+    """From 0, any time will do, to 1, there is no slack left."""
+    useful: int = 0
+    """As many as bring nearly as much each as they ever do: work done early costs little more."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class GoalTerms:
     curve: ScalingCurve | None = None
     need: Need | None = None
     purse: Purse | None = None
+    before: int = 0
+    """Deadlines that are held and come before its own."""
 
 
 @lru_cache(maxsize=4096)
@@ -103,27 +111,31 @@ def rounded(value: float) -> float:
 
 @lru_cache(maxsize=4096)
 def worth(
-    curve: ScalingCurve, unit: float, need: int, node_worth: float, ahead: float
+    curve: ScalingCurve,
+    unit: float,
+    need: tuple[int, int],
+    node_worth: tuple[float, float],
+    ahead: float,
 ) -> ScalingCurve:
     """The curve of a job with a deadline, in the unit of bids a second.
 
     Args:
         curve: samples/s by nodes.
         unit: what a sample counts in a plan.
-        need: the fewest nodes that hold the deadline.
-        node_worth: what one of these is worth.
-        ahead: what samples beyond the need count, beside those of other jobs.
+        need: the fewest nodes that hold the deadline, and as many as are of good use.
+        node_worth: what one of the former is worth, and one of the others.
+        ahead: what samples beyond that count, beside those of other jobs.
     """
-    enough = curve.at(need)
+    least, useful = need[0], max(need)
     points: dict[int, float] = {}
-    for nodes in {*(n for n, _ in curve.points), need}:
+    for nodes in sorted({*(n for n, _ in curve.points), least, useful}):
         plain = unit * curve.at(nodes)
-        if nodes <= need:
-            part = curve.at(nodes) / enough if enough > 0 else 0.0
-            points[nodes] = max(plain, node_worth * need * part)
+        if nodes <= useful:
+            early = max(0, nodes - least)
+            points[nodes] = max(plain, node_worth[0] * (nodes - early) + node_worth[1] * early)
         else:
-            base = max(unit * enough, node_worth * need)
-            points[nodes] = max(0.0, base + ahead * (plain - unit * enough))
+            more = ahead * (plain - unit * curve.at(useful))
+            points[nodes] = max(0.0, points[useful] + more)
     return ScalingCurve.of(points)
 
 
@@ -178,7 +190,7 @@ def with_goals(
                 continue
             c = replace(c, sizes=sizes)
         if term is not None and term.need is not None and term.curve is not None:
-            c = _in_time(c, term.curve, term.need, price, deadline_weight, ahead)
+            c = _in_time(c, term.curve, term.need, term.before, price, deadline_weight, ahead)
         found.append(c)
     return found
 
@@ -187,12 +199,15 @@ def _in_time(
     c: Candidate,
     curve: ScalingCurve,
     need: Need,
+    before: int,
     price: float,
     deadline_weight: float,
     ahead: float,
 ) -> Candidate:
     unit = _unit(c, curve)
     # Where no speed is known of anybody, what it makes of them itself is what nodes are worth.
-    worth_of_one = rounded((price or unit * best_yield(curve)) * deadline_weight * need.tight)
-    in_plan = worth(curve, unit, need.nodes, worth_of_one, ahead)
+    price = price or unit * best_yield(curve)
+    urgent = deadline_weight * max(EASY, LATER**before)
+    node_worth = rounded(price * urgent), rounded(price * min(1.0, urgent) * ahead)
+    in_plan = worth(curve, unit, (need.nodes, need.useful), node_worth, ahead)
     return replace(c, curve=in_plan, weight=1.0, goal=Goal.THROUGHPUT)

@@ -10,8 +10,9 @@ goes before others in the admission queue, and when a plan is due because of tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from allocator import NodeInfo
 from malletrain.core.events import Announce, Command, JobState, JobSubmitted
 from malletrain.core.forecast import Claim, Floats, forecast, least_floor
 from malletrain.core.gaps import Gaps
@@ -22,18 +23,23 @@ from malletrain.core.ledger import Account
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
+from malletrain.core.promises import Demand, promised
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState, JobRecord
 from malletrain.protocol.event_kinds import EventKind
 
-REVIEW_S = 60.0
-"""How often it is looked how a job stands."""
+REVIEW_S = (60.0, 1800.0)
+"""It is looked how a job stands no more often and no more rarely than this."""
+REVIEW_PART = 0.05
+"""In between, whenever so much of the time left to its deadline is over."""
 AT_ONCE = 4
 """Jobs that are looked at in one step at most, those that waited longest first."""
 IN_TIME = 0.95
 """A need is reckoned to end when so much of the time left is over."""
-PRESSES = 0.4
-"""A deadline this tight sends its job to the head of the admission queue."""
+NO_SLACK, NARROW = 0.8, 0.25
+"""A deadline this tight is served first where it needs no more than such a part of the nodes: it
+could not be caught up with later, and costs the others little.
+"""
 BACK_ON_TRACK = 0.05
 """A job at risk is on track again when so much of the time left is left in nine of ten cases."""
 UNSURE = 1.15
@@ -54,6 +60,7 @@ class GoalKeeper:
         """The unfinished jobs whose goals or work are known."""
         self._moves = -1
         self._spends_at: dict[str, float] = {}
+        self._promised_of = 0
 
     # --- events ---
 
@@ -87,7 +94,7 @@ class GoalKeeper:
         else:
             if record.standing is Standing.MISSED and event.goals.deadline != record.goals.deadline:
                 record.standing = None
-            record.goals, record.reviewed = event.goals, -math.inf
+            record.goals, record.review_at = event.goals, -math.inf
         self._moves = -1
         self._state.plan_soon(now + self._settings.debounce_s)
         self._state.leases_due = True
@@ -127,14 +134,19 @@ class GoalKeeper:
         for name, at in list(self._spends_at.items()):
             if now >= at:
                 commands += self._spent(self.records[name], now)
-        due = [r for r in self.records.values() if now >= r.reviewed + REVIEW_S]
-        for record in sorted(due, key=lambda r: r.reviewed)[:AT_ONCE]:
-            commands += self._review(record, now)
+        due = [r for r in self.records.values() if now >= r.review_at]
+        due = sorted(due, key=lambda r: r.review_at)[:AT_ONCE]
+        for record in due:
+            self._review(record, now)
+        if due or len(self.records) != self._promised_of:
+            self._promise(now)
+        for record in due:
+            commands += self._judge(record, now)
         return commands
 
     def wakeups(self) -> list[float]:
         """When :meth:`notice` has something to notice although nothing happens."""
-        reviews = (r.reviewed + REVIEW_S for r in self.records.values() if r.goals.bind)
+        reviews = (r.review_at for r in self.records.values() if r.goals.bind)
         return [*self._spends_at.values(), *(at for at in reviews if at > -math.inf)]
 
     # --- budgets ---
@@ -193,28 +205,27 @@ class GoalKeeper:
 
     # --- how it stands ---
 
-    def _review(self, record: GoalRecord, now: float) -> list[Command]:
-        record.reviewed = now
+    def _review(self, record: GoalRecord, now: float) -> None:
+        """Look what its deadline needs, and when it ends."""
+        least, most = REVIEW_S
+        due = record.goals.deadline
+        part = most if due is None else REVIEW_PART * (due - now) if due > now else most
+        record.review_at = now + min(most, max(least, part))
         record.look(now)
         self._charge(record, now)
-        before, rates = record.need, record.rates()
+        rates, deadline, left = record.rates(), record.goals.deadline, record.left
         record.forecast = record.need = None
-        deadline, left = record.goals.deadline, record.left
-        reachable = True
         if left is not None and rates is not None:
-            reachable = self._foresee(record, left, rates, now)
-        elif deadline is not None and deadline > now:
-            # Its speed, or its work, has still to be seen: it has to run for that.
-            record.need = Need(min(record.sizes(), default=1), 1.0) if rates is None else None
-        self._press(record, before, now)
-        standing = self._judge(record, reachable, now)
-        return [] if standing is None else self._stands(record, standing, now)
+            self._foresee(record, left, rates, now)
+        elif deadline is not None and deadline > now and rates is None:
+            # Its speed has still to be seen: it has to run for that.
+            record.need, record.node_s = Need(min(record.sizes(), default=1), 1.0), 0.0
 
-    def _foresee(self, record: GoalRecord, left: float, rates: Floats, now: float) -> bool:
-        """Make its forecast, and say what its deadline needs. Returns whether it can be held."""
+    def _foresee(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
+        """Make its forecast, and say what its deadline needs."""
         node_class = self._class_of(record.job)
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-        held, deadline, reachable = len(record.job.nodes), record.goals.deadline, True
+        held, deadline = len(record.job.nodes), record.goals.deadline
         usual = 1.0 / max(1, min(len(self._state.unfinished), self._settings.planning.max_running))
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
@@ -223,48 +234,63 @@ class GoalKeeper:
         if deadline is not None and deadline > now:
             within = deadline - now
             reach = forecast(left, rates, past, nodes, Claim(), now)
-            reachable = reach.low <= deadline
-            if reachable:
+            if reach.low <= deadline:
                 least = least_floor(left, IN_TIME * within, rates, past, nodes, record.sizes())
-                record.need = Need(least, min(1.0, (reach.high - now) / within))
+                tight = min(1.0, (reach.high - now) / within)
+                record.need = Need(least, tight, record.useful())
+                record.node_s = left / max(1e-300, float(rates[least])) * least
                 floor = least
         claim = Claim(max(usual, record.share or 0.0), floor)
         record.forecast = forecast(left, rates, past, nodes, claim, now)
-        return reachable
+
+    def _promise(self, now: float) -> None:
+        """Look which deadlines are held together, and let the queue and the next plan know."""
+        self._promised_of = len(self.records)
+        groups: dict[str, list[Demand]] = {}
+        for name, record in self.records.items():
+            due = record.goals.deadline
+            if record.need is not None and due is not None and due > now and not record.job.halted:
+                demand = Demand(name, due - now, record.node_s, record.promised)
+                groups.setdefault(self._class_of(record.job), []).append(demand)
+        kept: dict[str, int] = {}
+        for node_class, demands in groups.items():
+            past, nodes = self.history.nodes(node_class), self.history.now(node_class)
+            kept.update(promised(demands, past, nodes))
+        for name, record in self.records.items():
+            need, nodes = record.need, self.history.now(self._class_of(record.job))
+            narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
+            record.before = 0 if narrow else kept.get(name, 0)
+            self._press(record, name in kept, now)
 
     def _class_of(self, job: JobRecord) -> str:
         held = (self._state.nodes[n].info.node_class for n in job.nodes if n in self._state.nodes)
         return next(held, None) or self.history.usual_class()
 
-    def _press(self, record: GoalRecord, before: Need | None, now: float) -> None:
-        """Let the queue and the next plan know what the deadline needs."""
-        need = record.need
-        pressing = need is not None and need.tight >= PRESSES
-        self._state.goals_say(record.job, halted=record.job.halted, pressing=pressing)
-        if need is None or record.job.halted or record.goals.deadline is None:
-            return
-        if len(record.job.nodes) < need.nodes and (before is None or need != before):
+    def _press(self, record: GoalRecord, kept: bool, now: float) -> None:
+        """The record's deadline is among those that are held, or is not."""
+        need, news = record.need, kept != record.promised
+        record.promised = kept
+        self._state.goals_say(record.job, halted=record.job.halted, pressing=kept)
+        if news or (kept and need is not None and len(record.job.nodes) < need.nodes):
             self._state.plan_soon(now + self._settings.debounce_s)
             self._state.leases_due = True
 
-    def _judge(self, record: GoalRecord, reachable: bool, now: float) -> Standing | None:
-        """How it stands; None: there is nothing to stand by, or not enough is known."""
-        deadline = record.goals.deadline
+    def _judge(self, record: GoalRecord, now: float) -> list[Command]:
+        """Say how it stands, where that is news."""
+        deadline, seen = record.goals.deadline, record.forecast
         if deadline is not None and now > deadline:
-            return Standing.MISSED
+            return self._stands(record, Standing.MISSED, now)
         found = [self._by_budget(record, now)]
-        if deadline is not None and record.forecast is not None:
+        if deadline is not None and seen is not None:
             slack = BACK_ON_TRACK if record.standing is Standing.AT_RISK else 0.0
-            late = record.forecast.high > deadline - slack * (deadline - now)
-            found.append(
-                Standing.INFEASIBLE
-                if not reachable
-                else Standing.AT_RISK
-                if late
-                else Standing.ON_TRACK
-            )
+            late = seen.high > deadline - slack * (deadline - now)
+            if record.need is None:
+                found.append(Standing.INFEASIBLE)
+            else:
+                found.append(Standing.AT_RISK if late else Standing.ON_TRACK)
         order = (Standing.INFEASIBLE, Standing.AT_RISK, Standing.ON_TRACK)
-        return next((each for each in order if each in found), None)
+        standing = next((each for each in order if each in found), None)
+        return [] if standing is None else self._stands(record, standing, now)
 
     def _by_budget(self, record: GoalRecord, now: float) -> Standing | None:
         if record.goals.budget_s is None:
@@ -316,9 +342,32 @@ class GoalKeeper:
         for c in candidates:
             record = self.records.get(c.job)
             if record is not None and record.goals.bind:
-                terms[c.job] = GoalTerms(record.bid_curve, record.need, self._purse(record, now))
+                need = record.need if record.promised else None
+                purse = self._purse(record, now)
+                terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
         s = self._settings
         return with_goals(candidates, terms, s.deadline_weight, s.deadline_ahead)
+
+    def left_for_turns(
+        self,
+        candidates: Iterable[Candidate],
+        free: Mapping[str, int],
+        nodes: Mapping[str, NodeInfo],
+    ) -> dict[str, int]:
+        """Of the nodes of each pool, those that no pressing deadline needs: of these, jobs that
+        starve are guaranteed their minimum.
+        """
+        left = dict(free)
+        for c in candidates:
+            record = self.records.get(c.job)
+            if record is None or record.need is None or not record.job.pressing or c.fixed:
+                continue
+            mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+            if mine not in left:
+                mine = max(filter(c.may_use, left), key=lambda name: left[name], default="")
+            if mine in left:
+                left[mine] = max(0, left[mine] - record.need.nodes)
+        return left
 
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from allocator import ScalingCurve
 from malletrain.core.forecast import Floats, Forecast
-from malletrain.core.goal_bids import Need, rounded
+from malletrain.core.goal_bids import Need, best_yield, rounded
 from malletrain.core.goals import OwnerGoals, Standing
 from malletrain.core.ledger import Account
 from malletrain.core.planning import neutral_curve
@@ -24,6 +24,8 @@ from malletrain.core.state import JobRecord
 
 USUAL_PACE = 0.85
 """The pace of a job until it was seen."""
+USEFUL = 0.8
+"""Nodes are of good use where each brings so much of the most that one can bring."""
 KNOWN_AFTER_S = 1200.0
 """So many seconds of work count as much as that."""
 
@@ -62,8 +64,15 @@ class GoalRecord:
     standing: Standing | None = None
     forecast: Forecast | None = None
     need: Need | None = None
-    reviewed: float = -math.inf
-    """When it was last looked how it stands."""
+    """What its deadline needs; None: it has none, or it cannot be held."""
+    node_s: float = 0.0
+    """Node-seconds until it is done, at the size that it needs."""
+    promised: bool = False
+    """Its deadline is among those that are held together."""
+    before: int = 0
+    """So many of these come before it."""
+    review_at: float = -math.inf
+    """When it is looked how it stands."""
 
     @property
     def left(self) -> float | None:
@@ -108,6 +117,12 @@ class GoalRecord:
         spec = self.job.submitted
         allowed = self.job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         return sorted(k for k in allowed if spec.min_nodes <= k <= spec.max_nodes)
+
+    def useful(self) -> int:
+        """The most nodes that bring nearly as much each as any do."""
+        sizes = self.sizes()
+        least = USEFUL * best_yield(self.curve)
+        return next((k for k in reversed(sizes) if self.curve.at(k) >= least * k), sizes[0])
 
     # --- counting ---
 

@@ -55,8 +55,8 @@ def read_workload(
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
     ``goal``, ``sizes``, ``told``, ``deadline_s``, ``budget_nh`` may be left out. A curve is an
-    object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``told`` the owner
-    states the true curve; with ``none``, no curve.
+    object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1
+    2 4``. Without ``told`` the owner states the true curve; with ``none``, no curve.
 
     Raises WorkloadError with the line or entry of the problem.
     """

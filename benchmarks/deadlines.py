@@ -1,5 +1,5 @@
-"""How many deadlines are held, of those that an oracle with the same nodes could hold, and what that
-costs in samples.
+"""How many deadlines are held, of those that an oracle with the same nodes could hold, and what
+that costs in samples.
 
     python -m benchmarks.deadlines --data ../shared/data [--seeds 3] [--days 8] [--json]
 
@@ -31,6 +31,7 @@ import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,7 @@ def segments(curve: ScalingCurve, most: int) -> list[tuple[float, float]]:
         ) * (hull[-1][0] - hull[-2][0]):
             hull.pop()
         hull.append((x, y))
-    return [
-        (b[0] - a[0], (b[1] - a[1]) / (b[0] - a[0]))
-        for a, b in zip(hull, hull[1:], strict=False)
-        if b[1] > a[1]
-    ]
+    return [(b[0] - a[0], (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(hull) if b[1] > a[1]]
 
 
 def oracle(jobs: list[SimJob], idle: npt.NDArray[np.float64], span_s: float) -> float:

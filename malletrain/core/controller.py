@@ -183,7 +183,9 @@ class Controller:
             commands += self._plan(now)
         elif (due := self.profiles.next_wakeup()) is not None and now >= due:
             commands += self._review_profiles(now)
-        return commands + self._leases.review(now)
+        commands += self._leases.review(now)
+        self.goals.settle(now)
+        return commands
 
     def hold(self, until: float) -> None:
         """Plan nothing before ``until``: after a restart, leases and jobs come back one by one."""

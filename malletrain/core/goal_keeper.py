@@ -125,11 +125,7 @@ class GoalKeeper:
         self.history.feed(by_class(self._state.usable_by_pool) + self._gaps.by_class(), now)
         if not self.records:
             return []
-        if self._moves != self._state.moves:
-            self._moves = self._state.moves
-            for record in self.records.values():
-                record.look(now)
-                self._charge(record, now)
+        self.settle(now)
         commands: list[Command] = []
         for name, at in list(self._spends_at.items()):
             if now >= at:
@@ -143,6 +139,15 @@ class GoalKeeper:
         for record in due:
             commands += self._judge(record, now)
         return commands
+
+    def settle(self, now: float) -> None:
+        """Charge the jobs for the nodes that they had until now; call it when nodes have moved."""
+        if self._moves == self._state.moves:
+            return
+        self._moves = self._state.moves
+        for record in self.records.values():
+            record.look(now)
+            self._charge(record, now)
 
     def wakeups(self) -> list[float]:
         """When :meth:`notice` has something to notice although nothing happens."""

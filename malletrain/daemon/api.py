@@ -21,7 +21,7 @@ from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
-from malletrain.daemon.extension import extend, wanted_of
+from malletrain.daemon.extension import extend, extended, wanted_of
 from malletrain.daemon.goals import goals_problem
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
@@ -167,8 +167,9 @@ class Api:
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
+        wanted, stated = extended(self.core, row, changes)
         with self._step():
-            extend(self.core, row, changes)
+            extend(self.core, row, wanted, stated)
         return {"job": self.views.view(user, self.core.store.get_job(row.id) or row)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,7 @@ class CommandRunner:
         if record.halted:
             sentence = "The job's budget is spent; it keeps its place."
         self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
+        self._parts.goals.charge(run.row.id)
         self._move(run, (), now, command.within_s)
 
     def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
@@ -129,6 +130,7 @@ class CommandRunner:
             last_broke=record.last_broke,
             started=now if run.row.started is None else run.row.started,
         )
+        self._parts.goals.charge(run.row.id)
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,

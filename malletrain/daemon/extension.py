@@ -29,8 +29,12 @@ def wanted_of(spec: messages.JobSpec) -> OwnerGoals:
     return OwnerGoals(spec.deadline, budget_s, spec.work)
 
 
-def extend(core: Core, row: JobRow, changes: Mapping[str, float | None]) -> None:
-    """Change the goals of the job; call it within a step. Raises RequestRefused."""
+def extended(
+    core: Core, row: JobRow, changes: Mapping[str, float | None]
+) -> tuple[OwnerGoals, bool]:
+    """The goals that the job is to have, and whether its work is the owner's word. Raises
+    RequestRefused.
+    """
     unknown = sorted(set(changes) - set(KEYS))
     if unknown or not changes:
         raise RequestRefused(f"A job is extended by some of {', '.join(KEYS)}.", "usage")
@@ -55,6 +59,11 @@ def extend(core: Core, row: JobRow, changes: Mapping[str, float | None]) -> None
     changed = OwnerGoals(**fields)  # what stays need not be right any more
     if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
         raise RequestRefused(problem, "usage")
+    return wanted, stated
+
+
+def extend(core: Core, row: JobRow, wanted: OwnerGoals, stated: bool) -> None:
+    """Give the job these goals; call it within a step."""
     data: dict[str, Any] = {
         "deadline": wanted.deadline,
         "budget_nh": None if wanted.budget_s is None else wanted.budget_s / HOUR_S,

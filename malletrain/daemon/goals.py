@@ -128,6 +128,17 @@ class JobGoals:
                 replace(row, standing=data["standing"], charged_s=charged_s, charged_at=now)
             )
 
+    def charge(self, job: str) -> None:
+        """Write down what the job was charged until now; call it within a step, and in the one in
+        which its nodes change.
+        """
+        record, now = self._keeper.records.get(job), self._clock.now()
+        if record is None or record.goals.budget_s is None:
+            return
+        row, charged_s = self._store.goal(job), record.account.charged(now)
+        if row is not None and (record.account.holds or charged_s != row.charged_s):
+            self._store.put_goal(replace(row, charged_s=charged_s, charged_at=now))
+
     # --- now and then ---
 
     def keep(self) -> None:
@@ -136,12 +147,8 @@ class JobGoals:
         if now < self._kept_at + KEEP_EVERY_S:
             return
         self._kept_at = now
-        for job, record in self._keeper.records.items():
-            if record.goals.budget_s is None:
-                continue
-            row, charged_s = self._store.goal(job), record.account.charged(now)
-            if row is not None and (record.account.holds or charged_s != row.charged_s):
-                self._store.put_goal(replace(row, charged_s=charged_s, charged_at=now))
+        for job in self._keeper.records:
+            self.charge(job)
         if spans := self._keeper.history.fresh():
             rows = (NodeSpanRow(*span) for span in spans)
             self._store.put_node_spans(rows, now - 2 * KEPT * SPAN_S)

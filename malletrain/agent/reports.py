@@ -109,6 +109,12 @@ class WorkerReports:
                     "flops_per_sample": datagram.flops_per_sample,
                 }
                 self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
+            case local.WorkLeft():
+                work: dict[str, bounds.Fact] = {
+                    "left": float(datagram.samples),
+                    "generation": who.generation,
+                }
+                self._pass_on(messages.Notice(self.job, who.rank, "work", "", work))
             case local.Capable():
                 self.capable.add(who.generation)
             case local.DrainDone():

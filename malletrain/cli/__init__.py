@@ -20,6 +20,7 @@ from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
+from malletrain.cli.goals import extend
 from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
@@ -71,6 +72,7 @@ for _command in (
     wait,
     cancel,
     sweep,
+    extend,
     export,
     cp,
     members,

@@ -18,6 +18,7 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
+from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.verdict import verdict
 from malletrain.cli.wait import until_ended
 from malletrain.submission.snapshot_paths import snapshot_paths
@@ -96,6 +97,7 @@ class _BeforeScript(click.Command):
     help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: "
     "what the site maximises.",
 )
+@goal_options
 @click.option(
     "--curve",
     metavar="FILE",
@@ -268,6 +270,7 @@ def submit(
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
           --module cuda/12.4 --env WANDB_MODE=offline train.py
+      malletrain submit --nodes 1:32 --deadline "in 6 h" --budget 100nh train.py
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
       malletrain submit --array 1-10 --wait train.py --seed {index}
@@ -320,6 +323,7 @@ def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
             f"Submitted {first.name} as job {first.id}. Follow it with: malletrain logs "
             f"{first.name} -f"
         )
+        tell_goal(first.goal)
 
 
 def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:

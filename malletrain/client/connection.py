@@ -107,6 +107,10 @@ class Connection:
         """Cancel jobs by id or name: one ``{"job", "ok", "sentence"}`` for each."""
         return self.do(operations.cancel(jobs))
 
+    def extend(self, job: str, **changes: float | None) -> JobView:
+        """See :func:`operations.extend`."""
+        return self.do(operations.extend(job, **changes))
+
     def jobs(self, **which: Any) -> list[JobView]:
         """Unfinished jobs and the newest of the others, the oldest first."""
         return self.do(operations.jobs(**which))

@@ -79,6 +79,14 @@ def weigh(job: str, weight: float) -> Operation[JobView]:
     return Operation("weigh", JobView, {"job": job, "weight": weight}, changes=True)
 
 
+def extend(job: str, **changes: float | None) -> Operation[JobView]:
+    """Other goals of a job: ``deadline`` (seconds since the epoch), ``budget_nh`` or ``more_nh``
+    (node-hours), ``work`` (samples); None takes one away.
+    """
+    params = {"job": job, "changes": changes}
+    return Operation("extend", JobView, params, changes=True, part="job")
+
+
 def jobs(**which: Any) -> Operation[list[JobView]]:
     """Unfinished jobs and the newest of the others, the oldest first. ``ended``: so many of the
     others.

@@ -35,6 +35,12 @@ class AccountingSection(Section):
         '"1 h": gaps expected to be shorter are not leased, and a lease is not given back before '
         "that is used up while its user has work for it.",
     )
+    charge_factor: float = key(
+        1.0,
+        gt=0,
+        description="What the site charges for an hour of a leased node, in node-hours; budgets of "
+        "jobs are counted in these.",
+    )
     watts: Words = key(
         [],
         description="What a node of each class draws, idle and with a job, in watts, such as "

@@ -264,6 +264,20 @@ class AllocationSection(Section):
         description="A lease asked for that has not come up by then is forgotten; one that runs "
         "and whose agent has not reported by then is cancelled.",
     )
+    deadline_weight: float = _key(
+        defaults.DEADLINE_WEIGHT,
+        ge=0,
+        description="A node that a deadline needs counts at most so many times what it would bring "
+        "the job that could make most of it; less while there is slack. 0: deadlines are watched "
+        "and change no plan.",
+    )
+    deadline_ahead: float = _key(
+        defaults.DEADLINE_AHEAD,
+        ge=0,
+        le=1,
+        description="What samples beyond those a deadline needs count, beside those of other jobs "
+        "(0: a job with a deadline takes no more nodes than it needs).",
+    )
     prior_exponent: float = _key(
         defaults.PRIOR_EXPONENT,
         gt=0,

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
+from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
 from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
@@ -30,12 +31,14 @@ class Bidders:
         gaps: Gaps,
         queue: AdmissionQueue,
         profiles: ProfileRunner,
+        goals: GoalKeeper,
         min_interval_s: float,
     ) -> None:
         self._state = state
         self._gaps = gaps
         self._queue = queue
         self._profiles = profiles
+        self._goals = goals
         self._min_interval_s = min_interval_s
 
     def now(self, now: float) -> list[Candidate]:
@@ -103,10 +106,13 @@ class Bidders:
         nodes: Mapping[str, NodeInfo],
         now: float,
     ) -> list[Candidate]:
-        chosen = guarantees(holders, self._queue.starving(candidates, now), free, nodes)
-        return [
+        starving = self._queue.starving(candidates, now)
+        left = self._goals.left_for_turns(candidates.values(), free, nodes)
+        chosen = guarantees(holders, starving, left, nodes)
+        bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
+        return self._goals.bids(bidders, now)
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is

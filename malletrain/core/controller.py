@@ -56,6 +56,8 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
+from malletrain.core.goal_keeper import GoalKeeper
+from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
@@ -83,8 +85,9 @@ class Controller:
         self._planner = planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
+        self.goals = GoalKeeper(self.state, self._gaps, s)
         self._bidders = Bidders(
-            self.state, self._gaps, self._queue, self.profiles, s.min_interval_s
+            self.state, self._gaps, self._queue, self.profiles, self.goals, s.min_interval_s
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
         self._held_until = 0.0
@@ -114,6 +117,8 @@ class Controller:
             RescaleCosted: self.profiles.costed,
             RoundFormed: self.profiles.formed,
             PriorSuggested: self.profiles.prior_suggested,
+            GoalsChanged: self.goals.changed,
+            WorkReported: self.goals.reported,
             Tick: lambda event, now: (),
         }
 
@@ -153,7 +158,7 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += self._queue.wakeups()
+        times += self._queue.wakeups() + self.goals.wakeups()
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -172,6 +177,7 @@ class Controller:
         them.
         """
         commands = [command for event in events for command in self._table[type(event)](event, now)]
+        commands += self.goals.notice(now)
         self._queue.notice(now)
         if now < self._held_until:
             return commands
@@ -179,7 +185,9 @@ class Controller:
             commands += self._plan(now)
         elif (due := self.profiles.next_wakeup()) is not None and now >= due:
             commands += self._review_profiles(now)
-        return commands + self._leases.review(now)
+        commands += self._leases.review(now)
+        self.goals.settle(now)
+        return commands
 
     def hold(self, until: float) -> None:
         """Plan nothing before ``until``: after a restart, leases and jobs come back one by one."""
@@ -245,6 +253,7 @@ class Controller:
     def _job_submitted(self, event: JobSubmitted, now: float) -> Iterable[Command]:
         job = self.state.submit(event)
         self.profiles.submitted(job, event.scaling)
+        self.goals.submitted(job, event, now)
         if not job.state.ended:
             self._bids_changed(now)
         return ()
@@ -292,7 +301,7 @@ class Controller:
         if job.state.ended:
             return []  # late news
         # The advisor first: what it answers is about a job that is still there.
-        news = self.profiles.ended(job, now)
+        news = [*self.profiles.ended(job, now), *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
         return [*news, Stop(name, state, reason)]

@@ -31,6 +31,9 @@ RECLAIM_WAY_S = 5.0
 """A quick scheduler's; what it takes here is seen at the first node that goes the way."""
 MIN_CHARGE_S = 0.0
 MIN_LEASE_S = 0.0
+CHARGE_FACTOR = 1.0
+DEADLINE_WEIGHT = 4.0
+DEADLINE_AHEAD = 0.9
 MAX_LEASES_PER_OWNER = 0
 
 PRECISION = 0.05

@@ -13,6 +13,14 @@ from typing import Any
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
+from malletrain.core.goals import (
+    NO_GOALS,
+    NOTHING_SO_FAR,
+    GoalsChanged,
+    GoalsSoFar,
+    OwnerGoals,
+    WorkReported,
+)
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.protocol.event_kinds import EventKind
 
@@ -126,7 +134,8 @@ class JobSubmitted:
     scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
-    ``owner``: on whose nodes alone it may run; empty where there is one user only.
+    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``goals``: what
+    its owner wants beyond speed; ``so_far``: how far it had come before a restart.
     """
 
     job: str
@@ -144,6 +153,8 @@ class JobSubmitted:
     scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
+    goals: OwnerGoals = NO_GOALS
+    so_far: GoalsSoFar = NOTHING_SO_FAR
 
 
 @dataclass(frozen=True)
@@ -281,6 +292,8 @@ Event = (
     | RoundFormed
     | PriorSuggested
     | RescaleFinished
+    | GoalsChanged
+    | WorkReported
     | Tick
 )
 

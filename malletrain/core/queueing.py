@@ -56,6 +56,8 @@ class AdmissionQueue:
                 places = {owner: count() for owner in most}
                 numbered = [(next(places[job.submitted.owner]), job.order, job) for job in fitting]
                 fitting = [job for _, _, job in sorted(numbered)]
+            if any(job.pressing for job in self._state.unfinished.values()):
+                fitting = sorted(fitting, key=lambda job: not job.pressing)
             self._found[key] = list(islice(fitting, self._max_running))
         return self._found[key]
 

@@ -135,6 +135,12 @@ class ControllerSettings:
     """How long such a node is taken to be on its way from lease to lease, until it was seen."""
     min_charge_s: float = defaults.MIN_CHARGE_S
     """What the site charges for a lease at least, however short it was."""
+    charge_factor: float = defaults.CHARGE_FACTOR
+    """What the site charges for a node-second of a lease."""
+    deadline_weight: float = defaults.DEADLINE_WEIGHT
+    """A node that a deadline needs counts at most so many times what it would bring another job."""
+    deadline_ahead: float = defaults.DEADLINE_AHEAD
+    """What samples beyond a deadline's need count, beside those of other jobs."""
     min_lease_s: float = defaults.MIN_LEASE_S
     """The site wants no shorter leases."""
     max_leases_per_owner: int = defaults.MAX_LEASES_PER_OWNER

@@ -64,6 +64,10 @@ class JobRecord:
     """What was measured of its scaling."""
     interrupted_at: float | None = None
     """When it last gave nodes to a profile."""
+    halted: bool = False
+    """Its budget is spent: it gets no nodes."""
+    pressing: bool = False
+    """Its deadline sends it to the head of the queue."""
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
@@ -79,14 +83,15 @@ class JobRecord:
 
     @property
     def smallest(self) -> float:
-        """The fewest nodes it can run on; infinite when its sizes and limits leave none."""
+        """The fewest nodes it can run on; infinite when its sizes, limits or budget leave none."""
         found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
-        return math.inf if found is None else found
+        return math.inf if found is None or self.halted else found
 
     def accepts(self, size: int) -> bool:
         """Whether it may run on ``size`` nodes."""
         spec, sizes = self.submitted, self.sizes
-        return spec.min_nodes <= size <= spec.max_nodes and (sizes is None or size in sizes)
+        within = spec.min_nodes <= size <= spec.max_nodes and not self.halted
+        return within and (sizes is None or size in sizes)
 
 
 @dataclass
@@ -133,6 +138,8 @@ class ControllerState:
         self.usable_by_pool: Counter[str] = Counter()
         self.plans = 0
         """How many plans were made."""
+        self.moves = 0
+        """Counts the changes of what nodes jobs have."""
         self.plan_at: float | None = None
         """When the next plan is due."""
         self.leases_due = False
@@ -169,6 +176,7 @@ class ControllerState:
             self._free([event.node], now)
             return
         node.job = event.job
+        self.moves += 1
         job.nodes = (*job.nodes, event.node)
         # The store knows nothing of a start that the agents have heard of: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
@@ -194,6 +202,7 @@ class ControllerState:
         if node.job is None:
             return None
         job = self.jobs[node.job]
+        self.moves += 1
         job.nodes = tuple(n for n in job.nodes if n != name)
         job.broken |= breaks
         return job
@@ -253,6 +262,7 @@ class ControllerState:
         job = self.unfinished.pop(name)
         self.at_work.pop(name, None)
         self.admissions += 1
+        self.moves += 1
         self._free(job.nodes, now)
         job.nodes, job.state = (), state
         job.rescaling = job.broken = job.starving = False
@@ -296,6 +306,7 @@ class ControllerState:
             else:
                 self.at_work.pop(name, None)
         self.leases_due = True
+        self.moves += 1
         return commands
 
     def unplanned(self, name: str) -> None:
@@ -341,6 +352,13 @@ class ControllerState:
     def guarantee(self, job: JobRecord, until: float) -> None:
         """The job, which starved, has nodes; it keeps its minimum until then (0: no guarantee)."""
         job.starving, job.guaranteed_until = False, until
+
+    # --- goals ---
+
+    def goals_say(self, job: JobRecord, *, halted: bool, pressing: bool) -> None:
+        """Whether the job's budget is spent, and whether its deadline presses."""
+        self.admissions += (job.halted, job.pressing) != (halted, pressing)
+        job.halted, job.pressing = halted, pressing
 
     # --- profiles ---
 

@@ -26,11 +26,13 @@ from malletrain.daemon.admission import (
     number,
     problem_of,
     text,
-    weighed,
     whole,
 )
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec, not_completed
+from malletrain.daemon.extension import wanted_of
+from malletrain.daemon.goals import goals_problem
+from malletrain.daemon.job_changes import JobChanges, dependencies, submitted_before
+from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
@@ -38,7 +40,7 @@ from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.promises import Promises, was
+from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import event_for_others, fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
@@ -98,7 +100,6 @@ class Api:
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
             "cancel": self._cancel,
-            "weigh": self._weigh,
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
@@ -108,6 +109,7 @@ class Api:
             "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
+            **JobChanges(core, self.views, self._find, self._step).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -157,10 +159,12 @@ class Api:
             raise RequestRefused(problem, "usage")
         if problem := refused(spec, user, core.accounts, core.config.notify):
             raise RequestRefused(problem)
+        if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
+            raise RequestRefused(problem, "usage")
         spec = with_site_software(spec, core.config.containers)
-        if spec.key and (known := self._submitted_before(spec)) is not None:
+        if spec.key and (known := submitted_before(core, spec)) is not None:
             return {"job": self.views.view(user, known)}
-        spec = msgspec.structs.replace(spec, after=self._dependencies(user, spec.after))
+        spec = msgspec.structs.replace(spec, after=dependencies(core, [self._find(name, user) for name in spec.after]))
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -180,38 +184,6 @@ class Api:
             )
             self.promises.submitted(row)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
-
-    def _dependencies(self, user: str, names: Sequence[str]) -> tuple[str, ...]:
-        """The ids of the jobs after which a new one is to begin."""
-        found = [self._find(name, user) for name in names]
-        for row in not_completed(self.core.store, [row.id for row in found]):
-            if JobState(row.state).ended:
-                raise RequestRefused(
-                    f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
-                )
-        return tuple(dict.fromkeys(row.id for row in found))
-
-    def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
-        """The job that the owner of ``spec`` has submitted under its key."""
-        for row in self.core.store.find_jobs(spec.name):
-            named = row.owner == spec.owner and row.name == spec.name
-            if named and decode_spec(row.spec).key == spec.key:
-                return row
-        return None
-
-    async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
-        """Change how much an unfinished job counts beside the others."""
-        row = self._find(text(params, "job"), user)
-        if not self.core.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can weigh it."
-            )
-        if row.id not in self.core.runs:
-            raise RequestRefused(f"Job {row.id} is {row.state} already.")
-        spec = weighed(decode_spec(row.spec), params.get("weight"))
-        with self._step():
-            self.core.reweigh(row.id, spec)
-        return self.views.view(user, self.core.store.get_job(row.id) or row, spec)
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
@@ -265,9 +237,9 @@ class Api:
         rows = store.list_jobs(
             ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)
         ) + store.list_jobs(unfinished)
-        counts = store.rescale_counts()
+        counts, goals = store.rescale_counts(), store.goals()
         views = [
-            self.views.view(user, row, rescales=counts.get(row.id, 0))
+            self.views.view(user, row, rescales=counts.get(row.id, 0), goal=goals.get(row.id))
             for row in sorted(rows, key=lambda row: natural(row.id))
         ]
         return fitting(views, unfinished)

@@ -86,6 +86,8 @@ class CommandRunner:
         parts.audit.record(said.kind, said.sentence, job=job, **said.data)
         if said.kind is EventKind.PROFILE_WAITING:
             parts.curves.waits(job, said.sentence)
+        elif said.kind is EventKind.GOAL_STANDING:
+            parts.goals.stands(job, said.data)
         elif said.kind is EventKind.NODES_DONATED:
             parts.curves.interrupted(job, dict(said.data))
         elif (
@@ -100,16 +102,20 @@ class CommandRunner:
 
     def _suspend(self, run: ActiveJob, command: Suspend, now: float) -> None:
         record = self._parts.controller.jobs[command.job]
+        why = "its budget is spent" if record.halted else "waits for nodes"
         self._parts.repository.save(
             run,
             state=JobState.SUSPENDED.value,
             planned_nodes=(),
-            reason="waits for nodes",
+            reason=why,
             tries=record.tries,
             last_broke=record.last_broke,
         )
         sentence = "The job has too few nodes; it keeps its place."
+        if record.halted:
+            sentence = "The job's budget is spent; it keeps its place."
         self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
+        self._parts.goals.charge(run.row.id)
         self._move(run, (), now, command.within_s)
 
     def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
@@ -124,6 +130,7 @@ class CommandRunner:
             last_broke=record.last_broke,
             started=now if run.row.started is None else run.row.started,
         )
+        self._parts.goals.charge(run.row.id)
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,

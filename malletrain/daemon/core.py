@@ -78,6 +78,7 @@ class Core:
         self.accounts, self.controller = parts.accounts, parts.controller
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
+        self.goals = parts.goals
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
@@ -242,6 +243,7 @@ class Core:
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         model = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
+        goals, so_far = self.goals.begin(row, spec)
         self.feed(
             JobSubmitted(
                 row.id,
@@ -258,6 +260,8 @@ class Core:
                 scaling=model,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
+                goals=goals,
+                so_far=so_far,
             )
         )
         if spec.mode == "service" and curve is not None:

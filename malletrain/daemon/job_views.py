@@ -26,7 +26,7 @@ from malletrain.protocol.views import (
     RateView,
     RescaleView,
 )
-from malletrain.store.schema import STARTED, JobRow, ProfileRow
+from malletrain.store.schema import STARTED, GoalRow, JobRow, ProfileRow
 
 
 class JobViews:
@@ -42,9 +42,13 @@ class JobViews:
         row: JobRow,
         spec: messages.JobSpec | None = None,
         rescales: int | None = None,
+        goal: GoalRow | None = None,
     ) -> JobView:
-        """What ``user`` may see of a job. ``rescales``: how many, where that is known."""
+        """What ``user`` may see of a job. ``rescales``: how many, where that is known; ``goal``:
+        its goals, where they were read with it.
+        """
         spec = spec or decode_spec(row.spec)
+        goal = self._core.goals.row(row.id) if rescales is None else goal
         run = self._core.runs.get(row.id)
         now = self._core.clock.now()
         view = JobView(
@@ -64,6 +68,7 @@ class JobViews:
             row.started,
             row.ended,
             dict(row.metrics),
+            self._core.goals.view(row.id, goal),
         )
         return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
 
@@ -75,6 +80,8 @@ class JobViews:
         job = self._core.controller.jobs.get(row.id)
         if job is None or job.state.ended or job.nodes:
             return ""
+        if job.halted:
+            return "its budget is spent"
         owner = job.submitted.owner
         if self._core.controller.backing_off(owner, self._core.clock.now()):
             why = self._refusals.get(owner) or "'malletrain events' says why"

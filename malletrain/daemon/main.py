@@ -224,6 +224,8 @@ class Daemon:
             self._metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
             service.promises.look()
+            with service.core.step():
+                service.core.goals.keep()
             self._gauges(service)
 
     def _gauges(self, service: Service) -> None:

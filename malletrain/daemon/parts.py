@@ -24,6 +24,7 @@ from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.curves import Curves
+from malletrain.daemon.goals import JobGoals
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
@@ -73,6 +74,7 @@ class Parts:
     audit: AuditLog
     repository: JobRepository
     curves: Curves
+    goals: JobGoals
     lease_rows: LeaseRows
     agents: Agents
     rounds: RoundShell
@@ -126,6 +128,7 @@ def make_parts(
         audit,
         repository,
         Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        JobGoals(store, clock, controller, metrics),
         LeaseRows(store),
         agents,
         RoundShell(config, clock, agents, repository, audit, events.append, key_of),

@@ -41,7 +41,7 @@ def event_for_others(event: EventView) -> EventView:
 def job_for_others(job: JobView) -> JobView:
     """The job as everybody may see it."""
     reason = FAILED if job.state == JobState.FAILED.value else job.reason
-    return msgspec.structs.replace(job, reason=reason, metrics={})
+    return msgspec.structs.replace(job, reason=reason, metrics={}, goal=None)
 
 
 def fitting(

@@ -60,6 +60,8 @@ class AgentReports:
         if now - run.saved_at > SAVE_EVERY_S:
             with core.step():
                 core.repository.checkpoint(run, now)
+                if (done := core.goals.progressed(run)) is not None:
+                    core.feed(done)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """A number with a name."""
@@ -100,6 +102,9 @@ class AgentReports:
                 core.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
                 core.repository.save(run, snapshot=message.data)
+            elif message.kind == "work":
+                for event in core.goals.work_left(run, message.data):
+                    core.feed(event)
             elif message.kind == "profile" and core.config.profiling.enabled:
                 model = core.curves.described(run.row.id, run.spec, message.data)
                 if model is not None:

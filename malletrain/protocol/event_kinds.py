@@ -140,6 +140,22 @@ class EventKind(Word):
     JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")
+    JOB_EXTENDED = (
+        "job-extended",
+        "The job's deadline, budget or work is another from now on; its owner or an operator said "
+        "so.",
+    )
+    GOAL_STANDING = (
+        "goal-standing",
+        "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
+        "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
+        "fiftieth and ninetieth percentile).",
+    )
+    BUDGET_SPENT = (
+        "budget-spent",
+        "The job has used up its budget. It is suspended and keeps its place; `malletrain extend` "
+        "lets it go on.",
+    )
     PROFILE_WAITING = (
         "profile-waiting",
         "The job's scaling is to be measured and cannot be yet; the sentence says why.",

@@ -66,7 +66,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
     ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
     are taken to scale alike. ``software``: in which environment it runs, None for that of the
-    agent.
+    agent. ``deadline``: when it is to be done, seconds since the epoch; ``budget_nh``: charged
+    node-hours that it may cost; ``work``: samples in all.
     """
 
     name: str
@@ -97,6 +98,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Who is told of its start and end."""
     key: str = ""
     """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
+    deadline: float | None = None
+    budget_nh: float | None = None
+    work: float | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -79,6 +79,25 @@ class RescaleView(View, frozen=True):
     ended: float | None = None
 
 
+class GoalView(View, frozen=True):
+    """What a job's owner wants beyond speed, and how it stands with that. ``standing``: on_track |
+    at_risk | infeasible | met | missed, empty while it is not known; ``why`` says then why.
+    ``ends``: the forecast, with its 80 % interval, from the nodes of the last ``history_h`` hours;
+    None: there is none.
+    """
+
+    deadline: float | None = None
+    budget_nh: float | None = None
+    charged_nh: float = 0.0
+    work: float | None = None
+    standing: str = ""
+    ends: float | None = None
+    ends_low: float | None = None
+    ends_high: float | None = None
+    history_h: float = 0.0
+    why: str = ""
+
+
 class JobView(View, frozen=True):
     """One line of ``malletrain status``."""
 
@@ -98,6 +117,7 @@ class JobView(View, frozen=True):
     started: float | None
     ended: float | None
     metrics: dict[str, float] = {}
+    goal: GoalView | None = None
 
 
 class MemberView(View, frozen=True):

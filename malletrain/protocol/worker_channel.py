@@ -134,8 +134,23 @@ class ModelFacts:
     flops_per_sample: float | None = None
 
 
+@dataclass(frozen=True)
+class WorkLeft:
+    """The training ends after so many samples more over all ranks, as the sampler knows."""
+
+    sender: Sender
+    samples: float
+
+
 Datagram = (
-    WorkerProgress | StartupMark | SnapshotTaken | Capable | DrainDone | ScriptMetric | ModelFacts
+    WorkerProgress
+    | StartupMark
+    | SnapshotTaken
+    | Capable
+    | DrainDone
+    | ScriptMetric
+    | ModelFacts
+    | WorkLeft
 )
 
 KINDS: dict[str, type[Any]] = {
@@ -146,6 +161,7 @@ KINDS: dict[str, type[Any]] = {
     "drained": DrainDone,
     "metric": ScriptMetric,
     "profile": ModelFacts,
+    "work": WorkLeft,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -4,6 +4,7 @@ wording; asks nobody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from malletrain.protocol.views import (
     RescaleView,
     StatusView,
 )
+from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.scaling import scaling
@@ -72,6 +74,8 @@ JOB_COLUMNS = (
     Column("AGE", drop=7, right=True),
     Column("REASON", note=True),
 )
+GOAL_COLUMN = Column("GOALS", drop=3)
+"""How it stands with deadlines and budgets, where some job has any."""
 NODE_COLUMNS = (
     Column("NODE"),
     Column("STATE", drop=1),
@@ -121,7 +125,9 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
     """
     if not rows:
         return Text("No jobs yet. Submit one with: malletrain submit --nodes 1:4 train.py", "dim")
-    made = FittedTable(*JOB_COLUMNS, alike="these {rows}: ")
+    *most, reason = JOB_COLUMNS
+    due = (GOAL_COLUMN,) if any(j.goal and j.goal.standing for j in rows) else ()
+    made = FittedTable(*most, *due, reason, alike="these {rows}: ")
     for j in rows:
         age = (j.ended - j.submitted) if j.ended else now - j.submitted
         made.add_row(
@@ -135,6 +141,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             count(j.samples),
             str(j.rescales),
             show_duration(round(max(0.0, age))),
+            *(plain(goals.standing(j.goal)) for _ in due),
             plain(j.reason),
         )
     return made
@@ -191,6 +198,10 @@ def _facts(detail: JobDetail) -> Table:
     fact("Now on", f"{len(j.nodes)}: {shorten_nodes(j.nodes, 16)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")
+    if j.goal is not None:
+        now = time.time()
+        for label, text in goals.facts(j.goal, now, ended=j.ended is not None):
+            fact(label, text)
     if j.metrics:
         fact("Metrics", metrics(j.metrics))
     ended = f", ended {date(j.ended)}" if j.ended else ""

@@ -23,7 +23,6 @@ from malletrain.core.events import (
     GapsSeen,
     JobCompleted,
     JobState,
-    JobSubmitted,
     KeepScalingModel,
     LeaseNotTaken,
     NodeJoined,
@@ -43,8 +42,9 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
 from malletrain.sim.costs import SimRun
 from malletrain.sim.report import Result, tally
-from malletrain.sim.reports import Reports, kind_of
+from malletrain.sim.reports import Reports
 from malletrain.sim.settings import SimSettings
+from malletrain.sim.submissions import submission, work_done
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
@@ -98,6 +98,7 @@ class Simulation:
         self._number = 0
         self._bound = Bound(len(trace.names))
         self._any_min = any(job.min_nodes > 1 for job in jobs)
+        self._goals = any(job.deadline_s or job.budget_nh for job in jobs)
         self._table = np.zeros(1)
         self._stale = True
         self._idle_since: dict[str, float] = {}
@@ -244,7 +245,7 @@ class Simulation:
             self.to_come -= 1
             self.unfinished[name] = run
             self._stale = True
-            return [self._submission(run.job)]
+            return [submission(run.job, self.settings.policy, self._reports)]
         if version != run.version:
             return []
         if kind is _Kind.REPORTED:
@@ -286,21 +287,6 @@ class Simulation:
             if when < self.end:
                 self._at(when, _Kind.COMPLETED, run.job.name, run.version)
 
-    def _submission(self, job: SimJob) -> JobSubmitted:
-        policy = self.settings.policy
-        return JobSubmitted(
-            job.name,
-            job.min_nodes,
-            job.max_nodes,
-            weight=job.weight,
-            goal=job.goal,
-            curve=policy.stated(job),
-            sizes=job.sizes,
-            profile=policy.profiled(job),
-            scaling=self._reports.starts_with(job) if policy.profiled(job) else None,
-            kind=kind_of(job) if job.model else "",
-        )
-
     # --- what is told of progress ---
 
     def _resumed(self, run: SimRun) -> list[Event]:
@@ -325,6 +311,8 @@ class Simulation:
         """Let the controller know, and do what it says, until it says nothing more."""
         if self._gaps_changed:
             events.append(self._gaps_seen())
+        if self._goals:
+            events += work_done(self.unfinished.values(), self.now)
         while True:
             plans = self.controller.plans
             began = time.perf_counter()

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from malletrain.store.schema import (
     CurveRow,
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
     MetricRow,
+    NodeSpanRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
@@ -32,6 +34,8 @@ Row = TypeVar(
     ProfileRow,
     CurveRow,
     MetricRow,
+    GoalRow,
+    NodeSpanRow,
 )
 
 _JSON = frozenset(

@@ -176,6 +176,27 @@ curves = Table(
     Column("updated", Float(53), nullable=False, index=True),
 )
 
+goals = Table(
+    "goals",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("deadline", Float(53)),
+    Column("budget_s", Float(53)),
+    Column("work", Float(53)),
+    Column("stated", Integer, nullable=False),
+    Column("charged_s", Float(53), nullable=False),
+    Column("charged_at", Float(53)),
+    Column("standing", _Id, nullable=False),
+)
+
+node_history = Table(
+    "node_history",
+    metadata,
+    Column("began", Float(53), primary_key=True),
+    Column("node_class", _Name, primary_key=True),
+    Column("nodes", Float(53), nullable=False),
+)
+
 
 @dataclass(frozen=True)
 class JobRow:
@@ -347,3 +368,31 @@ class CurveRow:
     updated: float
     parameters: float | None = None
     flops: float | None = None
+
+
+@dataclass(frozen=True)
+class GoalRow:
+    """What the owner of a job wants beyond speed, and how it stands with that."""
+
+    job: str
+    deadline: float | None = None
+    budget_s: float | None = None
+    """Charged node-seconds."""
+    work: float | None = None
+    """Samples in all, in the count of the job's own row."""
+    stated: int = 0
+    """1: its owner said how much work there is; 0: its sampler did, or nobody."""
+    charged_s: float = 0.0
+    """Node-seconds that it was charged, up to ``charged_at``."""
+    charged_at: float | None = None
+    standing: str = ""
+    """A :class:`malletrain.core.goals.Standing`; empty: not known yet."""
+
+
+@dataclass(frozen=True)
+class NodeSpanRow:
+    """How many nodes of a class there were for jobs over one span, on average."""
+
+    began: float
+    node_class: str
+    nodes: float

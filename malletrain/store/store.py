@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, or_, select
+from sqlalchemy import Connection, Select, delete, func, insert, or_, select
 
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
@@ -27,8 +27,10 @@ from malletrain.store.rows import encode
 from malletrain.store.schema import (
     CurveRow,
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
+    NodeSpanRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
@@ -344,6 +346,36 @@ class Store:
         )
         return self._db.all(
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
+        )
+
+    # --- goals ---
+
+    def put_goal(self, row: GoalRow) -> GoalRow:
+        """Store a job's goals as they are now."""
+        self._db.put(schema.goals, encode(row))
+        return row
+
+    def goal(self, job_id: str) -> GoalRow | None:
+        """The job's goals."""
+        return self._db.one(select(schema.goals).where(schema.goals.c.job == job_id), GoalRow)
+
+    def goals(self) -> dict[str, GoalRow]:
+        """The goals of every job that has any."""
+        return {row.job: row for row in self._db.all(select(schema.goals), GoalRow)}
+
+    def put_node_spans(self, rows: Iterable[NodeSpanRow], forget_before: float) -> None:
+        """Keep how many nodes there were; what is older than ``forget_before`` goes."""
+        table = schema.node_history
+        with self.transaction() as connection:
+            for row in rows:
+                self._db.put(table, encode(row))
+            connection.execute(delete(table).where(table.c.began < forget_before))
+
+    def node_spans(self, since: float) -> list[NodeSpanRow]:
+        """How many nodes there were since then, oldest first."""
+        table = schema.node_history
+        return self._db.all(
+            select(table).where(table.c.began >= since).order_by(table.c.began), NodeSpanRow
         )
 
     def totals(self) -> Totals:

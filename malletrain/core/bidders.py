@@ -16,6 +16,8 @@ from malletrain.core.planning import Candidate, guarantees
 from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
+from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState, JobRecord
 
 
@@ -30,12 +32,16 @@ class Bidders:
         gaps: Gaps,
         queue: AdmissionQueue,
         profiles: ProfileRunner,
+        shares: Shares,
+        quotas: Quotas,
         min_interval_s: float,
     ) -> None:
         self._state = state
         self._gaps = gaps
         self._queue = queue
         self._profiles = profiles
+        self._shares = shares
+        self._quotas = quotas
         self._min_interval_s = min_interval_s
 
     def now(self, now: float) -> list[Candidate]:
@@ -104,9 +110,10 @@ class Bidders:
         now: float,
     ) -> list[Candidate]:
         chosen = guarantees(holders, self._queue.starving(candidates, now), free, nodes)
-        return [
+        weighed = self._shares.weigh(
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
-        ]
+        )
+        return self._quotas.within(weighed)
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
@@ -33,6 +33,13 @@ class JobState(str, Enum):
     @property
     def ended(self) -> bool:
         return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Quota(NamedTuple):
+    """The most nodes at once for all jobs that are under it. ``name``: for people."""
+
+    name: str
+    nodes: int
 
 
 # --- events ---
@@ -126,7 +133,9 @@ class JobSubmitted:
     scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
-    ``owner``: on whose nodes alone it may run; empty where there is one user only.
+    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
+    share it is served from. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
+    limits it is under.
     """
 
     job: str
@@ -144,6 +153,9 @@ class JobSubmitted:
     scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
+    party: str = ""
+    whole: bool = False
+    quotas: tuple[Quota, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,7 @@ class Simulation:
             profile=policy.profiled(job),
             scaling=self._reports.starts_with(job) if policy.profiled(job) else None,
             kind=kind_of(job) if job.model else "",
+            party=job.user,
         )
 
     # --- what is told of progress ---

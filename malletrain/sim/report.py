@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malletrain.sim.costs import Cause
+from malletrain.sim.costs import Cause, SimRun
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +47,7 @@ class Result:
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
         wall_s: wall time of the simulation.
+        node_hours_by_user: that jobs held, by the user of each; empty where no job has one.
     """
 
     policy: str
@@ -79,6 +80,7 @@ class Result:
     p95_decision_ms: float
     max_decision_ms: float
     wall_s: float
+    node_hours_by_user: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -131,7 +133,17 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         p95_decision_ms=float(np.percentile(decisions, 95)),
         max_decision_ms=float(decisions.max()),
         wall_s=wall_s,
+        node_hours_by_user=_by_user(runs),
     )
+
+
+def _by_user(runs: list[SimRun]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in runs:
+        if run.job.user:
+            held = math.fsum(run.node_s.values()) / 3600.0
+            found[run.job.user] = found.get(run.job.user, 0.0) + held
+    return dict(sorted(found.items()))
 
 
 def table(result: Result) -> Table:
@@ -177,6 +189,17 @@ def table(result: Result) -> Table:
                 "  on average",
                 f"{r.mean_job_hours:.2f} h from start to end, {r.mean_wait_hours:.2f} h in the "
                 "queue before",
+            )
+        )
+    if r.node_hours_by_user:
+        total = math.fsum(r.node_hours_by_user.values()) or 1.0
+        rows.append(
+            (
+                "node-hours",
+                ", ".join(
+                    f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)"
+                    for user, hours in r.node_hours_by_user.items()
+                ),
             )
         )
     if r.profiles:

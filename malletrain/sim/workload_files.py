@@ -100,6 +100,7 @@ _FIELDS = (
     "weight",
     "goal",
     "sizes",
+    "user",
 )
 
 
@@ -151,6 +152,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             Goal(goal),
             None if sizes is None else tuple(_whole(k, where, "sizes") for k in sizes),
             model,
+            user=str(entry.get("user", "")).strip(),
         )
     except WorkloadError as error:
         raise WorkloadError(

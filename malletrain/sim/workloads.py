@@ -41,7 +41,7 @@ class SimJob:
     linear, and a job never runs on more nodes than ``max_nodes``. ``told``: the curve its owner
     states, None when the owner states none. ``submit_s``: seconds from the start. ``model``: jobs
     of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell
-    their models apart. ``batch``: samples a step and node.
+    their models apart. ``batch``: samples a step and node. ``user``: whose share it is served from.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
@@ -62,6 +62,7 @@ class SimJob:
     parameters: float | None = None
     flops: float | None = None
     batch: float = 0.0
+    user: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -182,7 +182,7 @@ class Shares:
         if self.settings is None or party not in self._service:
             return 1.0
         doublings = self._service[party].behind_s / self.settings.double_after_s
-        return 2.0 ** min(MOST_DOUBLINGS, max(-MOST_DOUBLINGS, doublings))
+        return float(2.0 ** min(MOST_DOUBLINGS, max(-MOST_DOUBLINGS, doublings)))
 
     def weigh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, their weights those of their parties too.

@@ -132,6 +132,9 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        unfinished = [run.spec.owner for run in core.runs.values()]
+        if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
+            raise RequestRefused(refusal)
         spec = with_site_software(spec, core.config.containers)
         with self._step() as now:
             row = core.store.add_job(
@@ -142,6 +145,7 @@ class Api:
                     msgspec.json.encode(spec).decode(),
                     JobState.QUEUED.value,
                     submitted=now,
+                    account=core.parties.account(user),
                 )
             )
             core.audit.record(
@@ -323,4 +327,5 @@ class Api:
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.poll_error,
             tuple(core.rounds.measured.values()),
+            self.views.shares(user),
         )

@@ -7,10 +7,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
 from malletrain.daemon.api import Api
+from malletrain.daemon.association_watch import AssociationWatch
+from malletrain.daemon.batch import slurm_associations
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import Departures
@@ -40,6 +43,7 @@ class Service:
     desk: LeaseDesk
     api: Api
     switchboard: Switchboard
+    associations: AssociationWatch
 
 
 def compose(
@@ -71,8 +75,15 @@ def compose(
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     api = Api(core, parts, leases, logs, boot, scavenger.name)
+    read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
-        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(keys, munge))
+        core,
+        inbox,
+        leases,
+        desk,
+        api,
+        Switchboard(core, inbox, api, Login(keys, munge)),
+        AssociationWatch(core, parts, read),
     )
 
 

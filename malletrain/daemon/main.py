@@ -128,6 +128,7 @@ class Daemon:
             if self.config.daemon.metrics_listen:
                 self._metrics.serve(self.config.daemon.metrics_listen)
             self._metrics.started(__version__)
+            await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service)
             self._transport.serve(service.switchboard)
@@ -135,6 +136,7 @@ class Daemon:
                 self._lead(service, wait_s),
                 service.leases.run(),
                 service.leases.work(),
+                service.associations.run(),
                 self._watch(service),
             ):
                 tasks.append(loop.create_task(work))
@@ -179,7 +181,8 @@ class Daemon:
         waiting.cancel()
         if core.failed.done():
             core.failed.result()
-        with core.step():
+        with core.step() as now:
+            core.keep_shares(now)
             for run in core.runs.values():
                 core.repository.save(run)
             running = sum(bool(run.rounds.members) for run in core.runs.values())

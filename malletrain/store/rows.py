@@ -19,9 +19,20 @@ from malletrain.store.schema import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
 
-Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow, ProfileRow, CurveRow)
+Row = TypeVar(
+    "Row",
+    JobRow,
+    LeaseRow,
+    EventRow,
+    ObservationRow,
+    RescaleRow,
+    ProfileRow,
+    CurveRow,
+    ServiceRow,
+)
 
 _JSON = frozenset(
     {

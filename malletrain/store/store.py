@@ -32,6 +32,7 @@ from malletrain.store.schema import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
 from malletrain.store.session import Session
 
@@ -44,6 +45,7 @@ __all__ = [
     "ObservationRow",
     "ProfileRow",
     "RescaleRow",
+    "ServiceRow",
     "Store",
     "StoreError",
     "Totals",
@@ -333,6 +335,16 @@ class Store:
         return self._db.all(
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
         )
+
+    # --- shares ---
+
+    def put_service(self, row: ServiceRow) -> None:
+        """Keep what a party was served."""
+        self._db.put(schema.service, encode(row))
+
+    def services(self) -> list[ServiceRow]:
+        """What each party was served, by name."""
+        return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)
 
     def totals(self) -> Totals:
         """Sums over everything stored."""

@@ -128,9 +128,8 @@ def jobs_of(args: argparse.Namespace) -> list[SimJob]:
     """The jobs of the five users."""
     log = read_log(args.jobs or args.log, per_node=args.per_node)
     begin = args.jobs_from_day * DAY_S
-    there = [
-        job for job in log.jobs if begin <= job.submit_s < begin + args.days * DAY_S and job.run_s
-    ][:: args.thin]
+    end = begin + (args.jobs_days or args.days) * DAY_S
+    there = [job for job in log.jobs if begin <= job.submit_s < end and job.run_s][:: args.thin]
     curves = read_curves(args.curves) if args.curves else built_in(64)
     drawn = hpo(curves, len(there), args.seed)
     arrived = arriving(drawn, [(job.submit_s - begin, job.nodes, job.run_s) for job in there])
@@ -156,6 +155,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path, help="log whose jobs arrive; default: the same")
     parser.add_argument("--from-day", type=float, default=60.0, help="of the idle nodes")
     parser.add_argument("--jobs-from-day", type=float, default=60.0)
+    parser.add_argument("--jobs-days", type=float, help="default: as --days")
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--per-node", type=int, help="processors or GPUs of a node, in both logs")
     parser.add_argument("--thin", type=int, default=1, help="take one of so many jobs")

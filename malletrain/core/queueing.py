@@ -21,11 +21,15 @@ class Turns(Protocol):
     """In which proportion the places of the queue go to those who want them."""
 
     def weight(self, party: str) -> float:
-        """How many places it is due for each of a party of weight 1."""
+        """For how many nodes it has jobs admitted for each one of a party of weight 1."""
         ...
 
     def load(self, party: str, begun: bool) -> float:
         """Who has least comes first where all want one place. ``begun``: it has nodes."""
+        ...
+
+    def patience(self, party: str) -> float:
+        """How much longer than others' its jobs wait until they starve, 1 or more."""
         ...
 
 
@@ -73,12 +77,14 @@ class AdmissionQueue:
                 if job.smallest <= most[job.submitted.owner]
             )
             if self._turns is not None or len(most) > 1:
-                fitting = self._in_turn(list(fitting))
+                fitting = self._in_turn(list(fitting), max(most.values(), default=0))
             self._found[key] = list(islice(fitting, self._max_running))
         return self._found[key]
 
-    def _in_turn(self, jobs: list[JobRecord]) -> list[JobRecord]:
-        """The jobs, which are in order of submission, in the order in which they get places."""
+    def _in_turn(self, jobs: list[JobRecord], most: int) -> list[JobRecord]:
+        """The jobs, which are in order of submission, in the order in which they get places.
+        ``most``: nodes that any of them could have.
+        """
         parties: dict[str, list[JobRecord]] = {}
         for job in jobs:
             parties.setdefault(job.submitted.party or job.submitted.owner, []).append(job)
@@ -90,9 +96,11 @@ class AdmissionQueue:
             if self._turns is not None:
                 weight = self._turns.weight(party)
                 load = self._turns.load(party, any(job.nodes for job in mine))
-            for number, job in enumerate(mine):
-                turn = (1.0, number / weight) if number else (0.0, load)
+            before = 0.0  # places, or where shares are counted the nodes that they could use
+            for job in mine:
+                turn = (1.0, before / weight) if before else (0.0, load)
                 keys[job.submitted.job] = (*turn, job.order)
+                before += 1.0 if self._turns is None else min(job.submitted.max_nodes, most)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
     def in_reach(self) -> list[JobRecord]:
@@ -131,7 +139,8 @@ class AdmissionQueue:
         return times
 
     def _starves_at(self, job: JobRecord) -> float:
-        return (job.idle_since or 0.0) + self._starvation_s
+        patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
+        return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:
         """The starving among the candidates, the longest first.

@@ -184,6 +184,12 @@ class Shares:
         doublings = self._service[party].behind_s / self.settings.double_after_s
         return float(2.0 ** min(MOST_DOUBLINGS, max(-MOST_DOUBLINGS, doublings)))
 
+    def patience(self, party: str) -> float:
+        """How much longer than others' jobs those of the party wait until they starve: else turns
+        of waiting jobs would give it back what its bids lose.
+        """
+        return 1.0 / min(1.0, self.factor(party))
+
     def weigh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, their weights those of their parties too.
 

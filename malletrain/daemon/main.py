@@ -23,6 +23,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.metrics import Metrics, MetricsError
+from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import KeyRing
@@ -111,6 +112,7 @@ class Daemon:
         self._boot = str(store.boot())
         self._clock = Clock()
         self._metrics = Metrics()
+        self._retention = Retention(store, config.accounting.keep)
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
@@ -225,6 +227,7 @@ class Daemon:
             await asyncio.sleep(WATCH_EVERY_S)
             self._metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
+            self._retention.look(self._clock.now())
             self._gauges(service)
 
     def _gauges(self, service: Service) -> None:

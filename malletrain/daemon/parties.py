@@ -104,8 +104,9 @@ class Parties:
         for kind, name, count in counted:
             most = self._quotas.limit(kind, name).jobs  # type: ignore[arg-type]
             if count >= most:
+                jobs_there = "1 job that has" if count == 1 else f"{count} jobs that have"
                 return (
-                    f"The {kind} {name} has {count} jobs that have not ended, and {most:.0f} is "
-                    "the most; submit when one of them has ended, or cancel one."
+                    f"The {kind} {name} has {jobs_there} not ended, and {most:.0f} is the most; "
+                    "submit when one has ended, or cancel one."
                 )
         return ""

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Select, func, insert, or_, select
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
+from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.schema import (
     CurveRow,
@@ -345,6 +346,14 @@ class Store:
     def services(self) -> list[ServiceRow]:
         """What each party was served, by name."""
         return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)
+
+    # --- what is kept no longer ---
+
+    def forget(self, before: float) -> int:
+        """Delete some of the leases and jobs that ended before this time, epoch seconds; how many,
+        0 when there are no more.
+        """
+        return forget(self._db, before)
 
     def totals(self) -> Totals:
         """Sums over everything stored."""

@@ -87,5 +87,5 @@ def test_quotas_of_users_and_accounts():
     assert found.quotas("dan") == (Quota("user dan", 8),)
     assert "account arts may have 2 at once" in found.refusal("bob", 3, [])
     assert found.refusal("ann", 1, ["bob"] * 9) == ""
-    assert "user ann has 1 jobs" in found.refusal("ann", 1, ["ann"])
+    assert "user ann has 1 job that has not ended" in found.refusal("ann", 1, ["ann"])
     assert "account physics has 3 jobs" in found.refusal("cyd", 1, ["cyd"] * 3)

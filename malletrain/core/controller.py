@@ -167,7 +167,7 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += self._queue.wakeups()
+        times += [*self._queue.wakeups(), max(self.shares.plan_at(), self._held_until)]
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -188,6 +188,8 @@ class Controller:
         self.shares.count(self._queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         self._queue.notice(now)
+        if now >= self.shares.plan_at():
+            self.state.plan_soon(now)
         if now < self._held_until:
             return commands
         if self.state.plan_at is not None and now >= self.state.plan_at:
@@ -329,6 +331,7 @@ class Controller:
         granted = {c.job for c in candidates if c.must_run}
         self.last_plan = plan = self._planner(candidates, state.usable, self.settings.planning)
         state.plan_made()
+        self.shares.planned(now)
         changes: dict[str, tuple[str, ...]] = {}
         growing: set[str] = set()
         concerned = {*state.at_work, *(name for name, new in plan.nodes.items() if new)}

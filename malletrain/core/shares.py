@@ -14,6 +14,7 @@ are to count double (``double_after_s``) bids twice as much, one ahead by as man
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -28,6 +29,8 @@ MOST_DOUBLINGS = 4.0
 """A factor lies between 1/16 and 16: beyond, the plan's arithmetic would lose the small bids."""
 EVEN = 1e-9
 """Weights, or counters in node-seconds, below this are none."""
+LEAST_DOUBLINGS = 0.25
+"""Factors that moved by less are worth no plan of their own."""
 LEAST_S = 1.0
 """Shorter times are counted together, as what they end with: reports come many a second."""
 
@@ -110,6 +113,8 @@ class Shares:
         self._state = state
         self._service: dict[str, Service] = {}
         self._at: float | None = None
+        self._planned_at = 0.0
+        self._wanting = 0
 
     # --- counting ---
 
@@ -129,6 +134,7 @@ class Shares:
             return
         self._at = now
         served, demands = self._rates(admitted())
+        self._wanting = len(demands)
         weights = {party: self.settings.weight(party) for party in demands}
         due = fair_parts(demands, weights, sum(served.values()))
         kept = 0.5 ** (seconds / self.settings.half_life_s)
@@ -165,6 +171,18 @@ class Shares:
         return classes.get(class_of(node.info.node_class), 1.0) if node is not None else 1.0
 
     # --- what follows ---
+
+    def planned(self, now: float) -> None:
+        """A plan was made with the factors of now."""
+        self._planned_at = now
+
+    def plan_at(self) -> float:
+        """When a plan is due although nothing happens, because factors have moved; infinite while
+        no two parties want nodes.
+        """
+        if self.settings is None or self._wanting < 2:
+            return math.inf
+        return self._planned_at + self.settings.double_after_s * LEAST_DOUBLINGS
 
     def weight(self, party: str) -> float:
         """The weight of a party."""

@@ -1,4 +1,4 @@
-"""Leases and ended jobs go when they are as old as the site wants them kept. Decides when to look."""
+"""Leases and ended jobs go when they are as old as the site keeps them. Decides when to look."""
 
 from __future__ import annotations
 

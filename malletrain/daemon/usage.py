@@ -1,5 +1,6 @@
 """What the leases were used for: node-time by user, account, class of nodes and month, from what
-the store remembers of leases, jobs and rescales. Pure; :mod:`malletrain.daemon.usage_rows` reads it.
+the store remembers of leases, jobs and rescales (:mod:`malletrain.daemon.usage_rows` reads it).
+Pure.
 
 Decides what counts as what. A leased node *trains* from the first sample of a round to its last.
 From the decision to start a job to its first sample it is *starting*. From the last sample before a

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from malletrain.sim.engine import Simulation
 
+SHOWN_USERS = 8
+
 
 @dataclass(frozen=True)
 class Result:
@@ -193,15 +195,11 @@ def table(result: Result) -> Table:
         )
     if r.node_hours_by_user:
         total = math.fsum(r.node_hours_by_user.values()) or 1.0
-        rows.append(
-            (
-                "node-hours",
-                ", ".join(
-                    f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)"
-                    for user, hours in r.node_hours_by_user.items()
-                ),
-            )
-        )
+        most = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])
+        words = [f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)" for user, hours in most]
+        if len(words) > SHOWN_USERS:
+            words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
+        rows.append(("node-hours", ", ".join(words)))
     if r.profiles:
         rows.append(("profiles", f"{r.profiles}"))
     rows.append(

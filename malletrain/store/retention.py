@@ -1,5 +1,5 @@
-"""What is deleted when a site wants leases and ended jobs no longer kept. Decides in which order, and
-how much at once; how long they are kept is the configuration's.
+"""What is deleted when a site wants leases and ended jobs no longer kept. Decides in which order,
+and how much at once; how long they are kept is the configuration's.
 
 The audit log is append-only and stays.
 """

@@ -1,4 +1,4 @@
-"""What ``malletrain usage`` adds up, against the accounting of the Slurm that the leases ran on; and
+"""What ``malletrain usage`` adds up, against the accounting of the Slurm that the leases ran on;
 whose share it was, by Slurm's own associations.
 """
 

@@ -35,7 +35,7 @@ LEAST_S = 1.0
 """Shorter times are counted together, as what they end with: reports come many a second."""
 
 
-class Service(NamedTuple):
+class PartyService(NamedTuple):
     """The counters of one party, as they have decayed."""
 
     served: float = 0.0
@@ -52,18 +52,18 @@ class Service(NamedTuple):
         """
         return self.seconds * (1.0 - self.served / self.due) if self.due > EVEN else 0.0
 
-    def later(self, kept: float) -> Service:
+    def later(self, kept: float) -> PartyService:
         """After some time, of which this much is ``kept``."""
-        return Service(self.served * kept, self.due * kept, self.seconds * kept)
+        return PartyService(self.served * kept, self.due * kept, self.seconds * kept)
 
 
 @dataclass(frozen=True)
-class Standing:
+class PartyStanding:
     """How a party stands."""
 
     party: str
     weight: float
-    service: Service
+    service: PartyService
     factor: float
     """Of its bids."""
 
@@ -111,7 +111,7 @@ class Shares:
     ) -> None:
         self.settings = settings
         self._state = state
-        self._service: dict[str, Service] = {}
+        self._service: dict[str, PartyService] = {}
         self._at: float | None = None
         self._planned_at = 0.0
         self._wanting = 0
@@ -139,9 +139,9 @@ class Shares:
         due = fair_parts(demands, weights, sum(served.values()))
         kept = 0.5 ** (seconds / self.settings.half_life_s)
         for party in {*self._service, *demands}:
-            before = self._service.get(party, Service()).later(kept)
+            before = self._service.get(party, PartyService()).later(kept)
             mine = due.get(party, 0.0)
-            self._service[party] = Service(
+            self._service[party] = PartyService(
                 before.served + served.get(party, 0.0) * seconds,
                 before.due + mine * seconds,
                 before.seconds + (seconds if mine > EVEN else 0.0),
@@ -192,7 +192,7 @@ class Shares:
         """Whose turn it is where there are more parties than places: what has begun goes on before
         anything else begins, then who was served least for its weight.
         """
-        served = self._service.get(party, Service()).served
+        served = self._service.get(party, PartyService()).served
         return -1.0 if begun else served / self.weight(party)
 
     def factor(self, party: str) -> float:
@@ -233,26 +233,26 @@ class Shares:
         if self.settings is not None:
             self.settings = replace(self.settings, weights=dict(weights))
 
-    def restore(self, service: Mapping[str, Service], at: float) -> None:
+    def restore(self, service: Mapping[str, PartyService], at: float) -> None:
         """Go on from what was kept at the time ``at``."""
         self._service, self._at = dict(service), at
 
-    def kept(self) -> dict[str, Service]:
+    def kept(self) -> dict[str, PartyService]:
         """What a restart needs, by party."""
         return dict(self._service)
 
-    def standing(self, party: str) -> Standing | None:
+    def standing(self, party: str) -> PartyStanding | None:
         """How a party stands; None where there are no shares."""
         if self.settings is None:
             return None
-        return Standing(
+        return PartyStanding(
             party,
             self.settings.weight(party),
-            self._service.get(party, Service()),
+            self._service.get(party, PartyService()),
             self.factor(party),
         )
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PartyStanding]:
         """How all parties that have had jobs stand, by name."""
         found = (self.standing(party) for party in sorted(self._service))
         return [each for each in found if each is not None]

@@ -12,7 +12,7 @@ import msgspec
 from jpa.points import CI95
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.shares import Standing
+from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
@@ -203,7 +203,7 @@ class JobViews:
         )
 
 
-def _share(standing: Standing) -> ShareView:
+def _share(standing: PartyStanding) -> ShareView:
     service = standing.service
     return ShareView(
         standing.party,

@@ -5,7 +5,7 @@ now and then and read at the start. Decides when.
 from __future__ import annotations
 
 from malletrain.core.controller import Controller
-from malletrain.core.shares import Service
+from malletrain.core.shares import PartyService
 from malletrain.store.schema import ServiceRow
 from malletrain.store.store import Store
 
@@ -25,7 +25,7 @@ class ShareKeeper:
         """Take up what was kept."""
         rows = self._store.services()
         if self._controller.shares.settings is not None and rows:
-            kept = {row.party: Service(row.served, row.due, row.seconds) for row in rows}
+            kept = {row.party: PartyService(row.served, row.due, row.seconds) for row in rows}
             self._controller.shares.restore(kept, max(row.updated for row in rows))
 
     def keep(self, now: float, *, at_once: bool = False) -> None:

@@ -246,7 +246,7 @@ class LeaseRow:
 
 @dataclass(frozen=True)
 class ServiceRow:
-    """What a party was served of its share (:class:`malletrain.core.shares.Service`)."""
+    """What a party was served of its share (:class:`malletrain.core.shares.PartyService`)."""
 
     party: str
     served: float

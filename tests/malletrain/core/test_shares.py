@@ -13,7 +13,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, NodeJoined, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
-from malletrain.core.shares import MOST_DOUBLINGS, Service, fair_parts
+from malletrain.core.shares import MOST_DOUBLINGS, PartyService, fair_parts
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -102,7 +102,9 @@ def test_a_party_that_was_short_and_left_is_forgiven_with_the_half_life():
     s = ShareSettings(half_life_s=DAY)
     m = Machine(4, s)
     m.submit("x", "a")
-    m.controller.shares.restore({"b": Service(served=0.0, due=10 * HOUR, seconds=10 * HOUR)}, 0.0)
+    m.controller.shares.restore(
+        {"b": PartyService(served=0.0, due=10 * HOUR, seconds=10 * HOUR)}, 0.0
+    )
     before = m.controller.shares.factor("b")
     m.let(3 * DAY, HOUR)
     assert m.behind("b") == pytest.approx(10 * HOUR / 8, rel=0.01)
@@ -125,7 +127,7 @@ def test_a_factor_changes_no_plan_where_there_is_enough(hours_a, hours_b):
     due = 100 * HOUR
     for party, hours in (("a", hours_a), ("b", hours_b)):
         kept = m.controller.shares.kept()
-        kept[party] = Service(due - hours * HOUR, due, due)
+        kept[party] = PartyService(due - hours * HOUR, due, due)
         m.controller.shares.restore(kept, 0.0)
     m.submit("x", "a", most=3)
     m.submit("y", "b", most=2)
@@ -139,7 +141,7 @@ def test_factors_are_bounded_and_double_with_what_is_owed():
     due = 1000 * HOUR
 
     def after(hours):
-        shares.restore({"a": Service(due - hours * HOUR, due, due)}, 0.0)
+        shares.restore({"a": PartyService(due - hours * HOUR, due, due)}, 0.0)
         return shares.factor("a")
 
     assert after(0) == 1.0
@@ -157,8 +159,8 @@ def test_a_job_in_the_middle_of_a_whole_is_not_outbid_for_shares():
         assert m.nodes("x") == 4
         m.controller.shares.restore(
             {
-                "a": Service(20 * HOUR, 10 * HOUR, 10 * HOUR),
-                "b": Service(0.0, 10 * HOUR, 10 * HOUR),
+                "a": PartyService(20 * HOUR, 10 * HOUR, 10 * HOUR),
+                "b": PartyService(0.0, 10 * HOUR, 10 * HOUR),
             },
             m.now,
         )

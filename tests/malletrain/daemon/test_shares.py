@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.core.shares import Service
+from malletrain.core.shares import PartyService
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 HOUR = 3600.0
@@ -71,7 +71,11 @@ def test_everybody_sees_the_own_share_and_operators_all(start):
         with daemon.service.core.step() as now:
             due = 100 * HOUR
             shares.restore(
-                {"physics": Service(due / 2, due, due), "arts": Service(due * 1.1, due, due)}, now
+                {
+                    "physics": PartyService(due / 2, due, due),
+                    "arts": PartyService(due * 1.1, due, due),
+                },
+                now,
             )
 
     daemon.call(behind)

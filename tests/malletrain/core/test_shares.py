@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,18 @@ from hypothesis import strategies as st
 
 from allocator import RescaleCost, ScalingCurve
 from malletrain.core.controller import Controller
-from malletrain.core.events import JobCompleted, JobSubmitted, NodeJoined, Tick
+from malletrain.core.events import (
+    JobCompleted,
+    JobSubmitted,
+    NodeJoined,
+    Quota,
+    ReclaimNodes,
+    Tick,
+)
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MOST_DOUBLINGS, PartyService, fair_parts
+from tests.malletrain.core.test_owners import NODES, Site, asked, holding_all, job
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -81,8 +90,8 @@ def test_the_less_served_come_to_have_their_share():
     held = {"x": 0.0, "y": 0.0}
     for _ in range(7 * 24 * 4):
         m.let(900.0, 900.0)
-        for job in held:
-            held[job] += m.nodes(job)
+        for name in held:
+            held[name] += m.nodes(name)
     assert held["y"] / (held["x"] + held["y"]) == pytest.approx(0.75, rel=0.03)
     assert abs(m.behind("a")) < DAY
 
@@ -199,8 +208,8 @@ def test_places_in_the_queue_go_by_weight_in_nodes():
     held = {"small": 0, "large": 0}
     for _ in range(4 * 24):
         m.let(HOUR, HOUR)
-        for name, job in m.controller.state.unfinished.items():
-            held[name.rstrip("0123456789")] += len(job.nodes)
+        for name, record in m.controller.state.unfinished.items():
+            held[name.rstrip("0123456789")] += len(record.nodes)
     assert held["small"] == pytest.approx(held["large"], rel=0.1)
 
 
@@ -240,3 +249,25 @@ def test_counters_outlive_a_restart():
     again.do(Tick())
     for party, service in again.controller.shares.kept().items():
         assert service == pytest.approx(tuple(0.5 * value for value in kept[party]))
+
+
+def reclaimed_for_bob(behind_s):
+    """How many of Alice's six nodes go to Bob, who comes and is behind by so much."""
+    site = holding_all(shares=ShareSettings(), reclaim_s=20.0)
+    due = 100 * HOUR
+    site.controller.shares.restore({"bob": PartyService(due - behind_s, due, due)}, site.now)
+    bobs = replace(job("b", 1, 6, owner="bob"), party="bob")
+    return [len(c.nodes) for c in site.do(bobs) + site.gaps() if isinstance(c, ReclaimNodes)]
+
+
+def test_leases_of_several_users_follow_their_shares():
+    assert reclaimed_for_bob(0.0) == [3]
+    [more] = reclaimed_for_bob(2 * HOUR)
+    assert more in (4, 5)
+    assert reclaimed_for_bob(-16 * HOUR) in ([], [1])
+
+
+def test_no_more_leases_are_asked_for_than_a_quota_has_nodes():
+    site = Site()
+    site.do(replace(job("a", 1, 6, owner="alice"), quotas=(Quota("user alice", 2),)))
+    assert [len(nodes) for nodes in asked(site.gaps(*NODES)).values()] == [2]

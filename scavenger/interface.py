@@ -53,7 +53,8 @@ class Lease:
     the main scheduler's job id. ``node`` is empty while the main scheduler has not placed it.
     ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked for the node
     back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or
-    has ended.
+    has ended. ``started`` and ``ended`` (seconds since the epoch): when, by the main scheduler's
+    own account, None where that does not tell.
     """
 
     id: str
@@ -62,6 +63,8 @@ class Lease:
     node: str = ""
     reason: str = ""
     leaving_by: float | None = None
+    started: float | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True)

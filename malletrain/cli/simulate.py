@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -300,7 +301,8 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     begin = o["jobs_from"] * 3600.0
     end = begin + (o["hours"] or float("inf")) * 3600.0
     there = [job for job in log.jobs if begin <= job.submit_s < end] if log else []
-    arrivals = [(job.submit_s - begin, job.nodes, job.run_s) for job in there if job.run_s]
+    there = [job for job in there if job.run_s]
+    arrivals = [(job.submit_s - begin, job.nodes, job.run_s or 0.0) for job in there]
     if log and not arrivals:
         raise workloads.WorkloadError(f"{o['jobs']}: No job is submitted in the hours asked for.")
     count = len(arrivals) if log else int(o["jobs"])
@@ -332,5 +334,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 f"{larger} of {count} jobs of the log are larger than their curves reach: they "
                 "grow to their end and run longer."
             )
-        jobs = workloads.arriving(jobs, arrivals)
+        users = [job.user for job in there]
+        arrived = zip(workloads.arriving(jobs, arrivals), users, strict=False)
+        jobs = [replace(job, user=user) for job, user in arrived]
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

@@ -30,6 +30,7 @@ from malletrain.config.sections import (
     JobsSection,
     ProfilingSection,
 )
+from malletrain.config.shares import QuotasSection, SharesSection
 from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.validation import problems_of
 
@@ -65,6 +66,8 @@ class Config(Section):
     profiling: ProfilingSection = _section(ProfilingSection)
     accounting: AccountingSection = _section(AccountingSection)
     notify: NotifySection = _section(NotifySection)
+    shares: SharesSection = _section(SharesSection)
+    quotas: QuotasSection = _section(QuotasSection)
 
     @field_validator("scheduler")
     @classmethod
@@ -82,6 +85,18 @@ class Config(Section):
                 "jobs, so that nobody's code runs as "
                 "somebody else; {hint}",
                 {"hint": hint},
+            )
+        return value
+
+    @field_validator("shares")
+    @classmethod
+    def _slurms_associations(cls, value: SharesSection, info: ValidationInfo) -> SharesSection:
+        scheduler = info.data.get("scheduler")
+        if value.weights_from == "slurm" and scheduler is not None and scheduler.kind != "slurm":
+            raise PydanticCustomError(
+                "weights_from",
+                'weights_from is "slurm", and the main scheduler is not Slurm; write the weights '
+                'here, and weights_from = "here"',
             )
         return value
 

@@ -17,6 +17,8 @@ from malletrain.core.planning import Candidate, guarantees
 from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
+from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState, JobRecord
 
 
@@ -32,6 +34,8 @@ class Bidders:
         queue: AdmissionQueue,
         profiles: ProfileRunner,
         goals: GoalKeeper,
+        shares: Shares,
+        quotas: Quotas,
         min_interval_s: float,
     ) -> None:
         self._state = state
@@ -39,6 +43,8 @@ class Bidders:
         self._queue = queue
         self._profiles = profiles
         self._goals = goals
+        self._shares = shares
+        self._quotas = quotas
         self._min_interval_s = min_interval_s
 
     def now(self, now: float) -> list[Candidate]:
@@ -112,7 +118,7 @@ class Bidders:
         bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
-        return self._goals.bids(bidders, now)
+        return self._quotas.within(self._shares.weigh(self._goals.bids(bidders, now)))
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is

@@ -62,7 +62,9 @@ from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
 from malletrain.core.settings import ControllerSettings
+from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState, JobRecord, NodeRecord
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
@@ -84,10 +86,25 @@ class Controller:
         self.last_plan: Plan | None = None
         self._planner = planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
-        self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
         self.goals = GoalKeeper(self.state, self._gaps, s)
+        self.shares = Shares(self.state, s.shares)
+        self._queue = AdmissionQueue(
+            self.state,
+            self._gaps,
+            s.planning.max_running,
+            s.starvation_s,
+            self.shares if s.shares is not None else None,
+        )
+        self.quotas = Quotas(self.state)
         self._bidders = Bidders(
-            self.state, self._gaps, self._queue, self.profiles, self.goals, s.min_interval_s
+            self.state,
+            self._gaps,
+            self._queue,
+            self.profiles,
+            self.goals,
+            self.shares,
+            self.quotas,
+            s.min_interval_s,
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
         self._held_until = 0.0
@@ -158,7 +175,8 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += self._queue.wakeups() + self.goals.wakeups()
+        times += [*self._queue.wakeups(), *self.goals.wakeups()]
+        times.append(max(self.shares.plan_at(), self._held_until))
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -176,9 +194,12 @@ class Controller:
         """Take events of one instant; as :meth:`handle`, with one look at what follows from
         them.
         """
+        self.shares.count(self._queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         commands += self.goals.notice(now)
         self._queue.notice(now)
+        if now >= self.shares.plan_at():
+            self.state.plan_soon(now)
         if now < self._held_until:
             return commands
         if self.state.plan_at is not None and now >= self.state.plan_at:
@@ -318,7 +339,8 @@ class Controller:
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
-        jobs = self._queue.admitted(+self.state.usable_by_pool, shared=False)
+        admitted = self._queue.admitted(+self.state.usable_by_pool, shared=False)
+        jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
         return self.profiles.review(jobs, bool(self._gaps.coming(self.nodes)), now)
 
     def _plan(self, now: float) -> list[Command]:
@@ -329,6 +351,7 @@ class Controller:
         granted = {c.job for c in candidates if c.must_run}
         self.last_plan = plan = self._planner(candidates, state.usable, self.settings.planning)
         state.plan_made()
+        self.shares.planned(now)
         changes: dict[str, tuple[str, ...]] = {}
         growing: set[str] = set()
         concerned = {*state.at_work, *(name for name, new in plan.nodes.items() if new)}

@@ -49,3 +49,7 @@ EVERY_SIZE_UP_TO = 8
 OBSERVE_EVERY_S = 30.0
 LEASE_PATIENCE_S = 5.0
 SILENCE_S = 60.0
+
+SHARES_HALF_LIFE_S = 7 * 86400.0
+"""What Slurm's fair share forgets in by default."""
+SHARES_DOUBLE_AFTER_S = 4 * 3600.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
@@ -41,6 +41,13 @@ class JobState(str, Enum):
     @property
     def ended(self) -> bool:
         return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Quota(NamedTuple):
+    """The most nodes at once for all jobs that are under it. ``name``: for people."""
+
+    name: str
+    nodes: int
 
 
 # --- events ---
@@ -134,8 +141,10 @@ class JobSubmitted:
     scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
-    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``goals``: what
-    its owner wants beyond speed; ``so_far``: how far it had come before a restart.
+    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
+    share it is served from. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
+    limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
+    come before a restart.
     """
 
     job: str
@@ -155,6 +164,9 @@ class JobSubmitted:
     owner: str = ""
     goals: OwnerGoals = NO_GOALS
     so_far: GoalsSoFar = NOTHING_SO_FAR
+    party: str = ""
+    whole: bool = False
+    quotas: tuple[Quota, ...] = ()
 
 
 @dataclass(frozen=True)

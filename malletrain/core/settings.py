@@ -4,6 +4,7 @@ are in :mod:`malletrain.core.defaults`. Times in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from allocator import RescaleCost
@@ -97,6 +98,26 @@ class ProfilingSettings:
 
 
 @dataclass(frozen=True)
+class ShareSettings:
+    """How shares are counted (:mod:`malletrain.core.shares`)."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Party → weight, above 0."""
+    others: float = 1.0
+    """The weight of a party that is not named."""
+    half_life_s: float = defaults.SHARES_HALF_LIFE_S
+    """What was counted so long ago counts half."""
+    double_after_s: float = defaults.SHARES_DOUBLE_AFTER_S
+    """Bids count double when their party is behind by so many seconds of its due service."""
+    classes: Mapping[str, float] = field(default_factory=dict)
+    """Class of nodes → what a second of one of its nodes counts; 1 for those not named."""
+
+    def weight(self, party: str) -> float:
+        """The weight of a party."""
+        return self.weights.get(party, self.others)
+
+
+@dataclass(frozen=True)
 class ControllerSettings:
     """How patient the controller is."""
 
@@ -147,6 +168,8 @@ class ControllerSettings:
     """Leases of one owner at once at most; 0: any number."""
     profiling: ProfilingSettings | None = None
     """How jobs are profiled; None: they are not."""
+    shares: ShareSettings | None = None
+    """How much of the nodes is due to whom; None: nobody counts."""
 
     @property
     def due_s(self) -> float:

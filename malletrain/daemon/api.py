@@ -161,6 +161,9 @@ class Api:
             raise RequestRefused(problem)
         if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
             raise RequestRefused(problem, "usage")
+        unfinished = [run.spec.owner for run in core.runs.values()]
+        if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
+            raise RequestRefused(refusal)
         spec = with_site_software(spec, core.config.containers)
         if spec.key and (known := submitted_before(core, spec)) is not None:
             return {"job": self.views.view(user, known)}
@@ -174,6 +177,7 @@ class Api:
                     msgspec.json.encode(spec).decode(),
                     JobState.QUEUED.value,
                     submitted=now,
+                    account=core.parties.account(user),
                 )
             )
             core.audit.record(
@@ -374,4 +378,5 @@ class Api:
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.poll_error,
             tuple(core.rounds.measured.values()),
+            self.views.shares(user),
         )

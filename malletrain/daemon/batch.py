@@ -23,6 +23,7 @@ from scavenger.pbs import source as pbs_source
 from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.slurm import job as slurm_job
 from scavenger.slurm import source as slurm_source
+from scavenger.slurm.associations import Associations, read_associations
 from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
@@ -125,6 +126,12 @@ def slurm_addresses(config: Config) -> list[str]:
     """Where Slurm reaches its nodes (NodeAddr). Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
     return commands.ask(["sinfo", "-h", "-a", "-N", "-o", "%o"]).split()
+
+
+def slurm_associations(config: Config) -> Associations:
+    """Slurm's accounts and shares. Raises SchedulerError."""
+    commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
+    return read_associations(commands)
 
 
 def pbs_addresses(config: Config) -> list[str]:

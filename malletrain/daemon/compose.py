@@ -7,10 +7,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
 from malletrain.daemon.api import Api
+from malletrain.daemon.association_watch import AssociationWatch
+from malletrain.daemon.batch import slurm_associations
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import Departures
@@ -44,6 +47,7 @@ class Service:
     switchboard: Switchboard
     promises: Promises
     notices: Notices
+    associations: AssociationWatch
 
 
 def compose(
@@ -76,9 +80,17 @@ def compose(
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
     api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
-    switchboard = Switchboard(core, inbox, api, Login(keys, munge))
+    read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
-        core, inbox, leases, desk, api, switchboard, promises, Notices(core, config.notify)
+        core,
+        inbox,
+        leases,
+        desk,
+        api,
+        Switchboard(core, inbox, api, Login(keys, munge)),
+        promises,
+        Notices(core, config.notify),
+        AssociationWatch(core, parts, read),
     )
 
 

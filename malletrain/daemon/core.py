@@ -76,6 +76,7 @@ class Core:
         self.config, self.store = parts.config, parts.store
         self.clock, self.metrics = parts.clock, parts.metrics
         self.accounts, self.controller = parts.accounts, parts.controller
+        self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
         self.goals = parts.goals
@@ -112,6 +113,7 @@ class Core:
                 while self._events:
                     for command in self.controller.handle(self._events.popleft(), now):
                         self._commands.carry_out(command, now)
+                self._shares.keep(now)
         finally:
             self._outbox.open = False
         for peer in self._outbox.flush():
@@ -244,11 +246,14 @@ class Core:
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         model = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
         goals, so_far = self.goals.begin(row, spec)
+        quotas = self.parties.quotas(spec.owner)
+        most = max(spec.min_nodes, min([spec.max_nodes, *(quota.nodes for quota in quotas)]))
+        sizes = spec.profile_sizes
         self.feed(
             JobSubmitted(
                 row.id,
                 spec.min_nodes,
-                spec.max_nodes,
+                most,
                 weight=spec.weight,
                 goal=Goal(spec.goal),
                 curve=curve,
@@ -256,12 +261,14 @@ class Core:
                 tries=row.tries,
                 last_broke=row.last_broke,
                 profile=spec.profile,
-                profile_sizes=spec.profile_sizes,
+                profile_sizes=tuple(k for k in sizes if k <= most) or None if sizes else None,
                 scaling=model,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
                 goals=goals,
                 so_far=so_far,
+                party=self.parties.party(spec.owner),
+                quotas=quotas,
             )
         )
         if spec.mode == "service" and curve is not None:
@@ -321,11 +328,16 @@ class Core:
             with self.step():
                 self.rounds.rescale_over(run)
 
-    # --- a restart ---
+    # --- the end, and a restart ---
+
+    def keep_shares(self, now: float) -> None:
+        """Write down what shares were served."""
+        self._shares.keep(now, at_once=True)
 
     def restore(self) -> None:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
+            self._shares.restore()
             for row in self.store.list_jobs():
                 spec = decode_spec(row.spec)
                 waits = row.started is None and not_completed(self.store, spec.after)

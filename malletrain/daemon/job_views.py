@@ -12,6 +12,7 @@ import msgspec
 from jpa.points import CI95
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
@@ -25,6 +26,7 @@ from malletrain.protocol.views import (
     ProfileView,
     RateView,
     RescaleView,
+    ShareView,
 )
 from malletrain.store.schema import STARTED, GoalRow, JobRow, ProfileRow
 
@@ -86,15 +88,32 @@ class JobViews:
         if self._core.controller.backing_off(owner, self._core.clock.now()):
             why = self._refusals.get(owner) or "'malletrain events' says why"
             return f"leases as {owner} come to nothing ({why}); tried again later"
+        if (quota := self._core.controller.quotas.full(job)) is not None:
+            return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
+        behind = self._behind(job.submitted.party)
         nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
             return (
                 f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
-                f"{why if refused else ''}"
+                f"{why if refused else behind}"
             )
-        return "others are served first"
+        return f"others are served first{behind}"
+
+    def _behind(self, party: str) -> str:
+        """Why others come before a party that got more than was due to it; empty where it did
+        not.
+        """
+        shares = self._core.controller.shares
+        mine = shares.standing(party)
+        if (
+            mine is None
+            or mine.factor >= 1
+            or not any(other.factor > mine.factor for other in shares.standings())
+        ):
+            return ""
+        return f"; {mine.sentence()}".rstrip(".; ")
 
     def detail(self, user: str, row: JobRow) -> JobDetail:
         """Everything that ``user`` may see of a job."""
@@ -127,6 +146,22 @@ class JobViews:
             self._profile(row, spec),
             self._network(row),
             self._memory(row),
+            self.share(self._core.parties.party(row.owner)) if mine else None,
+        )
+
+    def share(self, party: str) -> ShareView | None:
+        """How a party stands; None where shares are not counted."""
+        standing = self._core.controller.shares.standing(party)
+        return None if standing is None else _share(standing)
+
+    def shares(self, user: str) -> tuple[ShareView, ...]:
+        """That of the user's party; all, for an operator."""
+        core = self._core
+        mine = core.parties.party(user)
+        return tuple(
+            _share(standing)
+            for standing in core.controller.shares.standings()
+            if standing.party == mine or core.accounts.operates(user)
         )
 
     def _network(self, row: JobRow) -> str:
@@ -173,6 +208,18 @@ class JobViews:
             points,
             interruptions,
         )
+
+
+def _share(standing: PartyStanding) -> ShareView:
+    service = standing.service
+    return ShareView(
+        standing.party,
+        standing.weight,
+        service.due / 3600.0,
+        service.served / 3600.0,
+        standing.factor,
+        standing.sentence(),
+    )
 
 
 def _profile_state(

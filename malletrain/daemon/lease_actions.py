@@ -15,7 +15,7 @@ from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.parts import Parts
-from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 from malletrain.store.schema import LeaseRow
@@ -80,6 +80,7 @@ class LeaseDesk:
                 node_class=gap.node_class if gap else "default",
                 owner=owner,
                 requested=parts.clock.now(),
+                account=parts.parties.account(owner or user_name()),
             )
             parts.lease_rows.add(row)
             argv, env = self._command(lease, pair)

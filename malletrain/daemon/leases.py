@@ -183,11 +183,13 @@ class Leases:
                 if lease_id in self._desk.being_taken and lease is None:
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
+                    self._took(row, lease)
                     self._end(
                         lease_id,
                         (lease.reason if lease else "")
                         or row.end_reason
                         or "the main scheduler ended it",
+                        at=lease.ended if lease else None,
                     )
                 elif (
                     lease.state is LeaseState.RUNNING
@@ -200,6 +202,8 @@ class Leases:
                         started=now,
                         node=lease.node or row.node,
                     )
+                elif lease.state is LeaseState.RUNNING:
+                    self._took(row, lease)
             self._cancel_unheard(now)
             sick = self._parts.sick.now(now)
             self._parts.metrics.sick(len(sick))
@@ -211,6 +215,14 @@ class Leases:
                     {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
                 )
             )
+
+    def _took(self, row: LeaseRow, lease: Lease | None) -> None:
+        """The main scheduler's own account of when the lease began is what its users are charged
+        by.
+        """
+        began = lease.started if lease else None
+        if row.started is not None and began is not None and began < row.started:
+            self._parts.lease_rows.update(row.id, started=max(began, row.requested - 1.0))
 
     def _cancel_unheard(self, now: float) -> None:
         """End the leases that have run for too long without a word of their agents."""
@@ -230,11 +242,16 @@ class Leases:
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
 
-    def _end(self, lease_id: str, reason: str, *, asked: bool = True) -> None:
+    def _end(
+        self, lease_id: str, reason: str, *, asked: bool = True, at: float | None = None
+    ) -> None:
         """The lease is over. ``asked``: whether the main scheduler has been asked for it; else the
-        core asks for another one.
+        core asks for another one. ``at``: when, by the main scheduler's own account.
         """
-        row = self._parts.lease_rows.end(lease_id, reason, self._parts.clock.now())
+        now = self._parts.clock.now()
+        began = before.started or 0.0 if (before := self.active.get(lease_id)) else 0.0
+        ended = now if at is None else min(now, max(at, began))
+        row = self._parts.lease_rows.end(lease_id, reason, ended)
         if row is None:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason

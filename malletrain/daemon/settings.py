@@ -11,6 +11,7 @@ from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
     ProfilingSettings,
+    ShareSettings,
     advisor_config,
 )
 from malletrain.rounds.settings import RoundSettings
@@ -68,6 +69,21 @@ def controller_settings(config: Config) -> ControllerSettings:
         min_lease_s=table.min_lease if isinstance(table, BatchScheduler) else 0.0,
         max_leases_per_owner=table.max_leases_per_user if isinstance(table, BatchScheduler) else 0,
         profiling=profiling if p.enabled else None,
+        shares=share_settings(config),
+    )
+
+
+def share_settings(config: Config) -> ShareSettings | None:
+    """What the site's configuration says of shares; None where they are not counted."""
+    shares = config.shares
+    if shares.by == "none":
+        return None
+    return ShareSettings(
+        shares.weight_of,
+        shares.others,
+        half_life_s=shares.half_life,
+        double_after_s=shares.double_after,
+        classes=shares.class_weights,
     )
 
 

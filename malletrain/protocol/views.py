@@ -142,6 +142,23 @@ class MembersView(View, frozen=True):
     key: str = ""
 
 
+class ShareView(View, frozen=True):
+    """How a party (a user, group or account) stands with its share, while what is long ago counts
+    less and less (``half_life``).
+    """
+
+    party: str
+    weight: float
+    due_nh: float
+    """Weighted node-hours that were due to it."""
+    served_nh: float
+    """Weighted node-hours that its jobs had."""
+    factor: float
+    """What its bids count."""
+    sentence: str = ""
+    """For people, where it got more or less than what was due."""
+
+
 class JobDetail(View, frozen=True):
     """``malletrain show JOB``."""
 
@@ -156,6 +173,8 @@ class JobDetail(View, frozen=True):
     """By which network its rounds go and how fast that is, where the site names one."""
     memory: str = ""
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
+    share: ShareView | None = None
+    """How its owner's share stands, where shares are counted."""
 
 
 class SeriesView(View, frozen=True):
@@ -240,6 +259,8 @@ class StatusView(View, frozen=True):
     poll_error: str
     networks: tuple[NetworkView, ...] = ()
     """Measured since the daemon's start."""
+    shares: tuple[ShareView, ...] = ()
+    """That of who asks; operators see all."""
 
 
 class UsageView(View, frozen=True):
@@ -259,6 +280,8 @@ class UsageView(View, frozen=True):
     unused_nh: float
     samples: float = 0.0
     kwh: float | None = None
+    account: str = ""
+    """Empty: none was known."""
 
 
 class LogView(View, frozen=True):

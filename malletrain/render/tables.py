@@ -22,6 +22,7 @@ from malletrain.protocol.views import (
     JobView,
     NodeView,
     RescaleView,
+    ShareView,
     StatusView,
 )
 from malletrain.render import goals
@@ -114,9 +115,23 @@ def headline(status: StatusView) -> Text:
         f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
         f"{status.preemptions:,} preemptions"
     )
+    for share in status.shares:
+        line.append(f"\n{_share(share)}")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line
+
+
+def _share(share: ShareView) -> str:
+    """What a party got of what was due to it."""
+    if not share.due_nh:
+        return f"{plain(share.party)}: weight {share.weight:g}, nothing was due yet"
+    part = 100.0 * share.served_nh / share.due_nh
+    return (
+        f"{plain(share.party)}: weight {share.weight:g}, {share.served_nh:,.1f} of "
+        f"{share.due_nh:,.1f} node-hours due of late ({part:.0f} %), bids count "
+        f"{share.factor:.2g} times"
+    )
 
 
 def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
@@ -206,6 +221,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("Metrics", metrics(j.metrics))
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
+    if detail.share is not None:
+        fact("Share", _share(detail.share))
     if detail.network:
         fact("Network", detail.network)
     if detail.memory:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malletrain.sim.costs import Cause
+from malletrain.sim.costs import Cause, SimRun
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from malletrain.sim.engine import Simulation
+
+SHOWN_USERS = 8
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Result:
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
         wall_s: wall time of the simulation.
+        node_hours_by_user: that jobs held, by the user of each; empty where no job has one.
     """
 
     policy: str
@@ -79,6 +82,7 @@ class Result:
     p95_decision_ms: float
     max_decision_ms: float
     wall_s: float
+    node_hours_by_user: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -131,7 +135,17 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         p95_decision_ms=float(np.percentile(decisions, 95)),
         max_decision_ms=float(decisions.max()),
         wall_s=wall_s,
+        node_hours_by_user=_by_user(runs),
     )
+
+
+def _by_user(runs: list[SimRun]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in runs:
+        if run.job.user:
+            held = math.fsum(run.node_s.values()) / 3600.0
+            found[run.job.user] = found.get(run.job.user, 0.0) + held
+    return dict(sorted(found.items()))
 
 
 def table(result: Result) -> Table:
@@ -179,6 +193,13 @@ def table(result: Result) -> Table:
                 "queue before",
             )
         )
+    if r.node_hours_by_user:
+        total = math.fsum(r.node_hours_by_user.values()) or 1.0
+        most = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])
+        words = [f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)" for user, hours in most]
+        if len(words) > SHOWN_USERS:
+            words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
+        rows.append(("node-hours", ", ".join(words)))
     if r.profiles:
         rows.append(("profiles", f"{r.profiles}"))
     rows.append(

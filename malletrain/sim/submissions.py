@@ -36,6 +36,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         scaling=reports.starts_with(job) if profiled else None,
         kind=kind_of(job) if job.model else "",
         goals=goals,
+        party=job.user,
     )
 
 

@@ -102,6 +102,7 @@ _FIELDS = (
     "sizes",
     "deadline_s",
     "budget_nh",
+    "user",
 )
 
 
@@ -158,6 +159,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
                 for key in ("deadline_s", "budget_nh")
                 if key in entry
             },
+            user=str(entry.get("user", "")).strip(),
         )
     except WorkloadError as error:
         raise WorkloadError(

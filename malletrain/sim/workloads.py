@@ -42,7 +42,8 @@ class SimJob:
     states, None when the owner states none. ``submit_s``: seconds from the start. ``model``: jobs
     of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell
     their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be done,
-    seconds from the start; ``budget_nh``: charged node-hours that it may cost.
+    seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``: whose
+    share it is served from.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
@@ -65,6 +66,7 @@ class SimJob:
     batch: float = 0.0
     deadline_s: float | None = None
     budget_nh: float | None = None
+    user: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -22,6 +22,7 @@ from malletrain.store.schema import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
 
 Row = TypeVar(
@@ -36,6 +37,7 @@ Row = TypeVar(
     MetricRow,
     GoalRow,
     NodeSpanRow,
+    ServiceRow,
 )
 
 _JSON = frozenset(

@@ -25,9 +25,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
-HEAD = "0003"
+HEAD = "0005"
 """The newest schema version this code knows: the revision of the last file in
 ``migrations/versions``.
 """
@@ -43,6 +44,7 @@ metadata = MetaData(
 
 _Name = String(255)
 _Id = String(64)
+_EMPTY = text("''")
 # SQLite numbers rows by itself in a column of type INTEGER only.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
@@ -75,6 +77,7 @@ jobs = Table(
     Column("notices", Text, nullable=False),
     Column("snapshot", Text, nullable=False),
     Column("failure", Text, nullable=False),
+    Column("account", _Name, nullable=False, server_default=_EMPTY),
 )
 
 leases = Table(
@@ -92,6 +95,17 @@ leases = Table(
     Column("started", Float(53)),
     Column("ended", Float(53)),
     Column("end_reason", Text, nullable=False),
+    Column("account", _Name, nullable=False, server_default=_EMPTY),
+)
+
+service = Table(
+    "service",
+    metadata,
+    Column("party", _Name, primary_key=True),
+    Column("served", Float(53), nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("seconds", Float(53), nullable=False),
+    Column("updated", Float(53), nullable=False),
 )
 
 events = Table(
@@ -237,6 +251,8 @@ class JobRow:
     """Where its state is saved, and up to which sample."""
     failure: str = ""
     """The last lines of the rank that failed."""
+    account: str = ""
+    """In which its owner was when it was submitted."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +274,20 @@ class LeaseRow:
     started: float | None = None
     ended: float | None = None
     end_reason: str = ""
+    account: str = ""
+    """In which its owner was when it was asked for."""
+
+
+@dataclass(frozen=True)
+class ServiceRow:
+    """What a party was served of its share (:class:`malletrain.core.shares.PartyService`)."""
+
+    party: str
+    served: float
+    due: float
+    seconds: float
+    updated: float
+    """When this was written."""
 
 
 @dataclass(frozen=True)

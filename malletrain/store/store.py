@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Select, delete, func, insert, or_, select
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
+from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.schema import (
     CurveRow,
@@ -34,6 +35,7 @@ from malletrain.store.schema import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.session import Session
@@ -47,6 +49,7 @@ __all__ = [
     "ObservationRow",
     "ProfileRow",
     "RescaleRow",
+    "ServiceRow",
     "Store",
     "StoreError",
     "Totals",
@@ -377,6 +380,24 @@ class Store:
         return self._db.all(
             select(table).where(table.c.began >= since).order_by(table.c.began), NodeSpanRow
         )
+
+    # --- shares ---
+
+    def put_service(self, row: ServiceRow) -> None:
+        """Keep what a party was served."""
+        self._db.put(schema.service, encode(row))
+
+    def services(self) -> list[ServiceRow]:
+        """What each party was served, by name."""
+        return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)
+
+    # --- what is kept no longer ---
+
+    def forget(self, before: float) -> int:
+        """Delete some of the leases and jobs that ended before this time, epoch seconds; how many,
+        0 when there are no more.
+        """
+        return forget(self._db, before)
 
     def totals(self) -> Totals:
         """Sums over everything stored."""

@@ -24,7 +24,9 @@ from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
 from malletrain.core.settings import ControllerSettings
+from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
 from tests.malletrain.core.controller_script import (
     controller,
@@ -248,7 +250,9 @@ def planner(*nodes, jobs, settings=None, gaps=()):
     seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
     queue = AdmissionQueue(state, seen, 20, 600.0)
     runner = ProfileRunner(state, settings)
-    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s)
+    bidders = Bidders(
+        state, seen, queue, runner, Shares(state, None), Quotas(state), settings.min_interval_s
+    )
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):

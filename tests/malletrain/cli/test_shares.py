@@ -1,0 +1,32 @@
+"""How a share is shown."""
+
+import msgspec
+import pytest
+
+from malletrain.protocol.views import JobDetail, JobView, ShareView, StatusView
+
+SHARE = ShareView("physics", 3.0, 100.0, 80.0, 1.5, "physics got 80.0 of the 100.0 node-hours …")
+JOB = JobView("j1", "train", "ann", "queued", "", (), 1, 4, 0.0, 0.0, 0, 0, 0.0, None, None)
+STATUS = StatusView("0", 1, "b", 0.0, 9.0, "slurm", 0, 0, 0, {}, 0.0, 0.0, 0, 0, None, "")
+
+
+@pytest.fixture
+def answers(daemon):
+    daemon.answers["status"] = lambda params: msgspec.structs.replace(STATUS, shares=(SHARE,))
+    daemon.answers["jobs"] = lambda params: []
+    daemon.answers["job"] = lambda params: JobDetail(JOB, {"script": "/x.py"}, share=SHARE)
+
+
+@pytest.mark.parametrize("words", [("status",), ("show", "train")])
+def test_status_and_show_say_how_the_share_stands(run, answers, words):
+    shown = " ".join(run(*words).stdout.split())
+    assert (
+        "physics: weight 3, 80.0 of 100.0 node-hours due of late (80 %), bids count 1.5 times"
+        in shown
+    )
+
+
+def test_nothing_is_said_where_nobody_counts(run, daemon):
+    daemon.answers["status"] = lambda params: STATUS
+    daemon.answers["jobs"] = lambda params: []
+    assert "weight" not in run("status").stdout

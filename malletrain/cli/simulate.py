@@ -172,6 +172,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Tell the planner how long gaps are expected to last, learned as they end.",
     ),
     click.option(
+        "--foresight",
+        type=click.Choice(["none", "age", "lifetimes", "known"]),
+        default="none",
+        show_default=True,
+        help="Who foretells how long gaps last yet, so that bids heed it: their age, the daemon's "
+        "model, or the trace itself (the most that could be gained).",
+    ),
+    click.option(
         "--hours",
         type=POSITIVE,
         metavar="H",
@@ -281,6 +289,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         starvation_s=o["starvation"],
         lease_delay_s=o["lease_delay"],
         horizons=o["horizons"],
+        foresight=o["foresight"],
         hours=o["hours"],
         seed=o["seed"],
         time_limit_s=o["site"].planning.time_limit_s,

@@ -30,6 +30,7 @@ from malletrain.core.events import (
     Command,
     CurveLearned,
     Event,
+    Foretold,
     GapsSeen,
     JobCancelled,
     JobCompleted,
@@ -56,6 +57,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
 from malletrain.core.lease_planner import LeasePlanner
+from malletrain.core.losses import Losses
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
@@ -86,6 +88,7 @@ class Controller:
             self.state, self._gaps, self._queue, self.profiles, s.min_interval_s
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
+        self._losses = Losses(self.state, s.planning.look_ahead_s)
         self._held_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -93,6 +96,7 @@ class Controller:
             NodeLost: self._node_lost,
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
+            Foretold: self._foretold,
             LeaseNotTaken: self._lease_not_taken,
             LeaseNotYet: self._lease_not_yet,
             LeaseUnheard: self._lease_unheard,
@@ -226,6 +230,11 @@ class Controller:
         self.state.leases_due = True
         return ()
 
+    def _foretold(self, event: Foretold, now: float) -> Iterable[Command]:
+        self._gaps.foretold(event.nodes)
+        self.state.foretold(event.nodes)
+        return ()
+
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
         self._gaps.refused(event.node, event.owner, now)
         return ()
@@ -329,4 +338,5 @@ class Controller:
             *profile,
             *(c for c in commands if c.job not in growing),
             *(c for c in commands if c.job in growing),
+            *self._losses.review(),
         ]

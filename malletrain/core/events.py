@@ -13,6 +13,7 @@ from typing import Any
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
+from allocator.outlook import Cohort
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.protocol.event_kinds import EventKind
 
@@ -86,6 +87,15 @@ class GapsSeen:
 
     gaps: Mapping[str, tuple[float | None, str]]
     room: int | None = None
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """How long nodes in a gap, leased or not, are expected to last still: node → (horizon in
+    seconds, its cohort). Those that are not named stay as they were.
+    """
+
+    nodes: Mapping[str, tuple[float, Cohort]]
 
 
 @dataclass(frozen=True)
@@ -252,6 +262,7 @@ class Tick:
 
 Event = (
     NodeJoined
+    | Foretold
     | NodeLeaving
     | NodeLost
     | NodeRejected
@@ -350,6 +361,16 @@ class Announce:
 
 
 @dataclass(frozen=True)
+class LossExpected:
+    """On average the job is expected to lose a node after ``in_s`` seconds: it may save the more
+    often. Said when it has changed.
+    """
+
+    job: str
+    in_s: float
+
+
+@dataclass(frozen=True)
 class KeepScalingModel:
     """Store what is now known of the job's scaling."""
 
@@ -367,4 +388,5 @@ Command = (
     | Stop
     | Announce
     | KeepScalingModel
+    | LossExpected
 )

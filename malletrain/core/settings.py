@@ -28,6 +28,13 @@ class PlanningSettings:
     prior_exponent: float = defaults.PRIOR_EXPONENT
     """An unmeasured job is taken to speed up as nodes**exponent."""
 
+    look_ahead_s: float | None = None
+    """Bids look so far ahead where it is foretold how long nodes last; None: they do not heed
+    it.
+    """
+    lost_work_s: float = defaults.LOST_WORK_S
+    """Work that is lost with a node that goes without notice, seconds."""
+
     def caution(self, starvation_s: float) -> str | None:
         """A sentence when a start is taken to cost more than it can bring within the
         forward-looking time; else None.

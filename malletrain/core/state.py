@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from allocator import NodeInfo, RescaleCost, ScalingCurve
+from allocator import Cohort, NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.events import (
     JobState,
     JobSubmitted,
@@ -173,6 +173,14 @@ class ControllerState:
         # The store knows nothing of a start that the agents have heard of: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
+
+    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
+        """How long nodes are expected to last still; those that are not ours may be among them."""
+        for name in nodes.keys() & self.nodes.keys():
+            node, (horizon_s, cohort) = self.nodes[name], nodes[name]
+            node.info = replace(node.info, horizon_s=horizon_s, cohort=cohort)
+            if (info := self.usable.get(name)) is not None:
+                self.usable[name] = replace(info, horizon_s=horizon_s, cohort=cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has

@@ -45,6 +45,7 @@ class TestReal:
             Cause.START: 80.0,
             Cause.RESCALE: 0.0,
             Cause.PREEMPTION: 0.0,
+            Cause.SNAPSHOT: 0.0,
         }
 
     @pytest.mark.parametrize(("to", "pause"), [(6, UP), (2, DOWN)])

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+_SHARES = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0])
+"""Of the window: where the survival is looked at."""
+_STEPS = np.diff(_SHARES)
+_MEAN = 0.5 * (np.append(_STEPS, 0.0) + np.append(0.0, _STEPS))
+"""Weights of the trapezoidal rule over the window."""
+_STAYS = np.ones(len(_SHARES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +36,13 @@ class Cohort:
 
     def expected_s(self, window_s: float) -> float:
         """How long they are there within the window, seconds, expected."""
-        grid = _grid(window_s)
-        left = self.at(grid)
-        return float(0.5 * (left[:-1] + left[1:]) @ np.diff(grid))
+        return window_s * float(_within(self, window_s) @ _MEAN)
 
-    def at(self, grid: Floats) -> Floats:
-        """The survival at other times, seconds; held after the last one known."""
-        return np.asarray(np.interp(grid, self.times_s, self.survival))
+
+@lru_cache(maxsize=8192)
+def _within(cohort: Cohort, window_s: float) -> Floats:
+    """The survival over the window; held after the last time known."""
+    return np.asarray(np.interp(window_s * _SHARES, cohort.times_s, cohort.survival))
 
 
 class Outlook:
@@ -47,21 +55,22 @@ class Outlook:
         work_s: work that is lost with a node that goes, seconds of the job's throughput.
     """
 
+    __slots__ = ("_cohorts", "window_s", "work_s")
+
     def __init__(
         self, cohorts: Sequence[tuple[Cohort | None, int]], window_s: float, work_s: float
     ) -> None:
+        self._cohorts = cohorts
         self.window_s = window_s
         self.work_s = work_s
-        grid = _grid(window_s)
-        rows = np.array([np.ones(len(grid)) if c is None else c.at(grid) for c, _ in cohorts])
-        counts = np.array([count for _, count in cohorts], dtype=np.float64)
-        alone = np.cumprod(rows.reshape(len(cohorts), len(grid)), axis=0)
-        self._ends = np.cumsum(counts)
-        self._kept = 0.5 * (alone[:, :-1] + alone[:, 1:]) @ np.diff(grid)
-        self._hit = 1.0 - alone[:, -1]
-        self._first = 1.0 - rows[:, -1] if len(rows) else np.zeros(0)
-        self._weighed = np.cumsum(self._first)
-        self._lost = np.cumsum(self._first * counts)
+
+    def hit(self) -> float:
+        """The probability that a job with all these nodes is hit within the window."""
+        left = 1.0
+        for cohort, _ in self._cohorts:
+            if cohort is not None:
+                left *= float(_within(cohort, self.window_s)[-1])
+        return 1.0 - left
 
     def of(self, sizes: npt.NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """For each of ``sizes``: the seconds for which a job of that size is left alone, at most
@@ -70,16 +79,21 @@ class Outlook:
         Sizes beyond the last node known are as those of all nodes known.
         """
         wanted = sizes.astype(np.float64)
-        if not len(self._ends):
+        if not self._cohorts:
             return np.full(len(sizes), self.window_s), np.zeros(len(sizes)), wanted
-        k = np.minimum(np.searchsorted(self._ends, wanted), len(self._ends) - 1)
-        before = np.where(k > 0, self._ends[k - 1], 0.0)
-        lost = np.where(k > 0, self._lost[k - 1], 0.0) + self._first[k] * (wanted - before)
-        share = np.divide(
-            lost, self._weighed[k], out=np.zeros(len(sizes)), where=self._weighed[k] > 1e-12
+        window_s = self.window_s
+        rows = np.array([_STAYS if c is None else _within(c, window_s) for c, _ in self._cohorts])
+        counts = np.array([count for _, count in self._cohorts], dtype=np.float64)
+        ends = counts.cumsum()
+        k = np.minimum(ends.searchsorted(wanted), len(ends) - 1)
+        alone = rows.cumprod(axis=0)
+        goes = 1.0 - rows[:, -1]
+        # Of the cohorts that may go, each is the one that goes by its share of the odds.
+        odds = goes.cumsum()
+        lost = (goes * counts).cumsum()[k] - goes[k] * (ends[k] - wanted)
+        left = wanted - lost / np.maximum(odds[k], 1e-12)
+        return (
+            window_s * (alone @ _MEAN)[k],
+            (1.0 - alone[:, -1])[k],
+            np.where(odds[k] > 1e-12, np.maximum(left, 0.0), wanted),
         )
-        return self._kept[k], self._hit[k], np.maximum(wanted - share, 0.0)
-
-
-def _grid(window_s: float) -> Floats:
-    return np.asarray(window_s * np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0]))

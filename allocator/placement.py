@@ -46,6 +46,10 @@ class NodeInfo:
     placement does not.
     """
 
+    def foretold(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
+        """The same node with what is foretold of it now."""
+        return NodeInfo(self.node_class, horizon_s, self.group, cohort)
+
 
 class PlacementError(ValueError):
     """Sizes that the nodes present cannot give."""

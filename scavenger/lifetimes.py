@@ -26,7 +26,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,19 @@ better one may be another tomorrow.
 _MOST = 8.0
 """Largest log odds that are believed."""
 _FORMAT = 1
+
+
+class Together(NamedTuple):
+    """What is foretold of gaps that began together."""
+
+    times_s: tuple[float, ...]
+    """Seconds from now, the first 0."""
+    survival: tuple[float, ...]
+    """The probability, over them on average, that one is open still then."""
+
+
+Foretelling = dict[str, tuple[float, Together]]
+"""Node → (expected remaining seconds of its gap, what is foretold of all that began with it)"""
 
 
 class LifetimeModel:
@@ -174,6 +187,22 @@ class Lifetimes:
             return np.ones((0, BINS + 1))
         return self.model.survival(self.moment.numbers(nodes, now), self.table(nodes, now))
 
+    def foretell(self, now: float) -> Foretelling:
+        """How long every gap of the latest update lasts yet."""
+        since = self.moment.idle_since
+        nodes = list(since)
+        if not nodes:
+            return {}
+        survival = self.survival(nodes, now)
+        lasts = expected(survival).tolist()
+        begins, which = np.unique([since[node] for node in nodes], return_inverse=True)
+        mean = np.zeros((len(begins), BINS + 1))
+        np.add.at(mean, which, survival)
+        mean /= np.bincount(which)[:, None]
+        made = [Together(EDGES_S, tuple(row)) for row in mean.tolist()]
+        each = zip(nodes, lasts, which.tolist(), strict=True)
+        return {node: (left, made[k]) for node, left, k in each}
+
     def table(self, nodes: Sequence[str], now: float) -> Floats:
         """(nodes, bins) Log odds that a gap of its age that reaches a bin ends in it."""
         since = np.array([self.moment.idle_since[node] for node in nodes])
@@ -226,23 +255,24 @@ class Lifetimes:
         self._put_at = -math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for storing as JSON: what was learned, not what is put aside."""
+        """Plain values for storing as JSON: what was learned. What is put aside is not kept, and
+        the life table is its own.
+        """
         return {
             "format": _FORMAT,
             "names": list(NAMES),
             "edges_s": list(EDGES_S),
-            "weights": self.model.weights.tolist(),
-            "curvature": self.model.curvature.tolist(),
+            "weights": _short(self.model.weights),
+            "curvature": _short(self.model.curvature),
             "trust": self.model.trust.tolist(),
             "steps": self.model.steps,
             "moment": self.moment.to_dict(),
-            "lengths": self.lengths.to_dict(),
         }
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Lifetimes:
-        """What :meth:`to_dict` gave. Raises ValueError when it is something else, or of another
-        version.
+    def from_dict(cls, value: Mapping[str, Any], lengths: SurvivalEstimator) -> Lifetimes:
+        """What :meth:`to_dict` gave, with the life table. Raises ValueError when it is something
+        else, or of another version.
         """
         try:
             if (value["format"], tuple(value["names"]), tuple(value["edges_s"])) != (
@@ -256,12 +286,16 @@ class Lifetimes:
             model.curvature = _shaped(value["curvature"], model.curvature.shape)
             model.trust = np.clip(_shaped(value["trust"], model.trust.shape), 1e-3, 1.0 - 1e-3)
             model.steps = int(value["steps"])
-            lengths = SurvivalEstimator.from_dict(value["lengths"])
             return cls(lengths, model, Moment.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"The stored lifetimes of gaps cannot be used ({error}); delete them to begin anew."
             ) from None
+
+
+def _short(values: Floats) -> Any:
+    """With seven digits, which is all that they are worth, to spare the file."""
+    return np.vectorize(lambda x: float(f"{x:.7g}"), otypes=[float])(values).tolist()
 
 
 def _shaped(values: Any, shape: tuple[int, ...]) -> Floats:

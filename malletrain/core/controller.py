@@ -285,14 +285,14 @@ class Controller:
         if job.planned != self.plans:  # a plan was made that had to leave it as it was
             wait = max(self.settings.debounce_s, self.settings.min_interval_s)
             self.state.plan_soon(now + wait)
-        return self.profiles.rescaled(job, now)
+        return [*self.profiles.rescaled(job, now), *self._losses.resumed(job)]
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if job.state.ended:
             return []  # late news
         # The advisor first: what it answers is about a job that is still there.
-        news = self.profiles.ended(job, now)
+        news = self.profiles.ended(job, now, done=state is JobState.COMPLETED)
         self.state.end(name, state, now)
         self._bids_changed(now)
         return [*news, Stop(name, state, reason)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allocator import Cohort, NodeInfo
@@ -91,7 +91,7 @@ class Gaps:
             if horizon_s < self.min_horizon_s:
                 self.over(name)
                 continue
-            self._seen[name] = replace(self._seen[name], horizon_s=horizon_s, cohort=cohort)
+            self._seen[name] = self._seen[name].foretold(horizon_s, cohort)
 
     def over(self, node: str) -> None:
         """``node`` is leased, or cannot be: until the next poll it is no gap."""

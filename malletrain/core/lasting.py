@@ -21,6 +21,21 @@ def counted(infos: Iterable[NodeInfo]) -> Counted:
     return list(Counter(info.cohort for info in infos).items())
 
 
+def cohorts(
+    told: Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]],
+) -> dict[str, tuple[float, Cohort]]:
+    """Node → (expected seconds, cohort), of node → (expected seconds, (times, survival)). Nodes of
+    which the very same is told are one cohort.
+    """
+    made: dict[int, Cohort] = {}
+    found = {}
+    for node, (left, together) in told.items():
+        if id(together) not in made:
+            made[id(together)] = Cohort(*together)
+        found[node] = (left, made[id(together)])
+    return found
+
+
 class Lasting:
     """What is foretold of the nodes of one plan.
 

@@ -8,9 +8,6 @@ foretold elsewhere (:mod:`scavenger.lifetimes`); how often a job saves is decide
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-
-import numpy as np
 
 from allocator import Outlook
 from malletrain.core.events import LossExpected
@@ -34,30 +31,38 @@ class Losses:
         self._said: dict[str, float] = {}
 
     def review(self) -> list[LossExpected]:
-        """What there is to say of the jobs that have nodes, after a plan."""
+        """What there is to say of the jobs that process samples, after a plan."""
         if self._ahead_s is None:
             return []
-        at_work = [job for job in self._state.at_work.values() if job.nodes]
-        self._said = {
-            job.submitted.job: self._said[job.submitted.job]
-            for job in at_work
-            if job.submitted.job in self._said
-        }
-        return [*self._news(at_work)]
-
-    def _news(self, jobs: Iterable[JobRecord]) -> Iterable[LossExpected]:
+        jobs = [job for job in self._state.at_work.values() if job.nodes]
+        names = {job.submitted.job for job in jobs}
+        self._said = {name: in_s for name, in_s in self._said.items() if name in names}
+        found = []
         for job in jobs:
-            name, in_s = job.submitted.job, self._expected_s(job)
-            before = self._said.get(name, math.inf)
-            if in_s == before or before / CHANGE < in_s < before * CHANGE:
-                continue
-            self._said[name] = in_s
-            yield LossExpected(name, in_s)
+            in_s, before = self._expected_s(job), self._said.get(job.submitted.job, math.inf)
+            changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
+            if changed and not job.rescaling:
+                found.append(self._say(job, in_s))
+        return found
+
+    def resumed(self, job: JobRecord) -> list[LossExpected]:
+        """What there is to say of a job whose newest round processes samples; its first node, which
+        hears it, may be another than before.
+        """
+        if self._ahead_s is None or not job.nodes:
+            return []
+        in_s = self._expected_s(job)
+        news = in_s < math.inf or job.submitted.job in self._said
+        return [self._say(job, in_s)] if news else []
+
+    def _say(self, job: JobRecord, in_s: float) -> LossExpected:
+        self._said[job.submitted.job] = in_s
+        return LossExpected(job.submitted.job, in_s)
 
     def _expected_s(self, job: JobRecord) -> float:
         """The mean time to a loss at the rate of the time that plans look ahead."""
         usable, ahead_s = self._state.usable, self._ahead_s or 0.0
         cohorts = counted(usable[n] for n in job.nodes if n in usable)
-        _, hit, _ = Outlook(cohorts, ahead_s, 0.0).of(np.array([len(job.nodes)]))
-        rate = -math.log(max(1e-9, 1.0 - float(hit[0]))) / ahead_s
+        hit = Outlook(cohorts, ahead_s, 0.0).hit()
+        rate = -math.log(max(1e-9, 1.0 - hit)) / ahead_s
         return 1.0 / rate if rate * CALM_S > 1.0 else math.inf

@@ -89,6 +89,10 @@ class ProfilingSettings:
     advisor: AdvisorConfig = field(default_factory=advisor_config)
     kappa: float = defaults.KAPPA
     """The bids of a profiled job are lowered by this many standard deviations."""
+    when_worth: bool = False
+    """A job is profiled when what that tells is expected to be worth more than it costs; else
+    always.
+    """
     every_size_up_to: int = defaults.EVERY_SIZE_UP_TO
     """A job with so few sizes is measured at each of them."""
     window_s: float = defaults.OBSERVE_EVERY_S

@@ -131,6 +131,7 @@ class ControllerState:
         self.usable: dict[str, NodeInfo] = {}
         """Nodes that are not leaving, with their pool as their class."""
         self.usable_by_pool: Counter[str] = Counter()
+        self._foretold: Mapping[str, tuple[float, Cohort]] = {}
         self.plans = 0
         """How many plans were made."""
         self.plan_at: float | None = None
@@ -153,8 +154,9 @@ class ControllerState:
 
     def node_joined(self, event: NodeJoined, now: float) -> None:
         """A lease is up. The node is idle, unless it runs a job of its owner already."""
+        horizon_s, cohort = self._foretold.get(event.node, (event.horizon_s, None))
         node = NodeRecord(
-            NodeInfo(event.node_class, event.horizon_s, event.group),
+            NodeInfo(event.node_class, horizon_s, event.group, cohort),
             event.owner,
             due_until=now - event.leased_s + self._due_s,
         )
@@ -176,11 +178,12 @@ class ControllerState:
 
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
         """How long nodes are expected to last still; those that are not ours may be among them."""
+        self._foretold = nodes
         for name in nodes.keys() & self.nodes.keys():
             node, (horizon_s, cohort) = self.nodes[name], nodes[name]
-            node.info = replace(node.info, horizon_s=horizon_s, cohort=cohort)
+            node.info = node.info.foretold(horizon_s, cohort)
             if (info := self.usable.get(name)) is not None:
-                self.usable[name] = replace(info, horizon_s=horizon_s, cohort=cohort)
+                self.usable[name] = info.foretold(horizon_s, cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has

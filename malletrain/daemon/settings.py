@@ -50,6 +50,7 @@ def controller_settings(config: Config) -> ControllerSettings:
             max_running=j.max_running,
             time_limit_s=a.time_limit,
             prior_exponent=a.prior_exponent,
+            look_ahead_s=a.t_fwd if config.gaps.lifetimes else None,
         ),
         debounce_s=a.settle,
         min_interval_s=a.min_interval,

@@ -108,8 +108,7 @@ class Simulation:
         self._holder: dict[str, SimRun] = {}
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
-        foresight = "age" if s.horizons and s.foresight == "none" else s.foresight
-        self._foreteller = foreteller(foresight, trace, s.epoch_s)
+        self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
         self._reports = Reports(s.seed)
         self.profiles = 0
         self.ideal = 0.0
@@ -326,25 +325,22 @@ class Simulation:
 
     def _tell(self, events: list[Event]) -> None:
         """Let the controller know, and do what it says, until it says nothing more."""
-        foretold = self._gaps_changed or self._plan_due()
+        plan_at = self.controller.state.plan_at
+        plans = self._gaps_changed or (plan_at is not None and plan_at <= self.now)
         if self._gaps_changed:
             self._gaps_changed = False
             events.append(GapsSeen(dict(self._gaps)))
-        if foretold and self._foreteller is not None:
+        if plans and self._foreteller is not None:
             events.append(Foretold(self._foreteller.tell(self._idle_since, self.now)))
         while True:
-            plans = self.controller.plans
+            before = self.controller.plans
             began = time.perf_counter()
             commands = self.controller.handle_all(events or [Tick()], self.now)
-            if self.controller.plans != plans:
+            if self.controller.plans != before:
                 self.decisions_s.append(time.perf_counter() - began)
             events = [event for command in commands for event in self._carry_out(command)]
             if not events:
                 return
-
-    def _plan_due(self) -> bool:
-        at = self.controller.state.plan_at
-        return at is not None and at <= self.now
 
     def _carry_out(self, command: Command) -> list[Event]:
         if isinstance(command, TakeLeases):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-import numpy as np
-
 from allocator import Cohort
+from malletrain.core.lasting import cohorts
 from scavenger.horizon import SurvivalEstimator
-from scavenger.lifetimes import EDGES_S, Lifetimes, expected
+from scavenger.lifetimes import EDGES_S, Lifetimes
 from scavenger.trace.trace import Trace
 
 Foresight = Literal["none", "age", "lifetimes", "known"]
@@ -76,7 +75,7 @@ class ByModel:
         self._lifetimes.update(begins, now + self._epoch_s)
 
     def tell(self, idle_since: Mapping[str, float], now: float) -> Foretelling:
-        return cohorts(self._lifetimes, now + self._epoch_s)
+        return cohorts(self._lifetimes.foretell(now + self._epoch_s))
 
 
 class Oracle:
@@ -104,21 +103,3 @@ class Oracle:
                 told[end] = (left, Cohort((0.0, left, left + 1e-3), (1.0, 1.0, 0.0)))
             found[node] = told[end]
         return found
-
-
-def cohorts(lifetimes: Lifetimes, now: float) -> Foretelling:
-    """What the model foretells of the gaps of its latest look, ``now`` in epoch seconds."""
-    since = lifetimes.moment.idle_since
-    nodes = list(since)
-    if not nodes:
-        return {}
-    survival = lifetimes.survival(nodes, now)
-    lasts = expected(survival).tolist()
-    begins, which = np.unique([since[node] for node in nodes], return_inverse=True)
-    together = np.zeros((len(begins), len(EDGES_S)))
-    np.add.at(together, which, survival)
-    together /= np.bincount(which)[:, None]
-    made = [Cohort(EDGES_S, tuple(row)) for row in together.tolist()]
-    return {
-        node: (left, made[k]) for node, left, k in zip(nodes, lasts, which.tolist(), strict=True)
-    }

@@ -46,6 +46,11 @@ class SimSettings:
     site: ControllerSettings = field(default_factory=ControllerSettings)
     """Everything else that the controller is told."""
 
+    @property
+    def foretells(self) -> Foresight:
+        """Who foretells; with ``horizons`` alone bids do not heed it."""
+        return "age" if self.horizons and self.foresight == "none" else self.foresight
+
     def controller(self) -> ControllerSettings:
         """What the controller is told."""
         planning = replace(

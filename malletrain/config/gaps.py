@@ -62,9 +62,9 @@ class GapsSection(Section):
     )
     lifetimes: bool = key(
         False,
-        description="Foretell how long each gap lasts yet, from what is known at that moment, and "
-        "heed it in bids, in the choice of nodes, and in how often jobs save. Learns while the "
-        "daemon runs.",
+        description="Foretell how long each gap lasts yet, from what is known at that moment: "
+        "which nodes are leased first, which jobs get them, and how often jobs save follows from "
+        "it. Learns while the daemon runs.",
     )
 
     @field_validator("hours")

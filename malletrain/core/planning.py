@@ -199,7 +199,9 @@ def make_plan(
     rate_one = median(known) if known else 1.0
     held = {n for c in bidders for n in kept[c.job]}
     ahead_s, work_s = settings.look_ahead_s, settings.lost_work_s
-    lasting = Lasting(open_nodes, held, ahead_s, work_s) if ahead_s else None
+    lasting = (
+        Lasting(open_nodes, held, ahead_s, work_s) if ahead_s and settings.heed_lifetimes else None
+    )
     bids = []
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)

@@ -31,7 +31,7 @@ from malletrain.core.state import ControllerState, JobRecord
 from malletrain.protocol.event_kinds import EventKind
 
 SPARED = "spared"
-"""Result of a job that is not profiled because that would not pay; it is learned from in passing."""
+"""Result of a job whose profile would not pay; what it shows in passing is learned."""
 WORTH_A_PLAN = 0.1
 """An ordinary observation that moves the estimate by more than this, relative, is a reason to plan
 anew.

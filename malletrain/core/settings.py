@@ -29,9 +29,9 @@ class PlanningSettings:
     """An unmeasured job is taken to speed up as nodes**exponent."""
 
     look_ahead_s: float | None = None
-    """Bids look so far ahead where it is foretold how long nodes last; None: they do not heed
-    it.
-    """
+    """So far ahead it is looked where it is foretold how long nodes last; None: nothing is."""
+    heed_lifetimes: bool = False
+    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
     lost_work_s: float = defaults.LOST_WORK_S
     """Work that is lost with a node that goes without notice, seconds."""
 

@@ -33,7 +33,9 @@ class SimSettings:
     before.
     """
     foresight: Foresight = "none"
-    """Who foretells how long gaps last yet; bids heed it."""
+    """Who foretells how long gaps last yet."""
+    heed_lifetimes: bool = False
+    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
     epoch_s: float = 0.0
     """When the trace begins, seconds since the epoch, for hours and weekdays."""
     hours: float | None = None
@@ -61,7 +63,10 @@ class SimSettings:
         )
         if self.foresight != "none" and planning.look_ahead_s is None:
             work_s = self.costs.work_at_risk_s
-            planning = replace(planning, look_ahead_s=self.t_fwd_s, lost_work_s=work_s)
+            heed = self.heed_lifetimes or planning.heed_lifetimes
+            planning = replace(
+                planning, look_ahead_s=self.t_fwd_s, lost_work_s=work_s, heed_lifetimes=heed
+            )
         return replace(self.site, planning=planning, starvation_s=self.starvation_s)
 
     def __post_init__(self) -> None:

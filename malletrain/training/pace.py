@@ -50,7 +50,6 @@ class Pace:
     def is_due(self) -> bool:
         """Whether a snapshot is due now. Costs some 200 ns."""
         if self._flags is not None and self._flags.loss_expected_ms() != self._told:
-            self._told = self._flags.loss_expected_ms()
             self._due = min(self._due, self._since + self._interval())
         return time.monotonic() >= self._due
 
@@ -76,6 +75,7 @@ class Pace:
         self._due = time.monotonic() + wait_s
 
     def _interval(self) -> float:
+        self._told = 0 if self._flags is None else self._flags.loss_expected_ms()
         if not self._told or self.cost_s is None:
             return self._every_s
         return snapshot_every(self.cost_s, self._told / 1e3, self._every_s)

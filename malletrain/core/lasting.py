@@ -59,6 +59,7 @@ class Lasting:
         self._work_s = work_s
         self._free: dict[str, Counted] = {}
         self._taken: dict[str, Counted] = {}
+        self._lefts: dict[Cohort | None, float] = {}
 
     def of_job(self, mine: Collection[str], pools: Iterable[str], most: int) -> dict[str, Outlook]:
         """Pool → what a job that holds ``mine`` and may have ``most`` nodes can expect in it."""
@@ -69,12 +70,14 @@ class Lasting:
             own = [self._nodes[n] for n in mine if self._nodes[n].node_class == pool]
             cohorts = self._longest(own)
             room, ours = most - len(own), dict(cohorts)
-            for others, sign in ((self._free, 0), (self._taken, 1)):
+            for others, had in ((self._free, {}), (self._taken, ours)):
                 for cohort, count in others.get(pool, ()):
-                    count -= sign * ours.get(cohort, 0)
-                    if room > 0 and count > 0:
-                        cohorts.append((cohort, min(count, room)))
-                        room -= count
+                    if room <= 0:
+                        break
+                    more = min(room, count - had.get(cohort, 0))
+                    if more > 0:
+                        cohorts.append((cohort, more))
+                        room -= more
             found[pool] = Outlook(cohorts, self._window_s, self._work_s)
         return found
 
@@ -92,4 +95,7 @@ class Lasting:
         return sorted(counted(infos), key=lambda item: -self._left(item[0]))
 
     def _left(self, cohort: Cohort | None) -> float:
-        return 2.0 * self._window_s if cohort is None else cohort.expected_s(self._window_s)
+        if cohort not in self._lefts:
+            window_s = self._window_s
+            self._lefts[cohort] = cohort.expected_s(window_s) if cohort else 2.0 * window_s
+        return self._lefts[cohort]

@@ -277,7 +277,7 @@ class ProfileRunner:
             job.scaling,
             curve=answer.curve,
             profiled=answer.result is not ProfileResult.GONE and not looked,
-            result=result,
+            result="" if looked else result,  # the profile itself is yet to come, or is spared
             reason=answer.reason,
             ended=now,
         )

@@ -28,7 +28,7 @@ class ProfileWorth:
 
     def __init__(self, settings: ProfilingSettings) -> None:
         self._settings = settings
-        self._lengths = SurvivalEstimator(prior_mean_s=USUAL_S, prior_weight=3.0, half_life=50.0)
+        self._lengths = SurvivalEstimator(prior_mean_s=USUAL_S, prior_weight=1.0, half_life=200.0)
         self._began: dict[str, float] = {}
         self._found: dict[str, tuple[object, bool]] = {}
 

@@ -39,7 +39,7 @@ def test_one_that_goes_on_for_hours_is_profiled_then():
 def test_one_that_is_over_soon_is_not_and_gets_all_nodes_all_the_same():
     w = careful(6, wanted(high=6))
     worth = w.controller.profiles.profiler.worth
-    for k in range(60):
+    for k in range(300):
         worth.began(f"b{k}", 0.0)
         worth.ended(f"b{k}", 60.0 + k % 3, done=True)
     w.run(60)

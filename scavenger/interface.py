@@ -94,6 +94,12 @@ class Explanation:
     """(rule, passed, sentence)"""
 
 
+Foretelling = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
+"""Node → (expected remaining seconds of its gap, (seconds from now, probability that it is open
+still then)). Nodes of which the very same object is told are expected to end together.
+"""
+
+
 @dataclass(frozen=True)
 class PollResult:
     """One poll of the main scheduler, taken at ``time`` (seconds since the epoch).
@@ -114,6 +120,10 @@ class PollResult:
     """Of every node; may be made one by one when it is looked at."""
     poll_again_s: float | None = None
     """When another poll will tell something new, seconds from now; None: whenever the daemon likes.
+    """
+    foretold: Foretelling = field(default_factory=dict)
+    """How long the gaps last yet, those of leased nodes among them; empty where nothing is
+    foretold.
     """
     room: int | None = None
     """Leases that may be asked for until the next poll, at the site's pace; None: any number."""

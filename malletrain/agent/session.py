@@ -182,7 +182,7 @@ class NodeAgent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain() | messages.Abort():
+            case Round() | Drain() | messages.Abort() | messages.LossExpected():
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
@@ -207,11 +207,12 @@ class NodeAgent:
             case _:
                 log.warning("ignored an unexpected %s", type(message).__name__)
 
-    def _to_run(self, message: Round | Drain | messages.Abort) -> None:
+    def _to_run(self, message: Any) -> None:
         if self._run is None or self._run.job != message.job:
-            log.warning(
-                "ignored a %s for job %s, which is not here", type(message).__name__, message.job
-            )
+            kind = type(message).__name__
+            log.warning("ignored a %s for job %s, which is not here", kind, message.job)
+        elif isinstance(message, messages.LossExpected):
+            self._run.flags.expect_loss(message.in_s)
         elif isinstance(message, Round):
             self._run.round(message)
         elif isinstance(message, messages.Abort):

@@ -165,6 +165,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _seconds("--rescale-down", defaults.RESCALE_DOWN_S, "Pause of shrinking."),
     _seconds("--start-cost", defaults.START_S, "Pause of starting (real costs)."),
     _seconds("--snapshot-every", 60.0, "Time between snapshots (real costs)."),
+    _seconds("--snapshot-cost", 0.0, "For how long a snapshot stops a job (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
     _seconds("--lease-delay", 0.0, "From asking for a node to having it."),
     click.option(
@@ -172,6 +173,15 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         is_flag=True,
         help="Tell the planner how long gaps are expected to last, learned as they end.",
     ),
+    click.option(
+        "--foresight",
+        type=click.Choice(["none", "age", "lifetimes", "known"]),
+        default="none",
+        show_default=True,
+        help="Who foretells how long gaps last yet, so that jobs save in time: their age, the "
+        "daemon's model, or the trace itself (the most that could be gained).",
+    ),
+    click.option("--heed-lifetimes", is_flag=True, help="Bids heed what is foretold, too."),
     click.option(
         "--hours",
         type=POSITIVE,
@@ -273,6 +283,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         o["snapshot_every"],
         o["notice"],
         o["mode"],
+        snapshot_s=o["snapshot_cost"],
     )
     return SimSettings(
         POLICIES[o["policy"]],
@@ -282,6 +293,8 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         starvation_s=o["starvation"],
         lease_delay_s=o["lease_delay"],
         horizons=o["horizons"],
+        foresight=o["foresight"],
+        heed_lifetimes=o["heed_lifetimes"],
         hours=o["hours"],
         seed=o["seed"],
         time_limit_s=o["site"].planning.time_limit_s,

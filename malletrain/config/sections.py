@@ -248,6 +248,11 @@ class AllocationSection(Section):
         format_duration(defaults.RELEASE_AFTER_S),
         description="A leased node that no job uses for this long is given back.",
     )
+    heed_lifetimes: bool = _key(
+        False,
+        description="With [gaps] lifetimes: bids are made from how long the nodes are expected to "
+        "last. Fewer rescales and preemptions, and somewhat fewer samples.",
+    )
     min_horizon: Duration = _key(
         format_duration(defaults.MIN_HORIZON_S),
         description="Gaps expected to last less than this are not taken.",
@@ -296,6 +301,11 @@ class ProfilingSection(Section):
         True,
         description="Profile jobs that can use different numbers of nodes and say nothing else "
         "about themselves.",
+    )
+    when_worth: bool = _key(
+        False,
+        description="Profile a job only when what that tells is expected to be worth more than it "
+        "costs over the time that jobs here last; a look at its smallest size comes before.",
     )
     every_size_up_to: int = _key(
         defaults.EVERY_SIZE_UP_TO,

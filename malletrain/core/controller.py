@@ -30,6 +30,7 @@ from malletrain.core.events import (
     Command,
     CurveLearned,
     Event,
+    Foretold,
     GapsSeen,
     JobCancelled,
     JobCompleted,
@@ -59,6 +60,7 @@ from malletrain.core.gaps import Gaps, least_horizon_s
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
+from malletrain.core.losses import Losses
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
@@ -107,6 +109,7 @@ class Controller:
             s.min_interval_s,
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
+        self._losses = Losses(self.state, s.planning.look_ahead_s)
         self._held_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -114,6 +117,7 @@ class Controller:
             NodeLost: self._node_lost,
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
+            Foretold: self._foretold,
             LeaseNotTaken: self._lease_not_taken,
             LeaseNotYet: self._lease_not_yet,
             LeaseUnheard: self._lease_unheard,
@@ -257,6 +261,11 @@ class Controller:
         self.state.leases_due = True
         return ()
 
+    def _foretold(self, event: Foretold, now: float) -> Iterable[Command]:
+        self._gaps.foretold(event.nodes)
+        self.state.foretold(event.nodes)
+        return ()
+
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
         self._gaps.refused(event.node, event.owner, now)
         return ()
@@ -315,14 +324,15 @@ class Controller:
         if job.planned != self.plans:  # a plan was made that had to leave it as it was
             wait = max(self.settings.debounce_s, self.settings.min_interval_s)
             self.state.plan_soon(now + wait)
-        return self.profiles.rescaled(job, now)
+        return [*self.profiles.rescaled(job, now), *self._losses.resumed(job)]
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if job.state.ended:
             return []  # late news
         # The advisor first: what it answers is about a job that is still there.
-        news = [*self.profiles.ended(job, now), *self.goals.ended(job, state, now)]
+        news = self.profiles.ended(job, now, done=state is JobState.COMPLETED)
+        news = [*news, *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
         return [*news, Stop(name, state, reason)]
@@ -370,4 +380,5 @@ class Controller:
             *profile,
             *(c for c in commands if c.job not in growing),
             *(c for c in commands if c.job in growing),
+            *self._losses.review(),
         ]

@@ -9,6 +9,8 @@ START_S = 18.0
 """Costs of a change of scale until it was measured: what Summit showed."""
 MAX_RUNNING = 20
 TIME_LIMIT_S = 2.0
+LOST_WORK_S = 30.0
+"""Half of the time between two snapshots, a minute."""
 PRIOR_EXPONENT = 0.9
 
 DEBOUNCE_S = 1.0

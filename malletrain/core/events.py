@@ -21,6 +21,7 @@ from malletrain.core.goals import (
     OwnerGoals,
     WorkReported,
 )
+from allocator.outlook import Cohort
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.protocol.event_kinds import EventKind
 
@@ -101,6 +102,15 @@ class GapsSeen:
 
     gaps: Mapping[str, tuple[float | None, str]]
     room: int | None = None
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """How long nodes in a gap, leased or not, are expected to last still: node → (horizon in
+    seconds, its cohort). Those that are not named stay as they were.
+    """
+
+    nodes: Mapping[str, tuple[float, Cohort]]
 
 
 @dataclass(frozen=True)
@@ -284,6 +294,7 @@ class Tick:
 
 Event = (
     NodeJoined
+    | Foretold
     | NodeLeaving
     | NodeLost
     | NodeRejected
@@ -385,6 +396,16 @@ class Announce:
 
 
 @dataclass(frozen=True)
+class LossExpected:
+    """On average the job is expected to lose a node after ``in_s`` seconds: it may save the more
+    often. Said when it has changed.
+    """
+
+    job: str
+    in_s: float
+
+
+@dataclass(frozen=True)
 class KeepScalingModel:
     """Store what is now known of the job's scaling."""
 
@@ -402,4 +423,5 @@ Command = (
     | Stop
     | Announce
     | KeepScalingModel
+    | LossExpected
 )

@@ -29,6 +29,13 @@ class PlanningSettings:
     prior_exponent: float = defaults.PRIOR_EXPONENT
     """An unmeasured job is taken to speed up as nodes**exponent."""
 
+    look_ahead_s: float | None = None
+    """So far ahead it is looked where it is foretold how long nodes last; None: nothing is."""
+    heed_lifetimes: bool = False
+    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
+    lost_work_s: float = defaults.LOST_WORK_S
+    """Work that is lost with a node that goes without notice, seconds."""
+
     def caution(self, starvation_s: float) -> str | None:
         """A sentence when a start is taken to cost more than it can bring within the
         forward-looking time; else None.
@@ -83,6 +90,10 @@ class ProfilingSettings:
     advisor: AdvisorConfig = field(default_factory=advisor_config)
     kappa: float = defaults.KAPPA
     """The bids of a profiled job are lowered by this many standard deviations."""
+    when_worth: bool = False
+    """A job is profiled when what that tells is expected to be worth more than it costs; else
+    always.
+    """
     every_size_up_to: int = defaults.EVERY_SIZE_UP_TO
     """A job with so few sizes is measured at each of them."""
     window_s: float = defaults.OBSERVE_EVERY_S

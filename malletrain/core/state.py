@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from allocator import NodeInfo, RescaleCost, ScalingCurve
+from allocator import Cohort, NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.events import (
     JobState,
     JobSubmitted,
@@ -136,6 +136,7 @@ class ControllerState:
         self.usable: dict[str, NodeInfo] = {}
         """Nodes that are not leaving, with their pool as their class."""
         self.usable_by_pool: Counter[str] = Counter()
+        self._foretold: Mapping[str, tuple[float, Cohort]] = {}
         self.plans = 0
         """How many plans were made."""
         self.moves = 0
@@ -160,8 +161,9 @@ class ControllerState:
 
     def node_joined(self, event: NodeJoined, now: float) -> None:
         """A lease is up. The node is idle, unless it runs a job of its owner already."""
+        horizon_s, cohort = self._foretold.get(event.node, (event.horizon_s, None))
         node = NodeRecord(
-            NodeInfo(event.node_class, event.horizon_s, event.group),
+            NodeInfo(event.node_class, horizon_s, event.group, cohort),
             event.owner,
             due_until=now - event.leased_s + self._due_s,
         )
@@ -181,6 +183,15 @@ class ControllerState:
         # The store knows nothing of a start that the agents have heard of: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
+
+    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
+        """How long nodes are expected to last still; those that are not ours may be among them."""
+        self._foretold = nodes
+        for name in nodes.keys() & self.nodes.keys():
+            node, (horizon_s, cohort) = self.nodes[name], nodes[name]
+            node.info = node.info.foretold(horizon_s, cohort)
+            if (info := self.usable.get(name)) is not None:
+                self.usable[name] = info.foretold(horizon_s, cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has

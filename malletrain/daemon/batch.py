@@ -113,7 +113,9 @@ def _policy(table: BatchScheduler) -> CommandPolicy:
 
 def _memory(config: Config) -> GapMemory:
     """What is remembered of the site's gaps."""
-    return GapMemory(config.state_dir / "gaps.json", config.gaps.expected_length)
+    gaps = config.gaps
+    path = config.state_dir / "gaps.json"
+    return GapMemory(path, gaps.expected_length, foretells=gaps.lifetimes)
 
 
 def prepare(config: Config, table: BatchScheduler) -> None:

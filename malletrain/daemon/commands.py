@@ -14,6 +14,7 @@ from malletrain.core.events import (
     Command,
     JobState,
     KeepScalingModel,
+    LossExpected,
     ReclaimNodes,
     ReleaseLeases,
     Rescale,
@@ -24,6 +25,7 @@ from malletrain.core.events import (
 )
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
+from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 
 NO_CURVE = (
@@ -76,6 +78,9 @@ class CommandRunner:
             self._announce(runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
             self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
+        elif isinstance(command, LossExpected):
+            for node in runs[command.job].rounds.members[:1]:
+                self._parts.agents.tell(node, messages.LossExpected(command.job, command.in_s))
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:

@@ -13,7 +13,8 @@ from typing import TypeVar
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import GapsSeen, LeaseNotTaken, LeaseNotYet
+from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYet
+from malletrain.core.lasting import cohorts
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
@@ -215,6 +216,8 @@ class Leases:
                     {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
                 )
             )
+            if found.foretold:
+                self._parts.events.append(Foretold(cohorts(found.foretold)))
 
     def _took(self, row: LeaseRow, lease: Lease | None) -> None:
         """The main scheduler's own account of when the lease began is what its users are charged

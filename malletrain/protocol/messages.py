@@ -27,6 +27,7 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.foresight import LossExpected as LossExpected
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
@@ -391,6 +392,7 @@ DaemonMessage = (
     | Round
     | Drain
     | Abort
+    | LossExpected
     | ProbeOpen
     | ProbeTo
     | Release

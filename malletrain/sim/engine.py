@@ -20,11 +20,13 @@ from malletrain.core.events import (
     Announce,
     Command,
     Event,
+    Foretold,
     GapsSeen,
     JobCompleted,
     JobState,
     KeepScalingModel,
     LeaseNotTaken,
+    LossExpected,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -41,12 +43,12 @@ from malletrain.core.events import (
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
 from malletrain.sim.costs import SimRun
+from malletrain.sim.foresight import foreteller
 from malletrain.sim.report import Result, tally
 from malletrain.sim.reports import Reports
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.submissions import submission, work_done
 from malletrain.sim.workloads import SimJob, WorkloadError
-from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
 
 TOLD_EVERY = 500
@@ -107,7 +109,7 @@ class Simulation:
         self._holder: dict[str, SimRun] = {}
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
-        self._estimator = SurvivalEstimator() if s.horizons else None
+        self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
         self._reports = Reports(s.seed)
         self.profiles = 0
         self.ideal = 0.0
@@ -145,6 +147,8 @@ class Simulation:
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
                 batch = next(batches, None)
+                if self._foreteller is not None:
+                    self._foreteller.seen(self._idle_since, self.now)
             while self._heap and self._heap[0][0] <= due:
                 _, kind, _, name, version = heapq.heappop(self._heap)
                 events += self._happens(_Kind(kind), name, version)
@@ -195,9 +199,7 @@ class Simulation:
         hit: dict[str, list[str]] = {}
         for k in busy:
             name = names[k]
-            since = self._idle_since.pop(name)
-            if self._estimator is not None:
-                self._estimator.observe(self.now - since)
+            del self._idle_since[name]
             if name not in self._leased:
                 self._gaps_changed |= self._gaps.pop(name, None) is not None
                 continue
@@ -266,9 +268,9 @@ class Simulation:
         events: list[Event] = []
         for name in names:
             if name in self._idle_since:
-                horizon = self._gaps.pop(name)[0]
+                del self._gaps[name]
                 self._leased.add(name)
-                events.append(NodeJoined(name, horizon_s=horizon))
+                events.append(NodeJoined(name))
             else:
                 events.append(LeaseNotTaken(name))
         return events
@@ -309,28 +311,24 @@ class Simulation:
 
     def _tell(self, events: list[Event]) -> None:
         """Let the controller know, and do what it says, until it says nothing more."""
+        plan_at = self.controller.state.plan_at
+        plans = self._gaps_changed or (plan_at is not None and plan_at <= self.now)
         if self._gaps_changed:
-            events.append(self._gaps_seen())
+            self._gaps_changed = False
+            events.append(GapsSeen(dict(self._gaps)))
+        if plans and self._foreteller is not None:
+            events.append(Foretold(self._foreteller.tell(self._idle_since, self.now)))
         if self._goals:
             events += work_done(self.unfinished.values(), self.now)
         while True:
-            plans = self.controller.plans
+            before = self.controller.plans
             began = time.perf_counter()
             commands = self.controller.handle_all(events or [Tick()], self.now)
-            if self.controller.plans != plans:
+            if self.controller.plans != before:
                 self.decisions_s.append(time.perf_counter() - began)
             events = [event for command in commands for event in self._carry_out(command)]
             if not events:
                 return
-
-    def _gaps_seen(self) -> Event:
-        self._gaps_changed = False
-        if self._estimator is not None:
-            expect, now = self._estimator.expected_remaining, self.now
-            self._gaps = {
-                name: (expect(now - self._idle_since[name]), "default") for name in self._gaps
-            }
-        return GapsSeen(dict(self._gaps))
 
     def _carry_out(self, command: Command) -> list[Event]:
         if isinstance(command, TakeLeases):
@@ -350,6 +348,10 @@ class Simulation:
         run = self.runs[command.job]
         if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
+            return []
+        if isinstance(command, LossExpected):
+            run.expects_loss(command.in_s, self.now)
+            self._foresee(run)
             return []
         if isinstance(command, Announce):
             self.profiles += command.kind == EventKind.PROFILE_FINISHED

@@ -38,6 +38,8 @@ class Result:
         harvested_fraction: node-seconds in which samples were processed, of all idle ones.
         start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of
             all idle ones. The rest was not used.
+        snapshot_fraction, redone_fraction: node-seconds in which snapshots were taken; in which
+            samples were processed that were lost with a node.
         rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by
             cause (at the throughput before).
         starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once
@@ -83,6 +85,9 @@ class Result:
     max_decision_ms: float
     wall_s: float
     node_hours_by_user: dict[str, float] = dataclasses.field(default_factory=dict)
+    snapshot_fraction: float = 0.0
+    snapshot_loss: float = 0.0
+    redone_fraction: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -116,6 +121,9 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         start_fraction=node_s[Cause.START] / idle if idle > 0 else 0.0,
         rescale_fraction=node_s[Cause.RESCALE] / idle if idle > 0 else 0.0,
         preemption_fraction=node_s[Cause.PREEMPTION] / idle if idle > 0 else 0.0,
+        snapshot_fraction=node_s[Cause.SNAPSHOT] / idle if idle > 0 else 0.0,
+        snapshot_loss=lost[Cause.SNAPSHOT],
+        redone_fraction=sum(run.redone_node_s for run in runs) / idle if idle > 0 else 0.0,
         rescale_loss=lost[Cause.RESCALE],
         preemption_loss=lost[Cause.PREEMPTION],
         start_loss=lost[Cause.START],
@@ -157,6 +165,7 @@ def table(result: Result) -> Table:
         ("starting", r.start_fraction, r.start_loss),
         ("rescaling", r.rescale_fraction, r.rescale_loss),
         ("preemption", r.preemption_fraction, r.preemption_loss),
+        *([("snapshots", r.snapshot_fraction, r.snapshot_loss)] if r.snapshot_loss else []),
     ]
     unused = 1.0 - r.harvested_fraction - sum(fraction for _, fraction, _ in lost)
     rows = [

@@ -30,6 +30,7 @@ from malletrain.cli.submit import cancel, submit
 from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
+from malletrain.cli.web import web
 
 
 @click.group(
@@ -74,6 +75,7 @@ for _command in (
     events,
     usage,
     top,
+    web,
     daemon,
     check,
     cluster,

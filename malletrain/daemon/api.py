@@ -1,7 +1,7 @@
 """What clients may ask: one function an operation, data in, data out.
 
 Decides what is done and what others may see of it. What a request must be like is decided in
-:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.daemon.redaction`.
+:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
 A request that fails outside of a step of the core costs its sender an error and nothing else; a
@@ -27,12 +27,13 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.redaction import event_for_others, fitting, slim
+from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
+from malletrain.protocol.discretion import event_for_others
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     EventView,

@@ -23,6 +23,7 @@ from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.scale import scale
 from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
@@ -69,6 +70,7 @@ for _command in (
     logs,
     wait,
     cancel,
+    scale,
     export,
     members,
     nodes,

@@ -38,6 +38,7 @@ from malletrain.core.events import (
     LeaseNotTaken,
     LeaseNotYet,
     LeaseUnheard,
+    LimitsChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -106,6 +107,7 @@ class Controller:
             JobCancelled: lambda event, now: self._end(
                 event.job, JobState.CANCELLED, "cancelled by its owner", now
             ),
+            LimitsChanged: self._limits_changed,
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
@@ -261,6 +263,14 @@ class Controller:
     def _round_interrupted(self, event: RoundInterrupted, now: float) -> Iterable[Command]:
         self.state.break_round(self.jobs[event.job], now)
         return ()
+
+    def _limits_changed(self, event: LimitsChanged, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        if job.state.ended or self.profiles.holds(job):
+            return ()
+        self.state.limit(job, event.min_nodes, event.max_nodes)
+        self._bids_changed(now)
+        return self.profiles.limited(job, now)
 
     def _curve_learned(self, event: CurveLearned, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]

@@ -186,6 +186,15 @@ class JobCancelled:
 
 
 @dataclass(frozen=True)
+class LimitsChanged:
+    """Its owner wants other limits of its scale. Not of a job that is being profiled."""
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True)
 class CurveLearned:
     """What is now known of the job's scaling and rescale cost."""
 
@@ -265,6 +274,7 @@ Event = (
     | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
+    | LimitsChanged
     | CurveLearned
     | Progressed
     | RescaleCosted

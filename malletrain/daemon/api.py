@@ -24,6 +24,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
+from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.parts import Parts
@@ -86,6 +87,7 @@ class Api:
             "members": self._members,
             "status": self._status,
             "usage": self._usage,
+            **Levers(core, self._find, self._step).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:

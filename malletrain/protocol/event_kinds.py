@@ -139,6 +139,10 @@ class EventKind(Word):
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
+    JOB_LIMITED = (
+        "job-limited",
+        "The job's owner or an operator gave it other limits of its scale.",
+    )
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")
     PROFILE_WAITING = (
         "profile-waiting",

@@ -95,7 +95,7 @@ class Routes:
     async def timeline(self, since: Moment = None) -> Response:
         """Which node was in which state when, for the last hour at most."""
         await self._looked()
-        return reply(self.board.timeline.view(since or 0.0))
+        return reply(self.board.timeline.view(since or 0.0, self.board.version))
 
     async def history(self, request: Request, job: Job) -> Response:
         """Throughput, scale and metrics of a job over time, as far as they were seen."""

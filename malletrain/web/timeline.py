@@ -49,9 +49,11 @@ class MarkView(msgspec.Struct, frozen=True):
 
 class TimelineView(msgspec.Struct, frozen=True):
     """What ``/api/v1/timeline`` answers. Where no span says otherwise, a node is in use by the main
-    scheduler, or nothing is known of it.
+    scheduler, or nothing is known of it. ``version``: of the last change of the stream that is in
+    it.
     """
 
+    version: int
     since: float
     now: float
     spans: tuple[SpanView, ...]
@@ -88,8 +90,8 @@ class NodeTimeline:
             self._set(view.node, view.state, view.job, now)
         self._forget(now - self._window_s)
 
-    def view(self, since: float = 0.0) -> TimelineView:
-        """The spans that reach beyond ``since``, of each node in order."""
+    def view(self, since: float = 0.0, version: int = 0) -> TimelineView:
+        """The spans that reach beyond ``since``, of each node in order, as of ``version``."""
         since = max(since, self._now - self._window_s)
         spans = []
         for node in sorted(self._past.keys() | self._open.keys()):
@@ -97,7 +99,7 @@ class NodeTimeline:
             if node in self._open:
                 spans.append(self._open[node])
         marks = tuple(mark for mark in self._marks if mark.time >= since)
-        return TimelineView(since, self._now, tuple(spans), marks)
+        return TimelineView(version, since, self._now, tuple(spans), marks)
 
     def _past_event(self, event: EventView) -> None:
         if event.kind == EventKind.NODE_JOINED:

@@ -7,6 +7,7 @@ import { clock, count, duration, hours, moment, rate } from "./words.js";
 
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 const DRAW_EVERY_MS = 1000;
+const MOST_MISSED = 60;
 
 export function machine(main) {
   const numbers = h("dl", { class: "numbers" });
@@ -17,6 +18,7 @@ export function machine(main) {
   let timeline = null;
   let drawn = 0;
   let over = false;
+  let missed = [];
 
   replace(main, h("h1", {}, "Machine"), numbers,
     section("Nodes", h("p", {}, h("label", { for: "span" }, "Show the last "), choice), picture),
@@ -25,10 +27,13 @@ export function machine(main) {
   load();
 
   async function load() {
+    missed = [];
     try {
       const view = await get("timeline");
       if (over) return;
       timeline = new Timeline(view);
+      // What changed while this was asked for, and may be in it or not.
+      for (const change of missed) if (change.version > view.version) timeline.take(change);
       draw(true);
     } catch (error) {
       replace(picture, h("p", { class: "none" }, error.message));
@@ -45,8 +50,12 @@ export function machine(main) {
   function update(change) {
     const { status, harvest } = seen.machine;
     if (!status) return;
-    if (change?.full) load();
-    else if (change && timeline) timeline.take(change);
+    if (change?.full) {
+      load();
+    } else if (change) {
+      missed = [...missed, change].slice(-MOST_MISSED);
+      timeline?.take(change);
+    }
     const waiting = [...seen.jobs.values()].filter((job) => !job.ended && !job.nodes.length).length;
     const shown = [
       ["Idle", status.nodes_idle, "nodes nobody uses"],

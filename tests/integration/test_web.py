@@ -5,11 +5,38 @@ does.
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tests.integration.embedded import site
 from tests.integration.web_page import CHATTY, MARKUP, TOKEN, page
 
 pytest.importorskip("fastapi")
+schemathesis = pytest.importorskip("schemathesis")
+
+
+def conforms(web):
+    """Whatever a program sends, the answers are those that the OpenAPI description promises."""
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    no_say = [positive_data_acceptance]  # no description can say which scripts there are
+    schema = schemathesis.openapi.from_dict(web.get("openapi.json"))
+    known = {"Authorization": f"Bearer {TOKEN}", "X-MalleTrain": "test"}
+    asked = set()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path.endswith("/stream"):
+            continue  # has no end
+
+        @given(operation.as_strategy())
+        @settings(
+            max_examples=5, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        )
+        def answers_as_described(case):
+            case.call_and_validate(base_url=web.base, headers=known, excluded_checks=no_say)
+
+        answers_as_described()
+        asked.add((operation.method, operation.path))
+    assert len(asked) >= 12
 
 
 def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
@@ -39,6 +66,8 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         assert [row["user"] for row in web.get("usage")] == [shown["owner"]]
         assert web.ask("jobs/nothing").status == 404
         assert "no job 'nothing'" in web.ask("jobs/nothing").data["error"]
+
+        conforms(web)
 
         # Changing something.
         made.until(lambda: len(made.job(job).nodes) == 2, "it has both nodes")

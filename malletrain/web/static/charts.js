@@ -34,17 +34,17 @@ const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(
 
 /**
  * Lines. `lines`: {name, points: [[x, y]], style: class, stepped, dots, band: [[x, low, high]]};
- * `marks`: {x, text, style}. `time`: x are times. `label`: what it shows, in a sentence.
+ * `marks`: {x, text, style}. `time`: x are times; `whole`: y are numbers of things. `label`: what it shows, in a sentence.
  */
-export function chart(label, { lines, marks = [], time = true, height = 180, x: range = null }) {
+export function chart(label, { lines, marks = [], time = true, height = 180, whole = false }) {
   const all = lines.flatMap((line) => [
     ...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => [[x, low], [x, high]])]);
   if (!all.length) return h("p", { class: "none" }, `${label}: nothing seen yet.`);
-  const xs = [...all.map(([x]) => x), ...marks.map((mark) => mark.x), ...(range ?? [])];
+  const xs = [...all.map(([x]) => x), ...marks.map((mark) => mark.x)];
   const ys = all.map(([, y]) => y).filter(Number.isFinite);
   let [left, right] = [Math.min(...xs), Math.max(...xs)];
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
-  if (low > 0 && low < 0.6 * high) low = 0;
+  if (whole || (low > 0 && low < 0.6 * high)) low = 0;
   if (high === low) [low, high] = [low - Math.abs(low) * 0.1 - 0.5, high + Math.abs(high) * 0.1 + 0.5];
   if (right === left) [left, right] = [left - 1, right + 1];
   const px = (x) => LEFT + ((x - left) / (right - left)) * (WIDTH - LEFT - RIGHT);
@@ -52,6 +52,7 @@ export function chart(label, { lines, marks = [], time = true, height = 180, x: 
   const at = (points) => points.map(([x, y]) => [px(x), py(y)]);
   const parts = [];
   for (const y of ticks(low, high, 4)) {
+    if (whole && !Number.isInteger(y)) continue;
     parts.push(s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
       s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, number(y)));
   }

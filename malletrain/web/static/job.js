@@ -59,11 +59,11 @@ export function job(main, [id = ""]) {
       ["Rescales", job.rescales],
       ["Submitted", moment(job.submitted)],
       ["Ran", job.started ? duration((job.ended ?? seen.machine.status.now) - job.started) : "not yet"],
-      ["Script", [spec.script, ...(spec.args ?? [])].join(" ")],
-      ["Network", detail.network], ["Memory", detail.memory],
+      ["Script", [spec.script, ...(spec.args ?? [])].join(" "), "wide"],
+      ["Network", detail.network, "wide"], ["Memory", detail.memory, "wide"],
     ];
-    replace(places.facts, h("dl", { class: "facts" }, rows.filter(([, value]) => value !== "").map(([name, value]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+    replace(places.facts, h("dl", { class: "facts" }, rows.filter(([, value]) => value !== "").map(([name, value, kind]) =>
+      h("div", { class: kind }, h("dt", {}, name), h("dd", {}, value)))));
     const waits = !job.nodes.length && !ENDED.has(job.state);
     replace(places.why,
       waits && h("p", { class: "why" }, h("b", {}, "Why it waits: "), job.reason || "it was only just submitted", "."),
@@ -100,7 +100,7 @@ export function job(main, [id = ""]) {
     const marks = rescales.map((each) => ({ x: each.began, style: `cause-${each.kind}`,
       text: `${clock(each.began)}: ${each.from_nodes} → ${each.to_nodes} nodes, ${CAUSES[each.kind] ?? each.kind}` }));
     const causes = [...new Set(rescales.map((each) => each.kind))];
-    replace(places.scale, chart("Nodes over time", { lines: [{ points, style: "seen", stepped: true }], marks, height: 160 }),
+    replace(places.scale, chart("Nodes over time", { lines: [{ points, style: "seen", stepped: true }], marks, height: 160, whole: true }),
       h("p", { class: "legend" }, causes.map((kind) => h("span", {}, h("i", { class: `key cause-${kind}` }), CAUSES[kind] ?? kind))));
   }
 

@@ -1,7 +1,7 @@
 // The nodes over time: a row for each, or for many nodes how many are in which state.
 
 import { h, s } from "./dom.js";
-import { STATES, clock, natural } from "./words.js";
+import { STATES, clock, duration, natural } from "./words.js";
 
 const WIDTH = 960;
 const LEFT = 110;
@@ -56,20 +56,23 @@ export class Timeline {
 
   /** The picture of the last `seconds`. */
   draw(seconds, names) {
-    const since = this.now - seconds;
+    const first = Math.min(...[...this.spans.values()].map((spans) => spans[0]?.start ?? Infinity));
+    const since = Math.max(this.now - seconds, Math.min(first, this.now - 60));
     const rows = [...this.spans].filter(([, spans]) => spans.some((span) => (span.end ?? this.now) > since));
     rows.sort(([a], [b]) => natural(a, b));
-    const label = `Nodes over the last ${Math.round(seconds / 60)} minutes`;
+    const label = `Nodes over the last ${duration(this.now - since)}`;
     if (!rows.length) return h("p", { class: "none" }, "No node has been idle or leased in this time.");
     const body = rows.length > MOST_ROWS ? this.counts(rows, since) : this.rows(rows, since, names);
     const height = body.height + 22;
     const axis = [0, 0.25, 0.5, 0.75, 1].map((share) =>
       s("text", { x: LEFT + share * (WIDTH - LEFT - 4), y: height - 6,
-        "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, clock(since + share * seconds)));
+        "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, clock(since + share * (this.now - since))));
     return h("figure", { class: "timeline" },
       s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, body.parts, axis),
       h("figcaption", {}, label, h("span", { class: "legend" },
-        ORDER.map((state) => h("span", {}, h("i", { class: `key node-${state}` }), STATES[state])),
+        jobsIn(rows).map((job) => h("span", {}, h("i", { class: `key job${jobColour(job)}` }), names.get(job) ?? job)),
+        ORDER.filter((state) => state !== "job" || rows.length > MOST_ROWS).map((state) =>
+          h("span", {}, h("i", { class: `key node-${state}` }), STATES[state])),
         h("span", {}, "▼ taken back, with notice"), h("span", {}, "✕ lost without"))));
   }
 
@@ -128,6 +131,10 @@ export class Timeline {
     return { parts, height };
   }
 }
+
+/** The jobs that have nodes, the newest first; a few of them where they are many. */
+const jobsIn = (rows) => rows.length > MOST_ROWS ? [] : [...new Set(rows.flatMap(([, spans]) =>
+  spans.filter((span) => span.job).map((span) => span.job)))].sort((a, b) => natural(b, a)).slice(0, 14);
 
 /** The colour of a job: those of one's neighbours in the queue differ. */
 export const jobColour = (id) => (Number(String(id).replace(/\D/g, "")) || 0) % 7;

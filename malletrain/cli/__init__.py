@@ -20,6 +20,7 @@ from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
 from malletrain.cli.key import key
+from malletrain.cli.levers import drain, exclude, pause, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
@@ -76,6 +77,10 @@ for _command in (
     nodes,
     events,
     usage,
+    pause,
+    resume,
+    drain,
+    exclude,
     top,
     web,
     daemon,

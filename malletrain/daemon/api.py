@@ -87,7 +87,7 @@ class Api:
             "members": self._members,
             "status": self._status,
             "usage": self._usage,
-            **Levers(core, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -326,4 +326,5 @@ class Api:
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.poll_error,
             tuple(core.rounds.measured.values()),
+            self.leases.restraints.now.told(),
         )

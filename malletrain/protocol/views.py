@@ -201,6 +201,8 @@ class StatusView(View, frozen=True):
     poll_error: str
     networks: tuple[NetworkView, ...] = ()
     """Measured since the daemon's start."""
+    restraint: str = ""
+    """What operators have told it to leave alone, as a sentence; empty: nothing."""
 
 
 class UsageView(View, frozen=True):

@@ -110,6 +110,8 @@ def headline(status: StatusView) -> Text:
         f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
         f"{status.preemptions:,} preemptions"
     )
+    if status.restraint:
+        line.append(f"\n{plain(status.restraint)}", "yellow")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.integration.embedded import site
-from tests.integration.web_page import CHATTY, MARKUP, TOKEN, page
+from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page
 
 pytest.importorskip("fastapi")
 schemathesis = pytest.importorskip("schemathesis")
@@ -40,7 +40,7 @@ def conforms(web):
 
 
 def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
-    with site(tmp_path, nodes=2) as made, page(made.state) as web:
+    with site(tmp_path, nodes=2, config=COLD) as made, page(made.state) as web:
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
         job = made.submit(script, str(stop), MARKUP, name=MARKUP, nodes=(1, 2), profile=False)
         made.until_samples(job, 8)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.browser import IMAGES, browser
 from tests.integration.embedded import site
-from tests.integration.web_page import CHATTY, MARKUP, TOKEN, page
+from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page
 
 pytest.importorskip("fastapi")
 
@@ -23,7 +23,7 @@ def samples(made, job):
 
 def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_killed(tmp_path):
     with (
-        site(tmp_path / "site", nodes=3) as made,
+        site(tmp_path / "site", nodes=3, config=COLD) as made,
         page(made.state) as web,
         browser(tmp_path / "profile") as tab,
     ):

@@ -22,6 +22,9 @@ TOKEN = "token-of-the-tests-0123456789"
 MARKUP = '<img src=x onerror="window.pwned=1">'
 """In the name, the log and the metrics of jobs: text, whatever it looks like."""
 
+COLD = '[nodes]\nkeep_warm = "0 s"\n'
+"""For sites of jobs without torch: no node imports it."""
+
 CHATTY = """
 import os, sys, time, malletrain
 step = 0

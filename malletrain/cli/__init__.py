@@ -16,6 +16,7 @@ from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.daemon import daemon
+from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
@@ -84,6 +85,7 @@ for _command in (
     top,
     web,
     daemon,
+    db,
     check,
     cluster,
     key,

@@ -15,7 +15,7 @@ EVERY_NODE = "*"
 """Stands for all nodes, those that nobody has seen yet included."""
 
 
-class Hold(msgspec.Struct, frozen=True):
+class Restriction(msgspec.Struct, frozen=True):
     """Something is left alone. ``by``: who said so; ``since``, ``until``: seconds since the epoch;
     until None it holds until somebody ends it. ``why``: in the words of who said so.
     """
@@ -33,10 +33,10 @@ class Hold(msgspec.Struct, frozen=True):
 class Restraint(msgspec.Struct, frozen=True):
     """All that is left alone. ``paused``: nothing new is leased."""
 
-    paused: Hold | None = None
-    drained: Mapping[str, Hold] = {}
+    paused: Restriction | None = None
+    drained: Mapping[str, Restriction] = {}
     """By node, or for all of them."""
-    excluded: Mapping[str, Hold] = {}
+    excluded: Mapping[str, Restriction] = {}
     """By node: no lease is taken there any more; one that is held stays."""
 
     def refusal(self, node: str) -> str:
@@ -61,15 +61,15 @@ class Restraint(msgspec.Struct, frozen=True):
                 said.append(f"{word}: {', '.join(names[:5])}{more}.")
         return " ".join(said)
 
-    def pausing(self, hold: Hold | None) -> Restraint:
+    def pausing(self, hold: Restriction | None) -> Restraint:
         """With a pause, or without one."""
         return msgspec.structs.replace(self, paused=hold)
 
-    def draining(self, nodes: Iterable[str], hold: Hold) -> Restraint:
+    def draining(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
         """With these nodes drained."""
         return msgspec.structs.replace(self, drained={**self.drained, **dict.fromkeys(nodes, hold)})
 
-    def excluding(self, nodes: Iterable[str], hold: Hold) -> Restraint:
+    def excluding(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
         """With these nodes excluded."""
         made = {**self.excluded, **dict.fromkeys(nodes, hold)}
         return msgspec.structs.replace(self, excluded=made)
@@ -88,7 +88,7 @@ class Restraint(msgspec.Struct, frozen=True):
         return sorted(name for name, hold in self.drained.items() if hold.over(now))
 
 
-def _by(hold: Hold) -> str:
+def _by(hold: Restriction) -> str:
     until = "" if hold.until is None else f" until {_moment(hold.until)}"
     why = f" ({hold.why})" if hold.why else ""
     return f" by {hold.by}{until}{why}"

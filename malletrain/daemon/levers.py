@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from malletrain.core.events import JobState, LimitsChanged
-from malletrain.core.restraint import EVERY_NODE, Hold
+from malletrain.core.restraint import EVERY_NODE, Restriction
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
@@ -159,7 +159,7 @@ class Levers:
                 "who runs the daemon can do this."
             )
 
-    def _hold(self, user: str, params: Mapping[str, Any]) -> Hold:
+    def _hold(self, user: str, params: Mapping[str, Any]) -> Restriction:
         self._operator(user)
         now = self._core.clock.now()
         until = None
@@ -167,7 +167,7 @@ class Levers:
             until = number(params, "until", 0.0, 0.0, 1e11)
             if until <= now:
                 raise RequestRefused("The time until which it is to hold is over already.", "usage")
-        return Hold(user, now, until, text(params, "why", ""))
+        return Restriction(user, now, until, text(params, "why", ""))
 
     def _nodes(self, params: Mapping[str, Any]) -> list[str]:
         nodes = msgspec.convert(params.get("nodes", []), list[str])

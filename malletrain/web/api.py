@@ -33,7 +33,7 @@ Moment = Annotated[float | None, Query(ge=0, le=1e11, description="Seconds since
 Seq = Annotated[int, Query(ge=-1000, le=2**53, description="Number of the last event seen.")]
 
 
-class Refusal(Exception):
+class WebRefusal(Exception):
     """A request that is not done. ``code``: as the daemon's, see
     :class:`malletrain.client.ClientError`.
     """
@@ -157,7 +157,7 @@ class Routes:
         """Submit a job, as ``malletrain submit`` does on the host of the page."""
         viewer = _viewer(request)
         if not viewer.all_of_it:
-            raise Refusal(
+            raise WebRefusal(
                 403,
                 f"A job submitted here would run as {viewer.own}, not as {viewer.name}; submit it "
                 "with 'malletrain submit', or from a page that you started yourself.",
@@ -176,7 +176,7 @@ class Routes:
         (result,) = await self.calls.ask(lambda client: client.cancel([detail.job.id]))
         self.poller.now()
         if not result["ok"]:
-            raise Refusal(409, str(result["sentence"]))
+            raise WebRefusal(409, str(result["sentence"]))
         return reply(Done(detail.job.id, str(result["sentence"])))
 
     async def scale(self, request: Request, job: Job, form: ScaleForm) -> Response:
@@ -194,13 +194,13 @@ class Routes:
             return await self.calls.shared(("job", job), lambda client: client.job(job))
         except ClientError as error:
             if error.code == "refused":
-                raise Refusal(404, str(error)) from None
+                raise WebRefusal(404, str(error)) from None
             raise
 
     async def _managed(self, request: Request, job: str) -> JobDetail:
         detail, viewer = await self._detail(job), _viewer(request)
         if not viewer.may_manage(detail.job.owner):
-            raise Refusal(
+            raise WebRefusal(
                 403,
                 f"Job {detail.job.id} belongs to {detail.job.owner}; this is for its owner.",
             )
@@ -210,11 +210,11 @@ class Routes:
         return {job.id: job.owner for job in self.board.jobs.values()}
 
     async def _looked(self) -> None:
-        """Wait for the first look. Raises Refusal when there is none."""
+        """Wait for the first look. Raises WebRefusal when there is none."""
         version = -1
         while self.board.machine.status is None:
             if self.board.machine.away or not await self.board.news(version, FIRST_LOOK_S):
-                raise Refusal(
+                raise WebRefusal(
                     503, self.board.machine.away or "The daemon does not answer.", "unreachable"
                 )
             version = self.board.version

@@ -17,12 +17,12 @@ from malletrain import __version__
 from malletrain.client import Client, ClientError
 from malletrain.render.follow import Look
 from malletrain.submission.error import SpecError
-from malletrain.web.api import API, Refusal, Routes, reply
+from malletrain.web.api import API, Routes, WebRefusal, reply
 from malletrain.web.board import Board, HarvestView
 from malletrain.web.calls import Calls
-from malletrain.web.guard import Door, Guard
+from malletrain.web.guard import Door, WebGuard
 from malletrain.web.poller import Poller
-from malletrain.web.schema import Problem, describe
+from malletrain.web.schema import ApiProblem, describe
 
 STATIC = Path(__file__).parent / "static"
 STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
@@ -76,28 +76,28 @@ def make_app(connect: Callable[[], Client], door: Door) -> FastAPI:
     app.include_router(Routes(board, poller, calls).router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_exception_handler(ClientError, _client_error)
-    app.add_exception_handler(Refusal, _refusal)
+    app.add_exception_handler(WebRefusal, _refusal)
     app.add_exception_handler(SpecError, _spec_error)
     app.add_exception_handler(RequestValidationError, _form_error)
     app.add_exception_handler(HTTPException, _http_error)
     # Streams are left as they are; the rest of the page is small when it is packed.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Guard, door=door)
+    app.add_middleware(WebGuard, door=door)
     return app
 
 
 async def _client_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClientError)
-    return reply(Problem(str(error), error.code), STATUS.get(error.code, 409))
+    return reply(ApiProblem(str(error), error.code), STATUS.get(error.code, 409))
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return reply(Problem(str(error), error.code), error.status)
+    assert isinstance(error, WebRefusal)
+    return reply(ApiProblem(str(error), error.code), error.status)
 
 
 async def _spec_error(request: Request, error: Exception) -> Response:
-    return reply(Problem(str(error), "usage"), 400)
+    return reply(ApiProblem(str(error), "usage"), 400)
 
 
 async def _form_error(request: Request, error: Exception) -> Response:
@@ -106,7 +106,7 @@ async def _form_error(request: Request, error: Exception) -> Response:
         f"{'.'.join(str(part) for part in each['loc'][1:]) or 'the body'}: {each['msg']}"
         for each in error.errors()
     ]
-    return reply(Problem(f"The request is not of its form: {'; '.join(said)}.", "usage"), 400)
+    return reply(ApiProblem(f"The request is not of its form: {'; '.join(said)}.", "usage"), 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -115,6 +115,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
         sentence = "There is nothing of this name here."
     else:
         sentence = f"{error.detail}."
-    made = reply(Problem(sentence, "usage"), error.status_code)
+    made = reply(ApiProblem(sentence, "usage"), error.status_code)
     made.headers.update(error.headers or {})
     return made

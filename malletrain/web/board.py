@@ -15,7 +15,7 @@ import msgspec
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render.follow import Look
-from malletrain.web.history import JobHistory
+from malletrain.web.history import SeenHistory
 from malletrain.web.timeline import NodeTimeline
 
 MOST_CHANGES = 60
@@ -44,7 +44,7 @@ class MachineView(msgspec.Struct, frozen=True):
     own: str
 
 
-class Change(msgspec.Struct, frozen=True):
+class BoardChange(msgspec.Struct, frozen=True):
     """What is different in ``version`` from the version before; ``full``: everything there is.
 
     ``gone``, ``nodes_gone``: ids of jobs and names of nodes that are there no more.
@@ -70,9 +70,9 @@ class Board:
         self.nodes: dict[str, NodeView] = {}
         self.events: deque[EventView] = deque(maxlen=MOST_EVENTS)
         self.timeline = NodeTimeline()
-        self.history = JobHistory()
+        self.history = SeenHistory()
         self.version = 0
-        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._changes: deque[BoardChange] = deque(maxlen=MOST_CHANGES)
         self._news = asyncio.Event()
 
     # --- what the poller says ---
@@ -87,7 +87,7 @@ class Board:
         self.machine = msgspec.structs.replace(
             self.machine, status=look.status, away="", looked=now, harvest=harvest
         )
-        change = Change(
+        change = BoardChange(
             self.version + 1,
             False,
             self.machine,
@@ -106,9 +106,9 @@ class Board:
         if sentence == self.machine.away:
             return
         self.machine = msgspec.structs.replace(self.machine, away=sentence)
-        self._publish(Change(self.version + 1, False, self.machine))
+        self._publish(BoardChange(self.version + 1, False, self.machine))
 
-    def _publish(self, change: Change) -> None:
+    def _publish(self, change: BoardChange) -> None:
         self.version = change.version
         self._changes.append(change)
         self._news.set()
@@ -116,10 +116,10 @@ class Board:
 
     # --- what viewers ask ---
 
-    def everything(self, events: int = 100) -> Change:
+    def everything(self, events: int = 100) -> BoardChange:
         """All there is, with the newest events."""
         newest = list(self.events)[-events:]
-        return Change(
+        return BoardChange(
             self.version,
             True,
             self.machine,
@@ -130,7 +130,7 @@ class Board:
             tuple(newest),
         )
 
-    def since(self, version: int) -> Sequence[Change]:
+    def since(self, version: int) -> Sequence[BoardChange]:
         """The changes after ``version``; everything, where they are not all kept."""
         if version == self.version:
             return ()

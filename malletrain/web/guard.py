@@ -81,7 +81,7 @@ class Turned(Exception):
         self.status = status
 
 
-class Guard:
+class WebGuard:
     """ASGI middleware around ``app``; ``scope["state"]["viewer"]`` says who looks."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], door: Door) -> None:

@@ -27,7 +27,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     metrics: dict[str, list[tuple[float, ...]]]
 
 
-class JobHistory:
+class SeenHistory:
     """The series of all jobs that ran since this was made."""
 
     def __init__(self) -> None:

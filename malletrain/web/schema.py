@@ -19,7 +19,7 @@ from malletrain.protocol.views import (
     NodeView,
     UsageView,
 )
-from malletrain.web.board import Change, MachineView
+from malletrain.web.board import BoardChange, MachineView
 from malletrain.web.history import HistoryView
 from malletrain.web.timeline import TimelineView
 
@@ -31,7 +31,7 @@ class Done(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ApiProblem(msgspec.Struct, frozen=True):
     """Nothing was done. ``error``: why, as a sentence; ``code``: refused | usage | internal |
     unreachable | stranger.
     """
@@ -41,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 SHOWN = (
-    Change,
+    BoardChange,
     Done,
     EventView,
     HistoryView,
@@ -50,7 +50,7 @@ SHOWN = (
     LogView,
     MachineView,
     NodeView,
-    Problem,
+    ApiProblem,
     TimelineView,
     UsageView,
 )
@@ -75,7 +75,7 @@ def answers(shown: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
     else:
         (schema,), _ = msgspec.json.schema_components((shown,), ref_template=REF)
         good = {"application/json": {"schema": schema}}
-    (problem,), _ = msgspec.json.schema_components((Problem,), ref_template=REF)
+    (problem,), _ = msgspec.json.schema_components((ApiProblem,), ref_template=REF)
     bad = {"application/json": {"schema": problem}}
     made: dict[int | str, dict[str, Any]] = {
         code: {"description": sentence, "content": bad} for code, sentence in PROBLEMS.items()

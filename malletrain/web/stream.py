@@ -13,7 +13,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from malletrain.web.board import Board, Change
+from malletrain.web.board import Board, BoardChange
 from malletrain.web.poller import Poller
 from malletrain.web.viewers import Viewer
 
@@ -59,7 +59,7 @@ class Stream:
         finally:
             self._poller.watched(-1)
 
-    def _event(self, change: Change, viewer: Viewer) -> bytes:
+    def _event(self, change: BoardChange, viewer: Viewer) -> bytes:
         key = (change.version, change.full, "" if viewer.all_of_it else viewer.name)
         if key not in self._encoded:
             # Older versions are rarely asked for again.

@@ -14,7 +14,7 @@ import msgspec
 
 from malletrain.protocol.discretion import detail_for_others, event_for_others, job_for_others
 from malletrain.protocol.views import EventView, JobDetail, JobView, UsageView
-from malletrain.web.board import Change
+from malletrain.web.board import BoardChange
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Viewer:
         """The rows of this viewer."""
         return [row for row in rows if self.may_manage(row.user)]
 
-    def change(self, change: Change, owners: dict[str, str]) -> Change:
+    def change(self, change: BoardChange, owners: dict[str, str]) -> BoardChange:
         """As much of a change as this viewer may see."""
         if self.all_of_it:
             return change

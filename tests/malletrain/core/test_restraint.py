@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from malletrain.core.restraint import EVERY_NODE, Hold, Restraint
+from malletrain.core.restraint import EVERY_NODE, Restraint, Restriction
 
-ANN = Hold("ann", 0.0)
-UNTIL = Hold("ann", 0.0, 3600.0, "new memory")
+ANN = Restriction("ann", 0.0)
+UNTIL = Restriction("ann", 0.0, 3600.0, "new memory")
 
 
 def test_nothing_is_refused_until_somebody_says_so():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from malletrain.web.guard import Door, Guard, host_name
+from malletrain.web.guard import Door, WebGuard, host_name
 
 TOKEN = "t" * 32
 HOST = {"host": "127.0.0.1:8870"}
@@ -34,7 +34,7 @@ def ask(headers, method="GET", path="/api/v1/jobs", query="", door=DOOR):
         "query_string": query.encode(),
         "headers": [(k.encode(), v.encode()) for k, v in headers],
     }
-    asyncio.run(Guard(app, door)(scope, None, send))
+    asyncio.run(WebGuard(app, door)(scope, None, send))
     sent = {k.decode(): v.decode() for k, v in answers[0]["headers"]}
     return answers[0]["status"], sent, viewers[0] if viewers else None
 
@@ -128,7 +128,7 @@ def test_websockets_are_not_spoken():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Guard(None, DOOR)({"type": "websocket", "headers": []}, None, send))
+    asyncio.run(WebGuard(None, DOOR)({"type": "websocket", "headers": []}, None, send))
     assert sent == []
 
 

@@ -254,7 +254,7 @@ class NodeJob:
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
             self.drain_wait = served.saved
-            self.reports.flush()
+            self.reports.flush_metrics()
             said = (served.generation, served.saved, served.sentence, served.number)
             self._send(Drained(self.job, *said))
 
@@ -368,7 +368,7 @@ class NodeJob:
 
     def _report(self) -> None:
         self._hear()
-        self.reports.flush()
+        self.reports.flush_metrics()
         last_words = self._tail if self.phase is AssignmentPhase.EXITED else ""
         self._send(Phase(self.assignment(), last_words))
 
@@ -389,7 +389,7 @@ class NodeJob:
             self._process.forget()
         self._process = None
         self._hear()
-        self.reports.flush()
+        self.reports.flush_metrics()
         self._logs.close(self.job)
         self._flags.close()
         shutil.rmtree(self._place.directory / "torchrun", ignore_errors=True)

@@ -322,7 +322,7 @@ class NodeAgent:
                 self._run.step(self._link.connected)
                 if now >= next_flush:
                     next_flush = now + FLUSH_INTERVAL_S
-                    self._run.reports.flush()
+                    self._run.reports.flush_due(now)
                 if self._run.ended:
                     self._run_ended()
             else:

@@ -129,7 +129,7 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 def network(config: Config) -> Iterator[tuple[bool | None, str]]:
     """The network of the jobs, and what a running daemon has measured there."""
-    from malletrain.client import Client, ClientError
+    from malletrain.client import ClientError, Connection
 
     wanted = [config.nodes.interface, *config.nodes.interface_of]
     named = ", ".join(text for text in wanted if text)
@@ -137,7 +137,7 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
         yield True, "Jobs use the network by which their nodes reach the daemon."
         return
     measured: tuple[NetworkView, ...] = ()
-    with contextlib.suppress(ClientError), Client.of(config.state_dir) as client:
+    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
         measured = client.status().networks
     if not measured:
         yield (
@@ -165,10 +165,10 @@ def _startup(config: Config) -> Iterator[Finding]:
 
 
 def _answers(config: Config) -> bool:
-    from malletrain.client import Client, ClientError
+    from malletrain.client import ClientError, Connection
 
     try:
-        with Client.of(config.state_dir) as client:
+        with Connection.of(config.state_dir) as client:
             client.status()
     except ClientError:
         return False

@@ -11,7 +11,7 @@ failed step (:class:`StepFailed`) leaves the core's memory and its store apart, 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,15 +19,19 @@ import msgspec
 
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
+from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
+from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.promises import Promises, was
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
@@ -44,6 +48,7 @@ from malletrain.protocol.views import (
     MembersView,
     MemberView,
     NodeView,
+    SeriesView,
     StatusView,
     UsageView,
 )
@@ -66,9 +71,17 @@ class Api:
     """Answers requests. ``boot`` names this start of the daemon."""
 
     def __init__(
-        self, core: Core, parts: Parts, leases: Leases, logs: LogSink, boot: str, scheduler: str
+        self,
+        core: Core,
+        parts: Parts,
+        leases: Leases,
+        promises: Promises,
+        logs: LogSink,
+        boot: str,
+        scheduler: str,
     ) -> None:
         self.core = core
+        self.promises = promises
         self.parts = parts
         self.views = JobViews(core, parts.refusals)
         self.leases = leases
@@ -85,6 +98,7 @@ class Api:
             "events": self._events,
             "logs": self._logs,
             "members": self._members,
+            "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
             **Levers(core, leases, self._find, self._step).operations,
@@ -135,7 +149,10 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        if problem := refused(spec, user, core.accounts, core.config.notify):
+            raise RequestRefused(problem)
         spec = with_site_software(spec, core.config.containers)
+        spec = msgspec.structs.replace(spec, after=self._dependencies(user, spec.after))
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -153,8 +170,18 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            core.add(row, spec)
+            self.promises.submitted(row)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+
+    def _dependencies(self, user: str, names: Sequence[str]) -> tuple[str, ...]:
+        """The ids of the jobs after which a new one is to begin."""
+        found = [self._find(name, user) for name in names]
+        for row in not_completed(self.core.store, [row.id for row in found]):
+            if JobState(row.state).ended:
+                raise RequestRefused(
+                    f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
+                )
+        return tuple(dict.fromkeys(row.id for row in found))
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
@@ -187,7 +214,10 @@ class Api:
                 )
             else:
                 with self._step():
-                    self.core.feed(JobCancelled(row.id))
+                    if self.promises.waits(row.id):
+                        self.promises.cancel(row.id, "cancelled by its owner")
+                    else:
+                        self.core.feed(JobCancelled(row.id))
                 results.append(
                     {
                         "job": row.id,
@@ -283,6 +313,22 @@ class Api:
             over and not arriving,
         )
         return msgspec.structs.replace(piece, arriving=arriving)
+
+    async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
+        """What a job's script reported, over time."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
+                "metrics."
+            )
+        return series_views(
+            self.core.store.series,
+            row,
+            msgspec.convert(params.get("names", ()), list[str]),
+            number(params, "since", 0.0, 0.0, LAST),
+            whole(params, "most", 0, 0, MOST_KEPT),
+        )
 
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
         """Of the users whose jobs ``user`` may manage."""

@@ -17,6 +17,7 @@ from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metric_series import GrowingSeries, Value
 from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,26 @@ class AgentReports:
                 self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
+                self._grow(run, message)
+
+    def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
+        """Keep the values over time."""
+        points = message.points or (messages.MetricSample(self._core.clock.now(), message.value),)
+        rank, monitor = message.rank, run.monitor
+        values = [
+            Value(
+                point.time,
+                point.value,
+                point.step,
+                monitor.total_at(message.generation, rank, point.samples),
+                monitor.nodes,
+            )
+            for point in points
+        ]
+        table = self._core.store.series
+        if message.name not in run.series:
+            run.series[message.name] = GrowingSeries(table, run.row.id, message.name)
+        run.series[message.name].add(message.generation, rank, values)
 
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""

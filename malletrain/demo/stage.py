@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.launch import supervisor
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
@@ -164,7 +164,7 @@ class DemoStage:
                 log,
             )
 
-    def client(self) -> Client:
+    def client(self) -> Connection:
         """A client of the daemon, once it answers. Raises DemoError with the daemon's last words
         when it does not come up.
         """
@@ -172,7 +172,7 @@ class DemoStage:
         while True:
             client = None
             try:
-                client = Client.of(self.folder.state)
+                client = Connection.of(self.folder.state)
                 client.status()
                 return client
             except ClientError as error:

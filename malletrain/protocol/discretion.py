@@ -22,7 +22,13 @@ PRIVATE: dict[str, str] = {
 }
 """Kinds of events that quote a script, with what others read instead."""
 FAILED = "it failed; its owner sees why"
-UNTOLD: dict[str, object] = {"args": [], "env": {}, "setup": None, "software": None}
+UNTOLD: dict[str, object] = {
+    "args": [],
+    "env": {},
+    "setup": None,
+    "software": None,
+    "notify": [],
+}
 """Of a job's specification, what only its owner is to see, with what others get."""
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from malletrain.protocol.bounds import (
+    MOST_AT_ONCE,
     Amount,
     Count,
     Duration,
@@ -32,7 +33,9 @@ from malletrain.protocol.message import Message as Message
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
+from malletrain.protocol.payloads import MetricSample as MetricSample
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
+from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
@@ -146,12 +149,16 @@ class Mark(Message, frozen=True):
 
 
 class Metric(Message, frozen=True):
-    """A named number the script reports, e.g. test accuracy."""
+    """A named number the script reports, e.g. test accuracy: its newest ``value``, and all since
+    the last message (the same ``points`` may come twice).
+    """
 
     job: Id
     rank: Rank
     name: Sentence
     value: Number
+    generation: Count = 0
+    points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MOST_AT_ONCE)] = ()
 
 
 class Notice(Message, frozen=True):

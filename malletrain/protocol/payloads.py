@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
-from malletrain.protocol.bounds import Amount, Code, Count, Id, Moment, Name, Rank, Sentence, Tail
+from malletrain.protocol.bounds import (
+    Amount,
+    Code,
+    Count,
+    Id,
+    Moment,
+    Name,
+    Number,
+    Rank,
+    Sentence,
+    Tail,
+)
 from malletrain.protocol.phases import AssignmentPhase
 
 
@@ -35,6 +46,17 @@ class SoftwareEnvironment(
     """What is bound into the container besides what every job needs: ``SRC`` or ``SRC:DST``."""
     options: tuple[str, ...] = ()
     """The site's own words to the runtime."""
+
+
+class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who is told of a job, and of what."""
+
+    to: str
+    """A mail address, the address of a web hook, or a command of the daemon's host."""
+    kind: str
+    """``mail``, ``webhook`` or ``command``."""
+    on: tuple[str, ...]
+    """Of its ``start``, its ``end``, its ``failure``."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,6 +89,12 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
+    after: tuple[str, ...] = ()
+    """It begins when these jobs have completed."""
+    time_limit_s: float = 0.0
+    """It is cancelled when it has had nodes for so long; 0: no limit."""
+    notify: tuple[Notification, ...] = ()
+    """Who is told of its start and end."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -92,6 +120,20 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+
+
+class MetricSample(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, array_like=True
+):
+    """One value of a metric."""
+
+    time: Moment
+    """When the script reported it."""
+    value: Number
+    samples: Amount = 0.0
+    """Of its process in its round, by then."""
+    step: Count | None = None
+    """The script's own count."""
 
 
 class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -138,6 +138,25 @@ class JobDetail(View, frozen=True):
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
 
 
+class SeriesView(View, frozen=True):
+    """One metric of a job over time, column by column: the n-th entries belong together. Thinned
+    out evenly where there are many; its first, last, smallest and largest values are always there.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    times: tuple[float, ...]
+    """When the script reported it."""
+    samples: tuple[float, ...]
+    """What the job had processed by then, all ranks together."""
+    nodes: tuple[int, ...]
+    """The job's scale then; 0 where it is not known."""
+    steps: tuple[int | None, ...]
+    """The script's own count, where it gave one."""
+    count: int = 0
+    """How many values were reported in all, those that were thinned out too."""
+
+
 class NodeView(View, frozen=True):
     """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
     (idle: a gap without a lease; sick: it failed a health check, see ``rules``). ``owner``: whose

@@ -25,6 +25,8 @@ from typing import Any
 
 VERSION = 1
 MAX_DATAGRAM_BYTES = 4096
+MOST_KEPT = 1024
+"""Datagrams that wait for an agent; of more the oldest go."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,16 @@ class DrainDone:
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """A named number of the script, such as a test accuracy; the last value per name counts."""
+    """A named number of the script, such as a test accuracy. ``samples``: the sender's cumulative
+    count at that moment; ``step``: the script's own count.
+    """
 
     sender: Sender
     name: str
     value: float
+    time: float = 0.0
+    samples: float = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -289,7 +296,7 @@ class Outbox:
     def __init__(self, path: str) -> None:
         self.path = path
         self.unsent = 0
-        self._kept: deque[bytes] = deque(maxlen=64)
+        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
         self._socket: socket.socket | None = None
 
     def send(self, data: bytes, keep: bool = False) -> bool:

@@ -16,12 +16,23 @@ from malletrain.store.schema import (
     EventRow,
     JobRow,
     LeaseRow,
+    MetricRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
 )
 
-Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow, ProfileRow, CurveRow)
+Row = TypeVar(
+    "Row",
+    JobRow,
+    LeaseRow,
+    EventRow,
+    ObservationRow,
+    RescaleRow,
+    ProfileRow,
+    CurveRow,
+    MetricRow,
+)
 
 _JSON = frozenset(
     {

@@ -27,7 +27,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest schema version this code knows: the revision of the last file in
 ``migrations/versions``.
 """
@@ -148,6 +148,19 @@ profiles = Table(
     Column("interruptions", Text, nullable=False),
     Column("parameters", Float(53)),
     Column("flops", Float(53)),
+)
+
+metric_points = Table(
+    "metric_points",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("name", _Name, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("time", Float(53), nullable=False),
+    Column("value", Float(53), nullable=False),
+    Column("step", BigInteger),
+    Column("samples", Float(53), nullable=False),
+    Column("nodes", Integer, nullable=False),
 )
 
 curves = Table(
@@ -300,6 +313,24 @@ class ProfileRow:
     """Of its model, as its script says."""
     flops: float | None = None
     """Of a sample, forward and backward, as its script says."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One value of a metric of a job, kept of those that its script reported."""
+
+    job: str
+    name: str
+    number: int
+    """How many were reported before it."""
+    time: float
+    value: float
+    step: int | None
+    """The script's own count."""
+    samples: float
+    """Processed by the job by then."""
+    nodes: int
+    """The job's scale then."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from malletrain.store.schema import (
     ProfileRow,
     RescaleRow,
 )
+from malletrain.store.series_table import SeriesTable
 from malletrain.store.session import Session
 
 __all__ = [
@@ -88,6 +89,8 @@ class Store:
 
     def __init__(self, session: Session) -> None:
         self._db = session
+        self.series = SeriesTable(session)
+        """The metrics of jobs over time."""
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -133,6 +136,15 @@ class Store:
             daemon_id = self._db.get_meta("daemon_id") or uuid.uuid4().hex
             self._db.set_meta("daemon_id", daemon_id)
             return Boot(daemon_id, self._db.next("boots"))
+
+    def told(self) -> int | None:
+        """The number of the last event of which owners were told; None: they never were."""
+        told = self._db.get_meta("told")
+        return None if told is None else int(told)
+
+    def set_told(self, seq: int) -> None:
+        """Owners have been told of the events up to number ``seq``."""
+        self._db.set_meta("told", str(seq))
 
     # --- jobs ---
 

@@ -12,8 +12,16 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from malletrain.client import Client, ClientError
-from malletrain.protocol.views import EventView, JobDetail, JobView, LogView, NodeView, UsageView
+from malletrain.client import ClientError, Connection
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    LogView,
+    NodeView,
+    SeriesView,
+    UsageView,
+)
 from malletrain.web.board import Board, MachineView
 from malletrain.web.calls import Calls
 from malletrain.web.forms import ScaleForm, SubmitForm
@@ -58,6 +66,7 @@ class Routes:
         made.put("/jobs/{job}/scale", responses=answers(Done))(self.scale)
         made.get("/jobs/{job}/logs", responses=answers(LogView))(self.logs)
         made.get("/jobs/{job}/history", responses=answers(HistoryView))(self.history)
+        made.get("/jobs/{job}/metrics", responses=answers(list[SeriesView]))(self.metrics)
         made.get("/nodes", responses=answers(list[NodeView]))(self.nodes)
         made.get("/timeline", responses=answers(TimelineView))(self.timeline)
         made.get("/events", responses=answers(list[EventView]))(self.events)
@@ -97,14 +106,10 @@ class Routes:
         await self._looked()
         return reply(self.board.timeline.view(since or 0.0, self.board.version))
 
-    async def history(self, request: Request, job: Job) -> Response:
-        """Throughput, scale and metrics of a job over time, as far as they were seen."""
+    async def history(self, job: Job) -> Response:
+        """Throughput and scale of a job over time, as far as they were seen."""
         await self._looked()
-        detail = await self._detail(job)
-        seen = self.board.history.view(detail.job.id)
-        if not _viewer(request).may_manage(detail.job.owner):
-            seen = msgspec.structs.replace(seen, metrics={})
-        return reply(seen)
+        return reply(self.board.history.view((await self._detail(job)).job.id))
 
     # --- from the daemon ---
 
@@ -125,6 +130,21 @@ class Routes:
         found = await self.calls.shared(
             ("logs", detail.job.id, stream, cursor, limit),
             lambda client: client.logs(detail.job.id, stream=stream, cursor=cursor, limit=limit),
+        )
+        return reply(found)
+
+    async def metrics(
+        self,
+        request: Request,
+        job: Job,
+        since: Moment = None,
+        most: Annotated[int, Query(ge=0, le=500, description="Points of each; 0: all.")] = 0,
+    ) -> Response:
+        """What the script reported over time, as curves."""
+        detail = await self._managed(request, job)
+        found = await self.calls.shared(
+            ("metrics", detail.job.id, since, most),
+            lambda client: client.metrics(detail.job.id, since=since or 0.0, most=most),
         )
         return reply(found)
 
@@ -163,7 +183,7 @@ class Routes:
                 "with 'malletrain submit', or from a page that you started yourself.",
             )
 
-        def submit(client: Client) -> JobView:
+        def submit(client: Connection) -> JobView:
             return client.submit(form.spec())
 
         made = await self.calls.ask(submit)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from malletrain import __version__
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.render.follow import Look
 from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
@@ -29,7 +29,7 @@ STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
 """Status of what the daemon says; anything else is 409."""
 
 
-def make_app(connect: Callable[[], Client], door: Door) -> FastAPI:
+def make_app(connect: Callable[[], Connection], door: Door) -> FastAPI:
     """The application of one page. ``connect`` makes clients of the daemon."""
     board, calls = Board(door.own), Calls(connect)
     loop: asyncio.AbstractEventLoop | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 
 CONNECTIONS = 4
 FRESH_S = 1.0
@@ -23,17 +23,17 @@ T = TypeVar("T")
 class Calls:
     """A few clients of one daemon. ``connect`` makes one; it may raise ClientError."""
 
-    def __init__(self, connect: Callable[[], Client]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._idle: queue.LifoQueue[Client] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="call")
         self._shared: dict[Hashable, tuple[float, asyncio.Task[object]]] = {}
 
-    async def ask(self, call: Callable[[Client], T]) -> T:
+    async def ask(self, call: Callable[[Connection], T]) -> T:
         """What ``call`` makes of a client. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._one, call)
 
-    async def shared(self, key: Hashable, call: Callable[[Client], T]) -> T:
+    async def shared(self, key: Hashable, call: Callable[[Connection], T]) -> T:
         """As :meth:`ask`; who asks with the same ``key`` within a second gets the same answer."""
         now = time.monotonic()
         self._shared = {
@@ -57,7 +57,7 @@ class Calls:
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
-    def _one(self, call: Callable[[Client], T]) -> T:
+    def _one(self, call: Callable[[Connection], T]) -> T:
         try:
             client = self._idle.get_nowait()
         except queue.Empty:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.messages import JobSpec
+from malletrain.submission.resuming import with_snapshots_bound
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 
@@ -49,7 +50,7 @@ class SubmitForm(BaseModel):
             conda=self.conda,
             container=self.container,
         )
-        return build(
+        spec = build(
             self.script,
             self.args,
             nodes=self.nodes,
@@ -62,6 +63,7 @@ class SubmitForm(BaseModel):
             nproc_per_node=self.nproc_per_node,
             software=software,
         )
+        return with_snapshots_bound(spec)
 
 
 class ScaleForm(BaseModel):

@@ -1,4 +1,4 @@
-"""What was seen of the jobs since the page is served: throughput, scale and metrics over time.
+"""What was seen of the jobs since the page is served: throughput and scale over time.
 
 Pure: it is fed with what the daemon says and asked for series. The daemon keeps no throughput over
 time; who looks later than the job began sees it from then on.
@@ -18,13 +18,10 @@ MOST_JOBS = 2000
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """What ``/api/v1/jobs/JOB/history`` answers. ``points``: (time, samples/s, nodes, samples);
-    ``metrics``: by name (time, value), a point where the value changed.
-    """
+    """What ``/api/v1/jobs/JOB/history`` answers. ``points``: (time, samples/s, nodes, samples)."""
 
     job: str
     points: list[tuple[float, ...]]
-    metrics: dict[str, list[tuple[float, ...]]]
 
 
 class SeenHistory:
@@ -47,25 +44,13 @@ class SeenHistory:
                     del self._jobs[next(iter(self._jobs))]
             seen.over = job.ended is not None
             seen.points.add(now, job.rate, float(len(job.nodes)), job.samples)
-            for name, value in job.metrics.items():
-                seen.metric(name, now, value)
 
     def view(self, job: str) -> HistoryView:
         """The series of one job; empty where nothing was seen of it."""
-        seen = self._jobs.get(job) or _Seen()
-        metrics = {name: series.points() for name, series in seen.metrics.items()}
-        return HistoryView(job, seen.points.points(), metrics)
+        return HistoryView(job, (self._jobs.get(job) or _Seen()).points.points())
 
 
 class _Seen:
     def __init__(self) -> None:
         self.points = ThinnedSeries()
-        self.metrics: dict[str, ThinnedSeries] = {}
-        self.last: dict[str, float] = {}
         self.over = False
-
-    def metric(self, name: str, now: float, value: float) -> None:
-        if self.last.get(name) == value:
-            return
-        self.last[name] = value
-        self.metrics.setdefault(name, ThinnedSeries()).add(now, value)

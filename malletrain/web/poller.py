@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.render.follow import Follower, Look
 from malletrain.render.live import Screen
 from malletrain.web.board import HarvestView
@@ -45,7 +45,7 @@ class Poller(threading.Thread):
 
     def __init__(
         self,
-        connect: Callable[[], Client],
+        connect: Callable[[], Connection],
         tell: Callable[[Look, HarvestView | None], None],
         away: Callable[[str], None],
     ) -> None:
@@ -73,7 +73,7 @@ class Poller(threading.Thread):
             finally:
                 client.close()
 
-    def _follow(self, client: Client) -> None:
+    def _follow(self, client: Connection) -> None:
         follower = Follower(Screen(), client)
         # From the beginning of the audit log it would take long on an old site.
         follower.since = -1000 if self._since is None else self._since
@@ -85,7 +85,7 @@ class Poller(threading.Thread):
             self._tell(look, self._harvested(client, look.status.now))
             self._pause(rest_s(took, self._watchers > 0))
 
-    def _harvested(self, client: Client, now: float) -> HarvestView | None:
+    def _harvested(self, client: Connection, now: float) -> HarvestView | None:
         if time.monotonic() >= self._harvest_due:
             midnight = now - now % DAY_S
             rows = client.usage(since=midnight)
@@ -119,6 +119,6 @@ class Poller(threading.Thread):
         self._hurry.set()
 
 
-def connector(state_dir: Path | None) -> Callable[[], Client]:
+def connector(state_dir: Path | None) -> Callable[[], Connection]:
     """Makes clients of the daemon of ``state_dir``, found anew each time: it may have moved."""
-    return lambda: Client.of(state_dir)
+    return lambda: Connection.of(state_dir)

@@ -17,6 +17,7 @@ from malletrain.protocol.views import (
     JobView,
     LogView,
     NodeView,
+    SeriesView,
     UsageView,
 )
 from malletrain.web.board import BoardChange, MachineView
@@ -51,6 +52,7 @@ SHOWN = (
     MachineView,
     NodeView,
     ApiProblem,
+    SeriesView,
     TimelineView,
     UsageView,
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.web.app import make_app
 from malletrain.web.guard import COOKIE, Door, host_name
 
@@ -185,7 +185,7 @@ def in_browser(url: str) -> Iterator[None]:
 
 
 def serve(
-    connect: Callable[[], Client],
+    connect: Callable[[], Connection],
     address: Address,
     door: Door,
     say: Callable[[str], None],

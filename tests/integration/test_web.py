@@ -54,7 +54,7 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         assert detail["spec"] == made.show(job).spec
         made.until(lambda: MARKUP in web.get(f"jobs/{job}/logs")["text"], "the log has come")
         made.until(
-            lambda: MARKUP in web.get(f"jobs/{job}/history")["metrics"], "the metric has come"
+            lambda: MARKUP in [each["name"] for each in web.get(f"jobs/{job}/metrics")], "a metric"
         )
         assert web.get(f"jobs/{job}/history")["points"]
         assert web.get("machine")["status"]["pid"] == made.daemon.pid

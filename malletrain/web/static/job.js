@@ -15,6 +15,7 @@ export function job(main, [id = ""]) {
   const log = logs(id);
   let detail = null;
   let history = null;
+  let series = [];
   let asked = 0;
   let asking = false;
   let over = false;
@@ -30,7 +31,9 @@ export function job(main, [id = ""]) {
     asking = true;
     asked = Date.now();
     try {
-      [detail, history] = await Promise.all([get(jobPath(id)), get(jobPath(id, "/history"))]);
+      // What others' scripts report is refused; everything else of their jobs is shown.
+      [detail, history, series] = await Promise.all([get(jobPath(id)), get(jobPath(id, "/history")),
+        get(jobPath(id, "/metrics")).catch(() => [])]);
       if (!over) draw();
     } catch (error) {
       if (!detail && !over) replace(places.why, h("p", { class: "none", role: "alert" }, error.message));
@@ -78,14 +81,16 @@ export function job(main, [id = ""]) {
     throughput();
     curve();
     costs();
-    const names = Object.keys(history.metrics).sort();
-    replace(places.metrics, names.length ? names.map((name) => {
-      const points = history.metrics[name];
-      return chart(`${name}: ${number(points.at(-1)[1])} at last`, { lines: [{ points, style: "seen", dots: points.length < 40 }], height: 140 });
-    }) : h("p", { class: "none" }, "The script has reported no metric since this page is served (malletrain.metric)."));
+    replace(places.metrics, series.length ? series.map((each) => {
+      const points = each.times.map((time, k) => [time, each.values[k], told(each, k)]);
+      return chart(`${each.name}: ${number(points.at(-1)?.[1])} at last`, { lines: [{ points, style: "seen", dots: points.length <= 60 }], height: 140 });
+    }) : h("p", { class: "none" }, "The script has reported none (malletrain.metric)."));
     replace(places.notices, detail.notices.length ? h("ul", {}, detail.notices.map((notice) => h("li", {}, notice)))
       : h("p", { class: "none" }, "None."));
   }
+
+  const told = (each, k) => `${number(each.values[k])} at ${clock(each.times[k])}, ${count(each.samples[k])} samples${
+    each.steps[k] === null ? "" : `, step ${each.steps[k]}`}${each.nodes[k] ? `, ${each.nodes[k]} nodes` : ""}`;
 
   const end = () => detail.job.ended ?? seen.machine?.status?.now ?? Date.now() / 1000;
 

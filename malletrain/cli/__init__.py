@@ -17,14 +17,17 @@ from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.cp import cp
 from malletrain.cli.daemon import daemon
+from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
 from malletrain.cli.goals import extend
 from malletrain.cli.key import key
+from malletrain.cli.levers import drain, exclude, pause, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.scale import scale
 from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
@@ -33,6 +36,7 @@ from malletrain.cli.sweep import sweep
 from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
+from malletrain.cli.web import web
 
 
 @click.group(
@@ -73,14 +77,21 @@ for _command in (
     cancel,
     sweep,
     extend,
+    scale,
     export,
     cp,
     members,
     nodes,
     events,
     usage,
+    pause,
+    resume,
+    drain,
+    exclude,
     top,
+    web,
     daemon,
+    db,
     check,
     cluster,
     key,

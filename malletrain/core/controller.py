@@ -40,6 +40,7 @@ from malletrain.core.events import (
     LeaseNotTaken,
     LeaseNotYet,
     LeaseUnheard,
+    LimitsChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -132,6 +133,7 @@ class Controller:
                 event.job, JobState.CANCELLED, event.reason, now
             ),
             JobWeighed: self._job_weighed,
+            LimitsChanged: self._limits_changed,
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
@@ -309,6 +311,14 @@ class Controller:
     def _round_interrupted(self, event: RoundInterrupted, now: float) -> Iterable[Command]:
         self.state.break_round(self.jobs[event.job], now)
         return ()
+
+    def _limits_changed(self, event: LimitsChanged, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        if job.state.ended or self.profiles.holds(job):
+            return ()
+        self.state.limit(job, event.min_nodes, event.max_nodes)
+        self._bids_changed(now)
+        return self.profiles.limited(job, now)
 
     def _curve_learned(self, event: CurveLearned, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]

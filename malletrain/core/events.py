@@ -228,6 +228,15 @@ class JobWeighed:
 
 
 @dataclass(frozen=True)
+class LimitsChanged:
+    """Its owner wants other limits of its scale. Not of a job that is being profiled."""
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True)
 class CurveLearned:
     """What is now known of the job's scaling and rescale cost."""
 
@@ -309,6 +318,7 @@ Event = (
     | RoundInterrupted
     | JobCancelled
     | JobWeighed
+    | LimitsChanged
     | CurveLearned
     | Progressed
     | RescaleCosted

@@ -89,6 +89,15 @@ class ProfileRunner:
             commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
 
+    def limited(self, job: JobRecord, now: float) -> list[Command]:
+        """The limits of the job's scale changed: it bids for other sizes, and wants to be measured
+        at others where it still waits for that.
+        """
+        if not self._on:
+            return []
+        commands = self._obey(self.profiler.limited(job.submitted.job, now), now)
+        return [*commands, *self._learn(job, job.scaling)]
+
     def ended(self, job: JobRecord, now: float, *, done: bool) -> list[Command]:
         """The job ends; ``done``: its work is."""
         self.profiler.worth.ended(job.submitted.job, now, done=done)

@@ -238,6 +238,10 @@ class Profiler:
         self.shared.forget(job)
         return self.advisor.handle(JobGone(job), now)
 
+    def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
+        """The limits of the job's scale changed: what was asked for it counts no more."""
+        return self._withdraw(job, now) if job in self._told else []
+
     def forget_wish(self, job: str) -> None:
         """The job's profile is over, or it waits anew: it may be put forward again."""
         self._told.pop(job, None)

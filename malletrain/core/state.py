@@ -278,6 +278,11 @@ class ControllerState:
         job.nodes, job.state = (), state
         job.rescaling = job.broken = job.starving = False
 
+    def limit(self, job: JobRecord, min_nodes: int, max_nodes: int) -> None:
+        """The job gets other limits of its scale. What it has beyond them the next plan takes."""
+        job.submitted = replace(job.submitted, min_nodes=min_nodes, max_nodes=max_nodes)
+        self.admissions += 1
+
     # --- jobs and their nodes ---
 
     def assign(

@@ -1,7 +1,7 @@
 """What clients may ask: one function an operation, data in, data out.
 
 Decides what is done and what others may see of it. What a request must be like is decided in
-:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.daemon.redaction`.
+:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
 A request that fails outside of a step of the core costs its sender an error and nothing else; a
@@ -35,18 +35,20 @@ from malletrain.daemon.job_changes import JobChanges, dependencies, submitted_be
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
+from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
-from malletrain.daemon.redaction import event_for_others, fitting, slim
+from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
+from malletrain.protocol.discretion import event_for_others
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     EventView,
@@ -110,6 +112,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -379,4 +382,5 @@ class Api:
             self.leases.poll_error,
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
+            self.leases.restraints.now.told(),
         )

@@ -1,6 +1,6 @@
 """Jobs as clients see them: their rows and what the daemon knows of them besides, as views.
 
-Decides what is shown to whom with :mod:`malletrain.daemon.redaction`. Changes nothing.
+Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
-from malletrain.daemon.redaction import job_for_others
 from malletrain.protocol import messages
+from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.views import (
     CurvePointView,
     InterruptionView,
@@ -119,9 +119,7 @@ class JobViews:
         """Everything that ``user`` may see of a job."""
         spec = decode_spec(row.spec)
         store = self._core.store
-        if not (mine := self._core.accounts.may_manage(user, row.owner)):
-            spec = msgspec.structs.replace(spec, args=(), env={}, setup=None, software=None)
-        return JobDetail(
+        made = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(
@@ -141,8 +139,8 @@ class JobViews:
                 )
                 for r in store.rescales(row.id)
             ),
-            row.notices if mine else (),
-            row.failure if mine else "",
+            row.notices,
+            row.failure,
             self._profile(row, spec),
             self._network(row),
             self._memory(row),
@@ -163,6 +161,8 @@ class JobViews:
             for standing in core.controller.shares.standings()
             if standing.party == mine or core.accounts.operates(user)
         )
+        mine = self._core.accounts.may_manage(user, row.owner)
+        return made if mine else detail_for_others(made)
 
     def _network(self, row: JobRow) -> str:
         """By which network it goes, and what was measured there."""

@@ -7,7 +7,7 @@ asked for was stored before (:mod:`malletrain.daemon.lease_actions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 import structlog
@@ -15,12 +15,14 @@ import structlog
 from malletrain.config.model import Config
 from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYet
 from malletrain.core.lasting import cohorts
+from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
@@ -68,6 +70,7 @@ class Leases:
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
+        self.restraints = Restraints(parts)
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -93,7 +96,7 @@ class Leases:
             await self._release(call.leases)
         else:
             with self._core.step():
-                self._desk.reclaim_over(call.lease)
+                self._desk.reclaim_over(call.lease, call.why)
 
     async def _take(self, requests: tuple[LeaseRequest, ...]) -> None:
         refused: dict[str, str] = {
@@ -206,18 +209,27 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
-            sick = self._parts.sick.now(now)
-            self._parts.metrics.sick(len(sick))
-            gaps = {gap.node: gap for gap in found.gaps if gap.node not in sick}
-            self._parts.gaps.clear()
-            self._parts.gaps.update(gaps)
-            self._parts.events.append(
-                GapsSeen(
-                    {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
-                )
+            self.restraints.expire(now)
+            self._gaps_seen(found, now)
+
+    def _gaps_seen(self, found: PollResult, now: float) -> None:
+        sick = self._parts.sick.now(now)
+        self._parts.metrics.sick(len(sick))
+        may = self.restraints.now
+        gaps = {
+            gap.node: gap
+            for gap in found.gaps
+            if gap.node not in sick and not may.refusal(gap.node)
+        }
+        self._parts.gaps.clear()
+        self._parts.gaps.update(gaps)
+        self._parts.events.append(
+            GapsSeen(
+                {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
             )
-            if found.foretold:
-                self._parts.events.append(Foretold(cohorts(found.foretold)))
+        )
+        if found.foretold:
+            self._parts.events.append(Foretold(cohorts(found.foretold)))
 
     def _took(self, row: LeaseRow, lease: Lease | None) -> None:
         """The main scheduler's own account of when the lease began is what its users are charged
@@ -226,6 +238,17 @@ class Leases:
         began = lease.started if lease else None
         if row.started is not None and began is not None and began < row.started:
             self._parts.lease_rows.update(row.id, started=max(began, row.requested - 1.0))
+
+    def restrain(self, restraint: Restraint, give_back: Collection[str], why: str) -> None:
+        """Leave alone what ``restraint`` says from this step on, and give the leases of these nodes
+        back once their jobs have moved off; ``why``, as a sentence.
+        """
+        self.restraints.put(restraint)
+        if self.last_poll is not None:
+            self._gaps_seen(self.last_poll, self._parts.clock.now())
+        within_s = self._parts.controller.settings.reclaim_s
+        self._desk.reclaim(tuple(give_back), within_s, why)
+        self._parts.poll_soon.set()
 
     def _cancel_unheard(self, now: float) -> None:
         """End the leases that have run for too long without a word of their agents."""

@@ -42,6 +42,7 @@ SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
+WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
     (STATE_DIR, "Directory of a user's daemon: its keys, database and logs.", "user", "cli"),
@@ -51,6 +52,7 @@ TABLE = (
      "cli"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
+    (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
      "launch"),
     (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),

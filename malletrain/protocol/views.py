@@ -261,6 +261,8 @@ class StatusView(View, frozen=True):
     """Measured since the daemon's start."""
     shares: tuple[ShareView, ...] = ()
     """That of who asks; operators see all."""
+    restraint: str = ""
+    """What operators have told it to leave alone, as a sentence; empty: nothing."""
 
 
 class UsageView(View, frozen=True):

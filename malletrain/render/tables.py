@@ -117,6 +117,8 @@ def headline(status: StatusView) -> Text:
     )
     for share in status.shares:
         line.append(f"\n{_share(share)}")
+    if status.restraint:
+        line.append(f"\n{plain(status.restraint)}", "yellow")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line

@@ -83,6 +83,10 @@ class Totals:
     """Processed by all jobs."""
 
 
+RESTRAINT = "restraint"
+"""The key of what operators have told the daemon to leave alone."""
+
+
 class Store:
     """An open database. Make one with :meth:`open`; :meth:`close` it, or use it as a context
     manager.
@@ -166,6 +170,14 @@ class Store:
         unknown field.
         """
         return self._db.update(schema.jobs, JobRow, job_id, changes)
+
+    def restraint(self) -> str | None:
+        """What operators have told the daemon to leave alone, as JSON; None: nothing ever."""
+        return self._db.get_meta(RESTRAINT)
+
+    def put_restraint(self, text: str) -> None:
+        """Keep what is to be left alone."""
+        self._db.set_meta(RESTRAINT, text)
 
     def get_job(self, job_id: str) -> JobRow | None:
         """The job with exactly this id."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
+from allocator.outlook import Cohort
 from malletrain.core.goals import (
     NO_GOALS,
     NOTHING_SO_FAR,
@@ -21,7 +22,6 @@ from malletrain.core.goals import (
     OwnerGoals,
     WorkReported,
 )
-from allocator.outlook import Cohort
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.protocol.event_kinds import EventKind
 

@@ -11,7 +11,7 @@ failed step (:class:`StepFailed`) leaves the core's memory and its store apart, 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -170,7 +170,9 @@ class Api:
         spec = with_site_software(spec, core.config.containers)
         if spec.key and (known := submitted_before(core, spec)) is not None:
             return {"job": self.views.view(user, known)}
-        spec = msgspec.structs.replace(spec, after=dependencies(core, [self._find(name, user) for name in spec.after]))
+        spec = msgspec.structs.replace(
+            spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
+        )
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(

@@ -1,6 +1,6 @@
 """What can be changed of a job after it was submitted, and what a new one has to do with others.
 
-Decides who may change what. What a change is worth to the plan is :mod:`malletrain.core`'s business.
+Decides who may change what. What a change does to the plan is :mod:`malletrain.core`'s business.
 """
 
 from __future__ import annotations

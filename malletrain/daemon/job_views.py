@@ -119,6 +119,7 @@ class JobViews:
         """Everything that ``user`` may see of a job."""
         spec = decode_spec(row.spec)
         store = self._core.store
+        mine = self._core.accounts.may_manage(user, row.owner)
         made = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
@@ -146,6 +147,7 @@ class JobViews:
             self._memory(row),
             self.share(self._core.parties.party(row.owner)) if mine else None,
         )
+        return made if mine else detail_for_others(made)
 
     def share(self, party: str) -> ShareView | None:
         """How a party stands; None where shares are not counted."""
@@ -161,8 +163,6 @@ class JobViews:
             for standing in core.controller.shares.standings()
             if standing.party == mine or core.accounts.operates(user)
         )
-        mine = self._core.accounts.may_manage(user, row.owner)
-        return made if mine else detail_for_others(made)
 
     def _network(self, row: JobRow) -> str:
         """By which network it goes, and what was measured there."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.functions import function_spec, result_of
@@ -35,6 +36,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
+from malletrain.submission.array import indices, one_of
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
@@ -87,6 +89,22 @@ class AsyncClient:
             spec = resuming(spec, file_of(source) or (await self.job(source)).id)
         return await self.submit_spec(with_snapshots_bound(spec))
 
+    async def submit_array(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        *,
+        array: str | Iterable[int],
+        **options: Unpack[SubmitOptions],
+    ) -> list[AsyncJob]:
+        """As :meth:`malletrain.Client.submit_array`."""
+        numbers = indices(array if isinstance(array, str) else ",".join(map(str, array)))
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or (await self.job(source)).id)
+        return [await self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""
         return AsyncJob(self, await self.do(operations.submit(spec)))
@@ -108,9 +126,14 @@ class AsyncClient:
         """A job by id or name (of several of one name the newest)."""
         return AsyncJob(self, (await self.do(operations.job(job))).job)
 
-    async def jobs(self) -> list[AsyncJob]:
-        """Unfinished jobs and the newest of the others, the oldest first."""
-        return [AsyncJob(self, view) for view in await self.do(operations.jobs())]
+    async def jobs(self, *, ended: int = 1000) -> list[AsyncJob]:
+        """As :meth:`malletrain.Client.jobs`."""
+        return [AsyncJob(self, view) for view in await self.do(operations.jobs(ended=ended))]
+
+    async def cancel(self, *jobs: AsyncJob | str) -> list[bool]:
+        """As :meth:`malletrain.Client.cancel`."""
+        meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
+        return [await job.cancel() for job in meant]
 
     async def wait(
         self, jobs: Iterable[AsyncJob | str], timeout: float | None = None
@@ -217,6 +240,10 @@ class AsyncJob:
     ) -> AsyncIterator[str]:
         """What it has printed, line by line: ``async for line in job.logs(follow=True)``."""
         tail = LogTail(self.id, stream_of(rank, launcher, service), follow)
+        async for line in self._lines(tail):
+            yield line
+
+    async def _lines(self, tail: LogTail) -> AsyncIterator[str]:
         while not tail.over:
             for line in tail.heard(await self._client.do(tail.request())):
                 yield line
@@ -237,6 +264,19 @@ class AsyncJob:
     async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
         """As :meth:`malletrain.api.job.Job.export`."""
         return await asyncio.to_thread(export_weights, await self.detail(), out, name)
+
+    async def copy(
+        self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
+    ) -> list[Path]:
+        """As :meth:`malletrain.api.job.Job.copy`."""
+        place, files = Path(folder), []
+        if snapshot:
+            files += await asyncio.to_thread(copy_snapshot, await self.detail(), place)
+        if logs:
+            for stream in (await self._client.do(operations.logs(self.id))).streams:
+                lines = [line async for line in self._lines(LogTail(self.id, stream, False))]
+                files.append(await asyncio.to_thread(write_log, place, stream, lines))
+        return files
 
     async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """As :meth:`malletrain.api.job.Job.tensorboard`."""

@@ -20,6 +20,7 @@ from malletrain.client.operations import Operation
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.submission.array import indices, one_of
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
@@ -108,6 +109,29 @@ class Client:
             spec = resuming(spec, file_of(source) or self.job(source).id)
         return self.submit_spec(with_snapshots_bound(spec))
 
+    def submit_array(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        *,
+        array: str | Iterable[int],
+        **options: Unpack[SubmitOptions],
+    ) -> list[Job]:
+        """Submit a job for each index: ``{index}`` in arguments and variables stands for it.
+
+        Args:
+            script: as in :meth:`submit`.
+            args: its arguments.
+            array: indices, as numbers or as text such as ``"1-10"``.
+            **options: as in :meth:`submit`.
+        """
+        numbers = indices(array if isinstance(array, str) else ",".join(map(str, array)))
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or self.job(source).id)
+        return [self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job that is put together already."""
         return Job(self, self.do(operations.submit(spec)))
@@ -140,9 +164,17 @@ class Client:
         """A job by id or name (of several of one name the newest)."""
         return Job(self, self.do(operations.job(job)).job)
 
-    def jobs(self) -> list[Job]:
-        """Unfinished jobs and the newest of the others, the oldest first."""
-        return [Job(self, view) for view in self.do(operations.jobs())]
+    def jobs(self, *, ended: int = 1000) -> list[Job]:
+        """Unfinished jobs and the newest of the others, the oldest first.
+
+        Args:
+            ended: so many of the others.
+        """
+        return [Job(self, view) for view in self.do(operations.jobs(ended=ended))]
+
+    def cancel(self, *jobs: Job | str) -> list[bool]:
+        """Cancel jobs; of each whether it had not ended yet."""
+        return [(self.job(job) if isinstance(job, str) else job).cancel() for job in jobs]
 
     def wait(self, jobs: Iterable[Job | str], timeout: float | None = None) -> list[Job]:
         """Wait until all these jobs have ended; returns them.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.display import job_html
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
@@ -150,6 +151,24 @@ class Job:
             malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
         """
         return export_weights(self.detail(), out, name)
+
+    def copy(
+        self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
+    ) -> list[Path]:
+        """Copy its newest snapshot and its logs into ``folder``, as ``malletrain cp``; returns the
+        files.
+
+        Raises:
+            malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
+            OSError: something cannot be read, or not be written.
+        """
+        place = Path(folder)
+        files = copy_snapshot(self.detail(), place) if snapshot else []
+        if logs:
+            for stream in self._asker.do(operations.logs(self.id)).streams:
+                lines = list(self._lines(LogTail(self.id, stream, False)))
+                files.append(write_log(place, stream, lines))
+        return files
 
     def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write its metrics and its scale as a run of TensorBoard below ``folder``, as ``malletrain

@@ -71,6 +71,12 @@ class SubmitOptions(TypedDict, total=False):
     """The script is a service."""
     value: str | os.PathLike[str]
     """File that says what nodes are worth to a service."""
+    after: Sequence[str]
+    """Begin only when these jobs (ids or names) have completed."""
+    time_limit: float | str
+    """Cancel it when it has had nodes for so long: seconds, or text such as ``"90 min"``."""
+    notify: Sequence[str]
+    """Who is told of its start, end and failure: mail addresses, web hooks, commands."""
     resume_from: str
     """Begin from the snapshot of another job (id or name), or from this file."""
 
@@ -108,6 +114,11 @@ def spec_of(
         given["nodes"] = _nodes(given["nodes"])
     if "profile_sizes" in given:
         given["profile_sizes"] = ",".join(map(str, given["profile_sizes"]))
+    if isinstance(given.get("time_limit"), int | float):
+        given["time_limit"] = f"{given['time_limit']} s"
+    for name in ("after", "notify"):
+        if isinstance(given.get(name), str):
+            given[name] = (given[name],)
     if "value" in given:
         given["value"] = Path(given["value"])
     if "workdir" in given:

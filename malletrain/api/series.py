@@ -33,7 +33,7 @@ class MetricPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Series(Sequence[MetricPoint]):
+class MetricSeries(Sequence[MetricPoint]):
     """One metric over time, the oldest value first. A long one is thinned out evenly; its first,
     last, smallest and largest values are always there.
     """
@@ -54,7 +54,7 @@ class Series(Sequence[MetricPoint]):
     """How many values were reported in all, those thinned out too."""
 
     @classmethod
-    def of(cls, view: SeriesView) -> Series:
+    def of(cls, view: SeriesView) -> MetricSeries:
         """As the daemon tells it."""
         return cls(
             view.name, view.values, view.times, view.samples, view.nodes, view.steps, view.count
@@ -79,13 +79,13 @@ class Series(Sequence[MetricPoint]):
         )
 
 
-class Metrics(Mapping[str, Series]):
+class Metrics(Mapping[str, MetricSeries]):
     """The metrics of a job by name."""
 
     def __init__(self, series: Iterable[SeriesView]) -> None:
-        self._series = {view.name: Series.of(view) for view in series}
+        self._series = {view.name: MetricSeries.of(view) for view in series}
 
-    def __getitem__(self, name: str) -> Series:
+    def __getitem__(self, name: str) -> MetricSeries:
         return self._series[name]
 
     def __iter__(self) -> Iterator[str]:

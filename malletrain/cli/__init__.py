@@ -15,6 +15,7 @@ from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
+from malletrain.cli.cp import cp
 from malletrain.cli.daemon import daemon
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
@@ -71,6 +72,7 @@ for _command in (
     cancel,
     sweep,
     export,
+    cp,
     members,
     nodes,
     events,

@@ -18,11 +18,16 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
+from malletrain.cli.verdict import verdict
+from malletrain.cli.wait import until_ended
 from malletrain.submission.snapshot_paths import snapshot_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from malletrain.client import Connection
     from malletrain.protocol.messages import JobSpec
+    from malletrain.protocol.views import JobView
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
 MOST_COMPARED = 50
@@ -203,6 +208,37 @@ class _BeforeScript(click.Command):
     help="Begin from the snapshot of another job, or from this file. Without it another job's "
     "snapshot is refused.",
 )
+@click.option(
+    "--array",
+    metavar="LIST",
+    help="Submit a job for each index, such as 1-10, 0-20:5 or 1,4,9. In arguments and --env "
+    "{index} stands for it; so does $MALLETRAIN_ARRAY_INDEX in the script.",
+)
+@click.option(
+    "--after",
+    metavar="JOB",
+    multiple=True,
+    shell_complete=job_names(unfinished=True),
+    help="Begin only when this job (id or name) has completed; once for each. If one fails or is "
+    "cancelled, this job is cancelled.",
+)
+@click.option(
+    "--time-limit",
+    metavar="TIME",
+    help='Cancel the job when it has had nodes for so long, such as "90 min".',
+)
+@click.option(
+    "--notify",
+    metavar="WHOM",
+    multiple=True,
+    help="Tell of the job's start, end and failure: a mail address, the https:// address of a web "
+    "hook, or command:CMD on the daemon's host. Only of some: end,failure=WHOM.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Stay until the job has ended, and end as it did: 0 completed, 1 failed, 3 cancelled.",
+)
 @state_dir_option
 @json_option
 @click.argument("script", shell_complete=files)
@@ -211,6 +247,8 @@ def submit(
     script: str,
     args: tuple[str, ...],
     resume_from: str | None,
+    array: str | None,
+    wait: bool,
     state_dir: Path | None,
     as_json: bool,
     **options: Any,
@@ -232,7 +270,10 @@ def submit(
           --module cuda/12.4 --env WANDB_MODE=offline train.py
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
+      malletrain submit --array 1-10 --wait train.py --seed {index}
+      malletrain submit --after train --time-limit "2 h" evaluate.py
     """
+    from malletrain.submission.array import indices, one_of
     from malletrain.submission.error import SpecError
     from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
     from malletrain.submission.software import SoftwareOptions
@@ -242,6 +283,7 @@ def submit(
     try:
         spec = build(script, args, software=SoftwareOptions(**software), **options)
         file = file_of(resume_from) if resume_from is not None else None
+        numbers = indices(array) if array is not None else None
     except SpecError as error:
         ctx = click.get_current_context()
         line = line_of(ctx, error.options)
@@ -253,12 +295,30 @@ def submit(
         spec = with_snapshots_bound(spec)
         for sentence in _shared_snapshots(client, spec):
             click.echo(sentence, err=True)
-        job = client.submit(spec)
+        specs = [spec] if numbers is None else [one_of(spec, number) for number in numbers]
+        jobs = [client.submit(each) for each in specs]
+    if not (as_json and wait):
+        _tell(jobs, numbers is not None, as_json)
+    if wait:
+        ended = until_ended([job.id for job in jobs], state_dir, quiet=as_json)
+        if as_json:
+            print_json(ended if numbers is not None else ended[0])
+        click.get_current_context().exit(verdict(job.state for job in ended))
+
+
+def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
+    """What was submitted."""
+    first, last = jobs[0], jobs[-1]
     if as_json:
-        print_json(job)
+        print_json(list(jobs) if array else first)
+    elif array:
+        click.echo(
+            f"Submitted {len(jobs)} jobs, {first.name} ({first.id}) to {last.name} ({last.id})."
+        )
     else:
         click.echo(
-            f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
+            f"Submitted {first.name} as job {first.id}. Follow it with: malletrain logs "
+            f"{first.name} -f"
         )
 
 

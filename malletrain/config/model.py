@@ -22,6 +22,7 @@ from malletrain.config.base import section as _section
 from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
 from malletrain.config.nodes import NodesSection
+from malletrain.config.notify import NotifySection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
     AllocationSection,
@@ -63,6 +64,7 @@ class Config(Section):
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
     accounting: AccountingSection = _section(AccountingSection)
+    notify: NotifySection = _section(NotifySection)
 
     @field_validator("scheduler")
     @classmethod

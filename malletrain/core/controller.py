@@ -105,7 +105,7 @@ class Controller:
             ),
             RoundInterrupted: self._round_interrupted,
             JobCancelled: lambda event, now: self._end(
-                event.job, JobState.CANCELLED, "cancelled by its owner", now
+                event.job, JobState.CANCELLED, event.reason, now
             ),
             JobWeighed: self._job_weighed,
             CurveLearned: self._curve_learned,

@@ -180,9 +180,10 @@ class RoundInterrupted:
 
 @dataclass(frozen=True)
 class JobCancelled:
-    """Its owner does not want it any more."""
+    """It is not to go on, whatever it has reached."""
 
     job: str
+    reason: str = "cancelled by its owner"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ MOST_SIZES = 100
 WEIGHTS = (1e-6, 1e6)
 MOST_RATE = 1e15
 """Samples/s, and what they are worth; the planner's arithmetic is good for no more."""
+LONGEST_S = 366 * 86400.0
+"""Of a time limit."""
+MOST_AFTER = 1000
 MOST_SPEC_BYTES = 256 * 1024
 MOST_TEXT = 300
 """Characters of a parameter: a job's name, a log's, a place in it."""
@@ -134,6 +137,10 @@ def _size_problem(spec: messages.JobSpec) -> str:
             f"The job's weight is {spec.weight:g}; give a number above 0, from "
             f"{WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
         )
+    if not 0 <= spec.time_limit_s <= LONGEST_S:
+        return "A time limit is a time above 0, a year at most."
+    if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
+        return f"A job begins after {MOST_AFTER} others at most."
     if len(spec.profile_key) > 200 or len(spec.key) > 200:
         return "A profile key, and a submission's own, has 200 characters at most."
     return ""

@@ -11,7 +11,7 @@ failed step (:class:`StepFailed`) leaves the core's memory and its store apart, 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +30,15 @@ from malletrain.daemon.admission import (
     whole,
 )
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
+from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.promises import Promises, was
 from malletrain.daemon.redaction import event_for_others, fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
@@ -75,9 +77,17 @@ class Api:
     """Answers requests. ``boot`` names this start of the daemon."""
 
     def __init__(
-        self, core: Core, parts: Parts, leases: Leases, logs: LogSink, boot: str, scheduler: str
+        self,
+        core: Core,
+        parts: Parts,
+        leases: Leases,
+        promises: Promises,
+        logs: LogSink,
+        boot: str,
+        scheduler: str,
     ) -> None:
         self.core = core
+        self.promises = promises
         self.parts = parts
         self.views = JobViews(core, parts.refusals)
         self.leases = leases
@@ -145,9 +155,12 @@ class Api:
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        if problem := refused(spec, user, core.accounts, core.config.notify):
+            raise RequestRefused(problem)
         spec = with_site_software(spec, core.config.containers)
         if spec.key and (known := self._submitted_before(spec)) is not None:
             return {"job": self.views.view(user, known)}
+        spec = msgspec.structs.replace(spec, after=self._dependencies(user, spec.after))
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -165,8 +178,18 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            core.add(row, spec)
+            self.promises.submitted(row)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+
+    def _dependencies(self, user: str, names: Sequence[str]) -> tuple[str, ...]:
+        """The ids of the jobs after which a new one is to begin."""
+        found = [self._find(name, user) for name in names]
+        for row in not_completed(self.core.store, [row.id for row in found]):
+            if JobState(row.state).ended:
+                raise RequestRefused(
+                    f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
+                )
+        return tuple(dict.fromkeys(row.id for row in found))
 
     def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
         """The job that the owner of ``spec`` has submitted under its key."""
@@ -221,7 +244,10 @@ class Api:
                 )
             else:
                 with self._step():
-                    self.core.feed(JobCancelled(row.id))
+                    if self.promises.waits(row.id):
+                        self.promises.cancel(row.id, "cancelled by its owner")
+                    else:
+                        self.core.feed(JobCancelled(row.id))
                 results.append(
                     {
                         "job": row.id,

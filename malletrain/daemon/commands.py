@@ -33,7 +33,7 @@ NO_CURVE = (
 )
 ENDINGS = {
     JobState.COMPLETED: (EventKind.JOB_COMPLETED, "The job is done."),
-    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled."),
+    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled: {why}."),
     JobState.FAILED: (EventKind.JOB_FAILED, "The job failed: {why}"),
 }
 """What is told of a job that has ended."""

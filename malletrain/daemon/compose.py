@@ -20,7 +20,9 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
+from malletrain.daemon.promises import Promises
 from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
@@ -40,6 +42,8 @@ class Service:
     desk: LeaseDesk
     api: Api
     switchboard: Switchboard
+    promises: Promises
+    notices: Notices
 
 
 def compose(
@@ -70,9 +74,11 @@ def compose(
     inbox = Inbox(core, parts, departures, desk, logs, boot)
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
-    api = Api(core, parts, leases, logs, boot, scavenger.name)
+    promises = Promises(core)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
+    switchboard = Switchboard(core, inbox, api, Login(keys, munge))
     return Service(
-        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(keys, munge))
+        core, inbox, leases, desk, api, switchboard, promises, Notices(core, config.notify)
     )
 
 

@@ -30,7 +30,7 @@ from malletrain.core.events import (
 )
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
-from malletrain.daemon.job_repository import ActiveJob, decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import round_settings
@@ -323,5 +323,7 @@ class Core:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
             for row in self.store.list_jobs():
-                if not JobState(row.state).ended:
-                    self.add(row, decode_spec(row.spec))
+                spec = decode_spec(row.spec)
+                waits = row.started is None and not_completed(self.store, spec.after)
+                if not (JobState(row.state).ended or waits):
+                    self.add(row, spec)

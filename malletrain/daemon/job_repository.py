@@ -8,11 +8,13 @@ what it followed from.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.daemon.aligned import AlignedCounts
 from malletrain.daemon.audit_log import AuditLog
@@ -136,3 +138,9 @@ def _told(r: RescaleRecord) -> str:
 def decode_spec(text: str) -> messages.JobSpec:
     """The job as it was submitted, from the store."""
     return msgspec.convert(json.loads(text), messages.JobSpec)
+
+
+def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
+    """Those of these jobs that have not completed, whether they still may or not."""
+    rows = [store.get_job(job) for job in jobs]
+    return [row for row in rows if row is not None and row.state != JobState.COMPLETED.value]

@@ -135,6 +135,7 @@ class Daemon:
                 self._lead(service, wait_s),
                 service.leases.run(),
                 service.leases.work(),
+                service.notices.run(),
                 self._watch(service),
             ):
                 tasks.append(loop.create_task(work))
@@ -222,6 +223,7 @@ class Daemon:
             await asyncio.sleep(WATCH_EVERY_S)
             self._metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
+            service.promises.look()
             self._gauges(service)
 
     def _gauges(self, service: Service) -> None:

@@ -35,6 +35,7 @@ from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import MetricSample as MetricSample
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
+from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 
@@ -148,9 +149,7 @@ class Mark(Message, frozen=True):
 
 
 class Metric(Message, frozen=True):
-    """A named number the script reports, e.g. test accuracy: its newest ``value``, and all since
-    the last message (the same ``points`` may come twice).
-    """
+    """A named number of the script: its newest ``value``, and all ``points`` since (some twice)."""
 
     job: Id
     rank: Rank

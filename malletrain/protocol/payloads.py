@@ -48,6 +48,17 @@ class SoftwareEnvironment(
     """The site's own words to the runtime."""
 
 
+class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who is told of a job, and of what."""
+
+    to: str
+    """A mail address, the address of a web hook, or a command of the daemon's host."""
+    kind: str
+    """``mail``, ``webhook`` or ``command``."""
+    on: tuple[str, ...]
+    """Of its ``start``, its ``end``, its ``failure``."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
     one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
@@ -78,6 +89,12 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
+    after: tuple[str, ...] = ()
+    """It begins when these jobs have completed."""
+    time_limit_s: float = 0.0
+    """It is cancelled when it has had nodes for so long; 0: no limit."""
+    notify: tuple[Notification, ...] = ()
+    """Who is told of its start and end."""
     key: str = ""
     """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
 

@@ -133,6 +133,15 @@ class Store:
             self._db.set_meta("daemon_id", daemon_id)
             return Boot(daemon_id, self._db.next("boots"))
 
+    def told(self) -> int | None:
+        """The number of the last event of which owners were told; None: they never were."""
+        told = self._db.get_meta("told")
+        return None if told is None else int(told)
+
+    def set_told(self, seq: int) -> None:
+        """Owners have been told of the events up to number ``seq``."""
+        self._db.set_meta("told", str(seq))
+
     # --- jobs ---
 
     def new_job_id(self) -> str:

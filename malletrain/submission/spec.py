@@ -20,6 +20,7 @@ from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError, about
+from malletrain.submission.promises import notification, time_limit_of
 from malletrain.submission.script import script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import VALUE_HELP, read_value, span
@@ -153,6 +154,9 @@ def build(
     profile_key: str | None = None,
     service: bool = False,
     value: Path | None = None,
+    after: Sequence[str] = (),
+    time_limit: str | None = None,
+    notify: Sequence[str] = (),
     software: SoftwareOptions = NO_SOFTWARE,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
@@ -214,6 +218,10 @@ def build(
         )
     with about("env"):
         variables = parse_env(env)
+    with about("time_limit"):
+        limit_s = time_limit_of(time_limit)
+    with about("notify"):
+        told = tuple(notification(text) for text in notify)
     with about("profile_sizes"):
         sizes = None if profile_sizes is None else parse_sizes(profile_sizes, low, high)
     with about("curve"):
@@ -239,4 +247,7 @@ def build(
         profile_sizes=sizes,
         profile_key=profile_key or "",
         software=environment,
+        after=tuple(after),
+        time_limit_s=limit_s,
+        notify=told,
     )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import doctest
+import re
 from itertools import pairwise
+from pathlib import Path
 
 from malletrain import AsyncClient, Client
 from tests.integration.embedded import site
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 MEASURED = """
 import os, sys, time, malletrain
@@ -66,3 +71,20 @@ def test_metrics_of_a_job_are_kept_over_time_with_samples_and_scale(tmp_path):
         state, again, _ = asyncio.run(at_once())
         assert (state, again["loss"]) == ("completed", loss)
         assert client.job("curve").cancel() is False
+
+
+def test_the_session_of_the_page(tmp_path, monkeypatch):
+    """docs/python.md, line by line, in a folder with its script."""
+    page = PAGE.read_text()
+    (script,) = re.findall(r'```python title="train\.py"\n(.*?)```', page, re.DOTALL)
+    sessions = re.findall(r"```pycon\n(.*?)```", page, re.DOTALL)
+    with site(tmp_path, nodes=2) as made:
+        made.script("train.py", script)
+        monkeypatch.chdir(made.work)
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(made.state))
+        test = doctest.DocTestParser().get_doctest("\n".join(sessions), {}, PAGE.name, None, 0)
+        assert len(test.examples) > 20
+        told: list[str] = []
+        result = doctest.DocTestRunner().run(test, out=told.append, clear_globs=False)
+        test.globs["client"].close()
+        assert result.failed == 0, "".join(told)

@@ -30,7 +30,7 @@ from malletrain.daemon.admission import (
     whole,
 )
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec, not_completed
+from malletrain.daemon.job_repository import decode_spec, submitted_before, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink
@@ -149,6 +149,8 @@ class Api:
             spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
         )
         core = self.core
+        if spec.key and (known := submitted_before(core.store, spec)) is not None:
+            return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The files of other users are theirs: the daemon may not see them, and the client has
@@ -158,8 +160,6 @@ class Api:
         if problem := refused(spec, user, core.accounts, core.config.notify):
             raise RequestRefused(problem)
         spec = with_site_software(spec, core.config.containers)
-        if spec.key and (known := self._submitted_before(spec)) is not None:
-            return {"job": self.views.view(user, known)}
         spec = msgspec.structs.replace(spec, after=self._dependencies(user, spec.after))
         with self._step() as now:
             row = core.store.add_job(
@@ -190,14 +190,6 @@ class Api:
                     f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
                 )
         return tuple(dict.fromkeys(row.id for row in found))
-
-    def _submitted_before(self, spec: messages.JobSpec) -> JobRow | None:
-        """The job that the owner of ``spec`` has submitted under its key."""
-        for row in self.core.store.find_jobs(spec.name):
-            named = row.owner == spec.owner and row.name == spec.name
-            if named and decode_spec(row.spec).key == spec.key:
-                return row
-        return None
 
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
         """Change how much an unfinished job counts beside the others."""

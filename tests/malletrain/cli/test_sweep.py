@@ -150,7 +150,6 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
-    assert run("sweep", "run", file, "--name", "lr2").exit_code == 0
 
 
 def test_from_python(jobs, file, tmp_path):

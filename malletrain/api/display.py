@@ -16,7 +16,7 @@ from malletrain.protocol.views import JobDetail, RescaleView
 WIDTH, HEIGHT, EDGE = 360, 96, 4
 """Of a picture, and of its empty border, pixels."""
 PREFERRED = ("loss", "train_loss", "val_loss", "accuracy")
-"""Metrics that are shown before others."""
+"""JobMetrics that are shown before others."""
 COLOURS = {
     "running": "#2e7d32",
     "profiling": "#1565c0",

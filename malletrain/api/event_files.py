@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard reads them: the records of an event file. Pure, without TensorBoard.
+"""JobMetrics as TensorBoard reads them: the records of an event file. Pure, without TensorBoard.
 
 A file is a sequence of records, each a length, its checksum, an ``Event`` message of protocol
 buffers and its checksum (tensorflow/core/lib/io/record_writer.h, core/util/event.proto). Only the

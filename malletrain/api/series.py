@@ -79,7 +79,7 @@ class MetricSeries(Sequence[MetricPoint]):
         )
 
 
-class Metrics(Mapping[str, MetricSeries]):
+class JobMetrics(Mapping[str, MetricSeries]):
     """The metrics of a job by name."""
 
     def __init__(self, series: Iterable[SeriesView]) -> None:
@@ -96,7 +96,7 @@ class Metrics(Mapping[str, MetricSeries]):
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {len(each)} values" for name, each in self.items())
-        return f"<Metrics {inside or 'none yet'}>"
+        return f"<JobMetrics {inside or 'none yet'}>"
 
     def rows(self) -> list[tuple[str, float, int | None, float, int, float]]:
         """A row for each value: :data:`COLUMNS`."""
@@ -121,7 +121,7 @@ class Metrics(Mapping[str, MetricSeries]):
         return made.sort_values("time", kind="stable", ignore_index=True)
 
 
-def write_csv(file: Path, metrics: Metrics) -> Path:
+def write_csv(file: Path, metrics: JobMetrics) -> Path:
     """Write all values as CSV, times in seconds since the epoch; returns the file."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)

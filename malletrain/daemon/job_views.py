@@ -94,7 +94,9 @@ class JobViews:
         spec = decode_spec(row.spec)
         store = self._core.store
         if not (mine := self._core.accounts.may_manage(user, row.owner)):
-            spec = msgspec.structs.replace(spec, args=(), env={}, setup=None, software=None)
+            spec = msgspec.structs.replace(
+                spec, args=(), env={}, setup=None, software=None, notify=()
+            )
         return JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),

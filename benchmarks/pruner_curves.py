@@ -1,4 +1,4 @@
-"""Learning curves of small networks on Fashion-MNIST, really trained, for :mod:`benchmarks.pruners`.
+"""Learning curves of small networks really trained on Fashion-MNIST, for :mod:`benchmarks.pruners`.
 
     python -m benchmarks.pruner_curves ../shared/data/fashion_mnist curves.json
 
@@ -81,9 +81,8 @@ def main() -> None:
         tried = drawn(rng)
         curves.append({**tried, "accuracy": curve(tried, data, args.epochs, n)})
     args.out.write_text(json.dumps({"epochs": args.epochs, "seed": args.seed, "curves": curves}))
-    print(
-        f"{len(curves)} trainings of {args.epochs} epochs, best {max(c['accuracy'][-1] for c in curves):.4f}"
-    )
+    best = max(curve["accuracy"][-1] for curve in curves)
+    print(f"{len(curves)} trainings of {args.epochs} epochs, best {best:.4f}")
 
 
 if __name__ == "__main__":

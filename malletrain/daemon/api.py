@@ -31,8 +31,8 @@ from malletrain.daemon.admission import (
 from malletrain.daemon.core import Core
 from malletrain.daemon.extension import wanted_of
 from malletrain.daemon.goals import goals_problem
-from malletrain.daemon.job_changes import JobChanges, dependencies, submitted_before
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.job_changes import JobChanges, dependencies
+from malletrain.daemon.job_repository import decode_spec, submitted_before
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
@@ -154,6 +154,8 @@ class Api:
             spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
         )
         core = self.core
+        if spec.key and (known := submitted_before(core.store, spec)) is not None:
+            return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The files of other users are theirs: the daemon may not see them, and the client has
@@ -168,8 +170,6 @@ class Api:
         if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
             raise RequestRefused(refusal)
         spec = with_site_software(spec, core.config.containers)
-        if spec.key and (known := submitted_before(core, spec)) is not None:
-            return {"job": self.views.view(user, known)}
         spec = msgspec.structs.replace(
             spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
         )

@@ -18,7 +18,6 @@ from malletrain.daemon.extension import extend, extended
 from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.promises import was
-from malletrain.protocol import messages
 from malletrain.protocol.views import JobView
 from malletrain.store.schema import JobRow
 
@@ -84,12 +83,3 @@ def dependencies(core: Core, found: Sequence[JobRow]) -> tuple[str, ...]:
                 f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
             )
     return tuple(dict.fromkeys(row.id for row in found))
-
-
-def submitted_before(core: Core, spec: messages.JobSpec) -> JobRow | None:
-    """The job that the owner of ``spec`` has submitted under its key."""
-    for row in core.store.find_jobs(spec.name):
-        named = row.owner == spec.owner and row.name == spec.name
-        if named and decode_spec(row.spec).key == spec.key:
-            return row
-    return None

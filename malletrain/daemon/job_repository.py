@@ -144,3 +144,12 @@ def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
     """Those of these jobs that have not completed, whether they still may or not."""
     rows = [store.get_job(job) for job in jobs]
     return [row for row in rows if row is not None and row.state != JobState.COMPLETED.value]
+
+
+def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:
+    """The job that the owner of ``spec`` has submitted under its key."""
+    for row in store.find_jobs(spec.name):
+        named = row.owner == spec.owner and row.name == spec.name
+        if named and decode_spec(row.spec).key == spec.key:
+            return row
+    return None

@@ -7,18 +7,29 @@ Decides nothing.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
 from malletrain.client.operations import Operation
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobDetail, JobView, SeriesView
+from malletrain.protocol.views import EventView, JobView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
 LOOKED_AT = 500
 """Ended jobs in one answer of the daemon; others are asked for one by one."""
+GIVEN = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+"""Events that say which nodes a job has from then on."""
+CHANGES = (
+    *GIVEN,
+    EventKind.JOB_SUSPENDED,
+    EventKind.JOB_COMPLETED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_CANCELLED,
+)
 PASSING = ("unreachable", "internal", "stranger")
 """What a daemon answers, or does not, that may be otherwise a moment later."""
 
@@ -59,13 +70,17 @@ class DaemonJobs:
             return TrialJob(job, LOST)
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
-        """Values with a step after ``since``; values without a step are numbered."""
+        """Values with a step after ``since``. Where none has a step they are numbered; a value
+        without one among others is a last word and no point of the curve.
+        """
         series = self._series(job, metric)
         if series is None:
             return []
-        steps = [n if s is None else s for n, s in enumerate(series.steps)]
+        steps = (
+            series.steps if any(s is not None for s in series.steps) else range(len(series.steps))
+        )
         found = zip(steps, series.values, strict=True)
-        return [(step, value) for step, value in found if step > since]
+        return [(step, value) for step, value in found if step is not None and step > since]
 
     def last(self, job: str, metric: str) -> float | None:
         """The newest value."""
@@ -73,12 +88,14 @@ class DaemonJobs:
         return series.values[-1] if series is not None and series.values else None
 
     def node_seconds(self, job: str) -> float:
-        """Nodes times the seconds in which it trained on them, as far as was observed."""
+        """Nodes times the seconds for which it had them, starts and rescales included."""
+        events: list[EventView] = []
         try:
-            detail: JobDetail = self._do(operations.job(job))
+            while page := self._do(operations.events(since=_last(events), limit=1000, job=job)):
+                events += page
         except ClientError:
-            return 0.0
-        return sum(r.nodes * r.seconds for r in detail.rates)
+            pass  # it is not known any more
+        return used_s(events, time.time())
 
     def weigh(self, job: str, weight: float) -> None:
         """It counts so much from now on."""
@@ -107,6 +124,23 @@ class DaemonJobs:
                     self._connection = None
                 raise JobsAway(str(error)) from None
             raise
+
+
+def used_s(events: Sequence[EventView], now: float) -> float:
+    """Node-seconds that a job has had, by its lines of the audit log; until ``now``, where it has
+    not ended.
+    """
+    used, nodes, since = 0.0, 0, 0.0
+    for event in events:
+        if event.kind not in CHANGES:
+            continue
+        used += nodes * (event.time - since)
+        nodes, since = len(event.data.get("nodes", ())) if event.kind in GIVEN else 0, event.time
+    return used + nodes * max(0.0, now - since)
+
+
+def _last(events: Sequence[EventView]) -> int:
+    return events[-1].seq if events else 0
 
 
 def _seen(view: JobView) -> TrialJob:

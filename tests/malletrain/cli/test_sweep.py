@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobDetail, JobView, RateView, SeriesView
+from malletrain.protocol.views import EventView, JobDetail, JobView, SeriesView
 from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import Ledger, open_storage
 from malletrain.sweep.process import alone
 from tests.malletrain.cli.fake_daemon import Refuse
-from tests.malletrain.sweep.sweep_world import WorldJobs
+from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
 
 FILE = """
 [sweep]
@@ -59,12 +59,27 @@ def jobs(daemon):
         if params["job"] not in world.jobs:
             raise Refuse("There is no such job.")
         job = world.jobs[params["job"]]
-        return JobDetail(view(job), {}, rates=(RateView(2, 1.0, 0.0, 1.0, 3600.0),))
+        return JobDetail(view(job), {})
+
+    def events(params):
+        if params["since"]:
+            return []
+        facts = (params["job"], "", "", "")
+        return [
+            EventView(1, 100.0, "job-submitted", *facts),
+            EventView(2, 1000.0, "job-started", *facts, {"nodes": ["a", "b"]}),
+            EventView(3, 1900.0, "job-rescaled", *facts, {"nodes": ["a"]}),
+            EventView(4, 2800.0, "job-suspended", *facts),
+            EventView(5, 9000.0, "job-started", *facts, {"nodes": ["a", "b", "c"]}),
+            EventView(6, 10500.0, "job-completed", *facts),
+        ]
 
     def metrics(params):
         points = world.jobs[params["job"]].reported
         steps, values = zip(*points, strict=True) if points else ((), ())
-        many = len(points)
+        if len(points) == STEPS:  # a last word without a step
+            steps, values = (*steps, None), (*values, values[-1])
+        many = len(values)
         return [SeriesView("loss", values, (0.0,) * many, (0.0,) * many, (1,) * many, steps, many)]
 
     def cancel(params):
@@ -75,7 +90,13 @@ def jobs(daemon):
         world.weigh(params["job"], params["weight"])
         return view(world.jobs[params["job"]])
 
-    daemon.answers |= {"submit": submit, "jobs": looked, "job": one, "metrics": metrics}
+    daemon.answers |= {
+        "submit": submit,
+        "jobs": looked,
+        "job": one,
+        "metrics": metrics,
+        "events": events,
+    }
     daemon.answers |= {"cancel": cancel, "weigh": weigh}
     return world
 
@@ -104,6 +125,7 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert lines[-1].startswith(f"Best: trial {best.number}, {best.value:.6g}.")
     assert len(jobs.jobs) == 6
 
+    assert {t.last_step for t in book().trials() if t.state.name == "COMPLETE"} == {STEPS}
     (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
     assert line.split()[5:7] == ["6", f"{best.value:.6g}"]
     assert line.endswith("All trials have ended.")
@@ -128,7 +150,6 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
-    assert run("sweep", "run", file, "--name", "lr2").exit_code == 0
 
 
 def test_from_python(jobs, file, tmp_path):

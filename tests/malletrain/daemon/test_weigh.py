@@ -28,6 +28,8 @@ def test_a_submission_under_a_key_is_one_job_however_often_it_comes(running):
         first = client.submit(SPEC).id
         assert client.submit(SPEC).id == first
         assert client.submit(msgspec.structs.replace(SPEC, weight=2.0)).id == first
+        gone = msgspec.structs.replace(SPEC, workdir="relative")
+        assert client.submit(gone).id == first, "though it could not be submitted any more"
         client.cancel([first])
         assert client.submit(SPEC).id == first, "its end does not make it another"
         assert client.submit(msgspec.structs.replace(SPEC, key="a1-4")).id != first

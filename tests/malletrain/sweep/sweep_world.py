@@ -205,6 +205,7 @@ class World:
         found = self.trials()
         assert len(found) == trials
         assert not [t for t in found if not t.state.is_finished()], "a trial runs for ever"
+        assert {t.state.name for t in found} <= {"COMPLETE", "PRUNED"}, "nobody's job failed"
         bound = [t.user_attrs["malletrain:job"] for t in found if "malletrain:job" in t.user_attrs]
         assert sorted(bound) == sorted(set(bound)), "two trials have one job"
         assert len(self.jobs.jobs) == trials, "a trial began twice, or never"

@@ -54,7 +54,6 @@ STRANGER = "stranger"
 """The code of a daemon's answer to a client whose key it does not know."""
 
 BROKEN = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED)
-
 T = TypeVar("T")
 
 

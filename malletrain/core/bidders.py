@@ -31,8 +31,8 @@ class Bidders:
         gaps: Gaps,
         queue: AdmissionQueue,
         profiles: ProfileRunner,
-        goals: GoalKeeper,
         min_interval_s: float,
+        goals: GoalKeeper,
     ) -> None:
         self._state = state
         self._gaps = gaps

@@ -86,7 +86,7 @@ class Controller:
         self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
         self.goals = GoalKeeper(self.state, self._gaps, s)
         self._bidders = Bidders(
-            self.state, self._gaps, self._queue, self.profiles, self.goals, s.min_interval_s
+            self.state, self._gaps, self._queue, self.profiles, s.min_interval_s, self.goals
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
         self._held_until = 0.0

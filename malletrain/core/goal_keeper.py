@@ -379,7 +379,7 @@ class GoalKeeper:
             return None
         asked, pace = self._least_yield(record, now), record.pace
         if asked is not None and pace is not None and record.job.curve is not None:
-            asked = rounded(asked / pace)
+            asked = rounded(asked / pace, up=True)
         return Purse(asked, self._most_payable(record, now))
 
 

@@ -20,6 +20,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.gaps import Gaps
+from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
 from malletrain.core.profile_runner import ProfileRunner
@@ -248,7 +249,8 @@ def planner(*nodes, jobs, settings=None, gaps=()):
     seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
     queue = AdmissionQueue(state, seen, 20, 600.0)
     runner = ProfileRunner(state, settings)
-    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s)
+    goals = GoalKeeper(state, seen, settings)
+    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s, goals)
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):

@@ -61,6 +61,8 @@ class GoalKeeper:
         self._moves = -1
         self._spends_at: dict[str, float] = {}
         self._promised_of = 0
+        self._room = 1.0
+        """The part of the nodes useful to the deadlines held together that there is."""
 
     # --- events ---
 
@@ -235,7 +237,7 @@ class GoalKeeper:
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
-        floor = 0.0
+        floor = float(min(record.sizes(), default=1))
         if deadline is not None and deadline > now:
             within = deadline - now
             reach = forecast(left, rates, past, nodes, Claim(), now)
@@ -244,7 +246,7 @@ class GoalKeeper:
                 tight = min(1.0, (reach.high - now) / within)
                 record.need = Need(least, tight, record.useful())
                 record.node_s = left / max(1e-300, float(rates[least])) * least
-                floor = least
+                floor = max(least, self._room * record.need.useful)
         claim = Claim(max(usual, record.share or 0.0), floor)
         record.forecast = forecast(left, rates, past, nodes, claim, now)
 
@@ -261,6 +263,8 @@ class GoalKeeper:
         for node_class, demands in groups.items():
             past, nodes = self.history.nodes(node_class), self.history.now(node_class)
             kept.update(promised(demands, past, nodes))
+        useful = sum(need.useful for n in kept if (need := self.records[n].need) is not None)
+        self._room = min(1.0, self.history.now(self.history.usual_class()) / max(1, useful))
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._class_of(record.job))
             narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes

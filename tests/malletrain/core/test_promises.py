@@ -1,4 +1,4 @@
-"""Which deadlines are held together: as many as any choice could, on a machine that never changes."""
+"""Which deadlines are held together: as many as any choice could, where nodes stay."""
 
 from itertools import combinations
 

@@ -118,6 +118,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "linear one, nothing. Unless it is true, "
         "malletrain measures and freetrain believes.  [default: exact; nas: none]",
     ),
+    click.option(
+        "--deadlines",
+        type=click.FloatRange(min=0, max=1),
+        default=0.0,
+        metavar="SHARE",
+        help="This share of the jobs that need ten minutes or more gets a deadline: 1.5 to 5 times "
+        "the time that they need on their largest size.",
+    ),
     _one_of(
         "--policy",
         ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
@@ -291,6 +299,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
 def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     """The jobs that :func:`simulation_options` ask for. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
+    from malletrain.sim.deadlines import with_deadlines
     from malletrain.sim.joblogs import read_log
     from malletrain.sim.throughput import built_in
     from malletrain.sim.workload_files import read_curves, read_workload
@@ -333,4 +342,6 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 "grow to their end and run longer."
             )
         jobs = workloads.arriving(jobs, arrivals)
+    if o["deadlines"]:
+        jobs = with_deadlines(jobs, o["deadlines"], seed=o["seed"])
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

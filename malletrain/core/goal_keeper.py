@@ -97,6 +97,7 @@ class GoalKeeper:
             if record.standing is Standing.MISSED and event.goals.deadline != record.goals.deadline:
                 record.standing = None
             record.goals, record.review_at = event.goals, -math.inf
+            record.charged_for = None
         self._moves = -1
         self._state.plan_soon(now + self._settings.debounce_s)
         self._state.leases_due = True
@@ -163,7 +164,11 @@ class GoalKeeper:
         if record.goals.budget_s is None:
             return
         name, nodes, account = record.job.submitted.job, self._state.nodes, record.account
-        for node in [n for n in account.holds if n not in record.job.nodes]:
+        if record.charged_for is record.job.nodes and not account.owed:
+            return
+        record.charged_for = record.job.nodes
+        mine = set(record.job.nodes)
+        for node in account.holds.keys() - mine:
             account.leaves(node, now)
         for node in [n for n in account.owed if n not in nodes]:
             account.gone(node)

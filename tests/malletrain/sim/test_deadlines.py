@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from malletrain.sim.deadlines import SHORTEST_S, held, with_deadlines
+from malletrain.sim.deadlines import SHORTEST_S, with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_workload
@@ -36,18 +36,19 @@ def test_a_deadline_is_held_that_would_be_missed_without_and_costs_few_samples()
     assert goals.runs["due"].ended_at <= 8 * HOUR
     assert goals.runs["quick"].ended_at is not None
     assert after.samples == pytest.approx(before.samples, rel=0.01)
+    assert (before.deadlines, after.deadlines, after.deadlines_met) == (0, 1, 1)
 
 
 def test_a_job_costs_no_more_than_its_budget():
-    simulation, _ = play(job("poor", samples=1e9, most=4, budget_nh=6.0))
+    simulation, result = play(job("poor", samples=1e9, most=4, budget_nh=6.0))
     record = simulation.controller.goals.records["poor"]
     assert simulation.controller.jobs["poor"].halted
     spent = record.account.charged(simulation.now) / HOUR
     assert spent == pytest.approx(6.0, rel=1e-6)
     run = simulation.runs["poor"]
     assert sum(run.node_s.values()) == pytest.approx(6.0 * HOUR, rel=1e-3)
-    counted = held(simulation.runs.values(), {"poor": spent}, simulation.end)
-    assert (counted.budgets, counted.overspent) == (1, 0)
+    assert result.budgets_overspent == 0
+    assert not run.nodes
 
 
 def test_deadlines_are_drawn_for_a_share_of_the_jobs_that_are_long_enough():

@@ -119,6 +119,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "linear one, nothing. Unless it is true, "
         "malletrain measures and freetrain believes.  [default: exact; nas: none]",
     ),
+    click.option(
+        "--deadlines",
+        type=click.FloatRange(min=0, max=1),
+        default=0.0,
+        metavar="SHARE",
+        help="This share of the jobs that need ten minutes or more gets a deadline: 1.5 to 5 times "
+        "the time that they need on their largest size.",
+    ),
     _one_of(
         "--policy",
         ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
@@ -305,6 +313,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
 def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     """The jobs that :func:`simulation_options` ask for. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
+    from malletrain.sim.deadlines import with_deadlines
     from malletrain.sim.joblogs import read_log
     from malletrain.sim.throughput import built_in
     from malletrain.sim.workload_files import read_curves, read_workload
@@ -350,4 +359,6 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
         users = [job.user for job in there]
         arrived = zip(workloads.arriving(jobs, arrivals), users, strict=False)
         jobs = [replace(job, user=user) for job, user in arrived]
+    if o["deadlines"]:
+        jobs = with_deadlines(jobs, o["deadlines"], seed=o["seed"])
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

@@ -290,6 +290,16 @@ class PriorSuggested:
 
 
 @dataclass(frozen=True)
+class ModelChanged:
+    """The job's script says that it trains another model than before, of this ``name``: a phase of
+    its own.
+    """
+
+    job: str
+    name: str
+
+
+@dataclass(frozen=True)
 class RescaleFinished:
     """The job processes samples at its new scale (or its start-up time limit passed)."""
 
@@ -324,6 +334,7 @@ Event = (
     | RescaleCosted
     | RoundFormed
     | PriorSuggested
+    | ModelChanged
     | RescaleFinished
     | GoalsChanged
     | WorkReported

@@ -102,11 +102,12 @@ def _unit(candidate: Candidate, curve: ScalingCurve) -> float:
     return candidate.weight
 
 
-def rounded(value: float) -> float:
-    """The value, to the next of :data:`STEPS` between two powers of two."""
+def rounded(value: float, *, up: bool = False) -> float:
+    """The value, to the next of :data:`STEPS` between two powers of two (``up``: not below it)."""
     if not (value > 0 and math.isfinite(value)):
         return value
-    return float(2.0 ** (round(math.log2(value) * STEPS) / STEPS))
+    steps = math.log2(value) * STEPS
+    return float(2.0 ** ((math.ceil(steps - 1e-9) if up else round(steps)) / STEPS))
 
 
 @lru_cache(maxsize=4096)

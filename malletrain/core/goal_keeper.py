@@ -61,6 +61,8 @@ class GoalKeeper:
         self._moves = -1
         self._spends_at: dict[str, float] = {}
         self._promised_of = 0
+        self._room = 1.0
+        """The part of the nodes useful to the deadlines held together that there is."""
 
     # --- events ---
 
@@ -95,6 +97,7 @@ class GoalKeeper:
             if record.standing is Standing.MISSED and event.goals.deadline != record.goals.deadline:
                 record.standing = None
             record.goals, record.review_at = event.goals, -math.inf
+            record.charged_for = None
         self._moves = -1
         self._state.plan_soon(now + self._settings.debounce_s)
         self._state.leases_due = True
@@ -161,7 +164,11 @@ class GoalKeeper:
         if record.goals.budget_s is None:
             return
         name, nodes, account = record.job.submitted.job, self._state.nodes, record.account
-        for node in [n for n in account.holds if n not in record.job.nodes]:
+        if record.charged_for is record.job.nodes and not account.owed:
+            return
+        record.charged_for = record.job.nodes
+        mine = set(record.job.nodes)
+        for node in account.holds.keys() - mine:
             account.leaves(node, now)
         for node in [n for n in account.owed if n not in nodes]:
             account.gone(node)
@@ -235,7 +242,7 @@ class GoalKeeper:
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
-        floor = 0.0
+        floor = float(min(record.sizes(), default=1))
         if deadline is not None and deadline > now:
             within = deadline - now
             reach = forecast(left, rates, past, nodes, Claim(), now)
@@ -244,7 +251,7 @@ class GoalKeeper:
                 tight = min(1.0, (reach.high - now) / within)
                 record.need = Need(least, tight, record.useful())
                 record.node_s = left / max(1e-300, float(rates[least])) * least
-                floor = least
+                floor = max(least, self._room * record.need.useful)
         claim = Claim(max(usual, record.share or 0.0), floor)
         record.forecast = forecast(left, rates, past, nodes, claim, now)
 
@@ -261,6 +268,8 @@ class GoalKeeper:
         for node_class, demands in groups.items():
             past, nodes = self.history.nodes(node_class), self.history.now(node_class)
             kept.update(promised(demands, past, nodes))
+        useful = sum(need.useful for n in kept if (need := self.records[n].need) is not None)
+        self._room = min(1.0, self.history.now(self.history.usual_class()) / max(1, useful))
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._class_of(record.job))
             narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
@@ -379,7 +388,7 @@ class GoalKeeper:
             return None
         asked, pace = self._least_yield(record, now), record.pace
         if asked is not None and pace is not None and record.job.curve is not None:
-            asked = rounded(asked / pace)
+            asked = rounded(asked / pace, up=True)
         return Purse(asked, self._most_payable(record, now))
 
 

@@ -47,6 +47,8 @@ class GoalRecord:
     """Up to when it was charged before the controller was made."""
     held: int = 0
     """Nodes since then."""
+    charged_for: tuple[str, ...] | None = None
+    """The nodes that its account has, as the controller had them; None: look anew."""
     measured: bool = False
     """Whether it is known how it scales."""
     expected: float = 0.0

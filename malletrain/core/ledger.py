@@ -32,15 +32,20 @@ class Account:
     holds: dict[str, _Hold] = field(default_factory=dict)
     owed: dict[str, float] = field(default_factory=dict)
     """Node that it left → until when its least charge goes on."""
+    _since: float = 0.0
+    _paid_until: float = -math.inf
 
     def takes(self, node: str, since: float, paid_until: float) -> None:
         """It holds the node since then."""
         self.holds[node] = _Hold(since, paid_until)
         self.owed.pop(node, None)
+        self._since += since
+        self._paid_until = max(self._paid_until, paid_until)
 
     def leaves(self, node: str, now: float) -> None:
         """It holds the node no more."""
         hold = self.holds.pop(node)
+        self._since = self._since - hold.since if self.holds else 0.0
         self.charged_before += self.factor * (max(now, hold.paid_until) - hold.since)
         if hold.paid_until > now:
             self.owed[node] = hold.paid_until
@@ -56,7 +61,10 @@ class Account:
 
     def charged(self, now: float) -> float:
         """What it has cost if it leaves all its nodes now."""
-        open_s = sum(max(now, hold.paid_until) - hold.since for hold in self.holds.values())
+        if now >= self._paid_until:  # as nearly always: nothing need be looked at one by one
+            open_s = len(self.holds) * now - self._since
+        else:
+            open_s = sum(max(now, hold.paid_until) - hold.since for hold in self.holds.values())
         return self.charged_before + self.factor * open_s
 
     def costs_more_at(self, budget_s: float, now: float) -> float:
@@ -64,6 +72,8 @@ class Account:
         without nodes.
         """
         left = budget_s - self.charged(now)
+        if self.holds and left > 0 and now >= self._paid_until:
+            return now + left / (self.factor * len(self.holds))
         ends = sorted(max(now, hold.paid_until) for hold in self.holds.values())
         if not ends:
             return math.inf

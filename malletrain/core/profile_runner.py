@@ -19,6 +19,7 @@ from malletrain.core.events import (
     Command,
     JobState,
     KeepScalingModel,
+    ModelChanged,
     PriorSuggested,
     Progressed,
     RescaleCosted,
@@ -139,6 +140,13 @@ class ProfileRunner:
         if not all(math.isfinite(x) and x >= 0 for x in (event.time, event.samples, event.batch)):
             return []
         return self._obey(self.profiler.progressed(job, event, now), now)
+
+    def model_changed(self, event: ModelChanged, now: float) -> list[Command]:
+        """The job trains another model: a phase of its own, as its next report shows."""
+        job = self._state.unfinished.get(event.job)
+        if self._on and job is not None:
+            self.profiler.another_model(job, event.name)
+        return []
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
         """All workers have been started."""

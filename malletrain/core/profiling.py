@@ -184,10 +184,7 @@ class Profiler:
         self, job: JobRecord, event: Progressed, now: float
     ) -> list[AdvisorAnswer | Observed]:
         """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
-        watch = self._watches.get(event.job)
-        if watch is None:
-            watch = _Watch(Monitor(self.settings.window_s), PhaseTracker(job.scaling.curve.phase))
-            self._watches[event.job] = watch
+        watch = self._watch(job)
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
@@ -211,6 +208,17 @@ class Profiler:
         if change is not None and scaling.profiled:
             scaling = replace(scaling, profiled=False, reason=change.sentence)
         return [Observed(event.job, scaling, change, surprise)]
+
+    def another_model(self, job: JobRecord, name: str) -> None:
+        """The job's script trains this model from now on."""
+        self._watch(job).phases.another_model(name)
+
+    def _watch(self, job: JobRecord) -> _Watch:
+        name = job.submitted.job
+        if name not in self._watches:
+            phases = PhaseTracker(job.scaling.curve.phase)
+            self._watches[name] = _Watch(Monitor(self.settings.window_s), phases)
+        return self._watches[name]
 
     def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The job processes samples at this scale."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 import structlog
 
-from malletrain.core.events import JobState, PriorSuggested
+from malletrain.core.events import JobState, ModelChanged, PriorSuggested
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
@@ -106,6 +106,8 @@ class AgentReports:
                 for event in core.goals.work_left(run, message.data):
                     core.feed(event)
             elif message.kind == "profile" and core.config.profiling.enabled:
+                if name := core.curves.another_model(run.row.id, message.data):
+                    core.feed(ModelChanged(run.row.id, name))
                 model = core.curves.described(run.row.id, run.spec, message.data)
                 if model is not None:
                     core.feed(PriorSuggested(run.row.id, model))

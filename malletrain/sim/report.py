@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from malletrain.sim.costs import Cause, SimRun
+from malletrain.sim.deadlines import held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +48,8 @@ class Result:
         jobs_completed: jobs done.
         mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from
             submission to first start (None: no job done).
+        deadlines, deadlines_met: those that came due, and those of them that were held.
+        budgets_overspent: jobs that cost more than their budget.
         plans, profiles: plans made, profiles ended.
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
@@ -78,6 +81,9 @@ class Result:
     jobs_completed: int
     mean_job_hours: float | None
     mean_wait_hours: float | None
+    deadlines: int
+    deadlines_met: int
+    budgets_overspent: int
     plans: int
     profiles: int
     mean_decision_ms: float
@@ -104,6 +110,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
+    goals = held(runs, sim.now)
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(
         policy=sim.settings.policy.name,
@@ -137,6 +144,9 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0
         if started
         else None,
+        deadlines=goals.deadlines,
+        deadlines_met=goals.met,
+        budgets_overspent=goals.overspent,
         plans=sim.controller.plans,
         profiles=sim.profiles,
         mean_decision_ms=float(decisions.mean()),
@@ -209,6 +219,8 @@ def table(result: Result) -> Table:
         if len(words) > SHOWN_USERS:
             words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
         rows.append(("node-hours", ", ".join(words)))
+    if r.deadlines:
+        rows.append(("deadlines", f"{r.deadlines_met} held of {r.deadlines} that came due"))
     if r.profiles:
         rows.append(("profiles", f"{r.profiles}"))
     rows.append(

@@ -133,6 +133,16 @@ def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in ask()]
 
 
+def forget_meshes() -> None:
+    """Empty what DTensor remembers of operations on the meshes of earlier rounds, which nobody asks
+    for again. A torch that has no such function keeps it, a few kilobytes an operation.
+    """
+    debug = import_module("torch.distributed.tensor.debug")
+    forget = getattr(debug, "_clear_sharding_prop_cache", None)
+    if forget is not None:
+        forget()
+
+
 # --- gradient scalers (malletrain.elastic.undo) ---
 
 

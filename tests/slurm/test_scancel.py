@@ -11,7 +11,7 @@ from tests.slurm.site import slurm_site
 
 
 def test_a_lease_that_an_admin_cancels_lets_its_job_save(cluster, root):
-    slurm = cluster(2, kill_wait=600)
+    slurm = cluster(2, kill_wait=600, grace=600)  # steps of 2 s must fit in
     with slurm_site(root / "s", slurm) as site:
         script = site.script("counting.py", COUNTING)
         job = site.submit(script, nodes=(2, 2), name="count")

@@ -28,6 +28,7 @@ from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layou
 from malletrain.elastic.state import StateError
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
+from malletrain.training.torch_private import forget_meshes
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 Found = tuple[Version, dict[str, Any], moving.Parts, list[Layout]]
@@ -247,7 +248,11 @@ def _mesh(training: ShardedTraining, group: Group, shards: int) -> Any:
             "every node must have the same number of ranks."
         )
     shape: tuple[int, ...] = (size // shards, shards) if training.in_nodes else (size,)
-    names = ("replicate", "shard")[-len(shape) :]
+    # Torch takes meshes of one size and one name for the same one, and answers for a rank that it
+    # had in an earlier round: the round belongs to the name.
+    number = group.place.generation
+    names = (f"replicate_{number}", f"shard_{number}")[-len(shape) :]
+    forget_meshes()
     return init_device_mesh(training.device.type, shape, mesh_dim_names=names)
 
 

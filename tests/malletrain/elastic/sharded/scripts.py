@@ -82,7 +82,8 @@ def alone(options: dict[str, Any]) -> list[float]:
 
 def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = False) -> None:
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
-    before these steps it waits for a file ``go-STEP``. ``late``: (rank, step) to which the word
+    before these steps it waits for a file ``go-STEP``. ``crawl``: 20 ms so many times a step until
+    there is a file ``go``. ``late``: (rank, step) to which the word
     does not come that all have their gradients. ``fault``: where a process dies at the next change,
     with ``joins`` as a joiner.
     """
@@ -119,6 +120,9 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 if options.get("slow"):
                     time.sleep(options["slow"])
+                for _ in range(options.get("crawl", 0)):
+                    if not Path(folder, "go").exists():
+                        time.sleep(0.02)
                 optimizer.step()
                 run.scheduler.step()
                 facts["seen"] += step.global_samples

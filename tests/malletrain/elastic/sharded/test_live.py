@@ -106,6 +106,22 @@ def each_got_what_it_lacked(folder: Path) -> None:
     assert checked == 4 + 3 + 1
 
 
+def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
+    """Torch takes the meshes of both groups for the same one. 3 ranks, 2 of them, 3 again."""
+    options = {"samples": 240, "gates": [5, 10], "run": {"replicate_every": 2}}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members = c.start(3)
+        c.round(members)
+        new = c.start(1)
+        for step, next_ones in ((5, members[1:]), (10, [*members[1:], *new])):
+            change_at(c, tmp_path, step)
+            c.round(next_ones, wait=False)
+            (tmp_path / f"go-{step}").touch()
+            c.run()
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
+
+
 NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
 
 

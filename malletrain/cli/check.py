@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from malletrain.cli.check_accounting import accounting
+from malletrain.cli.check_shares import shares
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
@@ -37,8 +38,8 @@ def check(config_file: Path, as_json: bool) -> None:
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs, allocation and accounting. Exit code 1
-    when something would not work.
+    users (where there are several), the network of the jobs, allocation, accounting and shares.
+    Exit code 1 when something would not work.
 
     \b
     Example:
@@ -182,5 +183,6 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("network", network),
     ("allocation", allocation),
     ("accounting", accounting),
+    ("shares", shares),
 )
 """Beyond what keeps the daemon from starting."""

@@ -29,6 +29,8 @@ MOST_DOUBLINGS = 4.0
 """A factor lies between 1/16 and 16: beyond, the plan's arithmetic would lose the small bids."""
 EVEN = 1e-9
 """Weights, or counters in node-seconds, below this are none."""
+FORGOTTEN = 1.0
+"""Counters of a party without jobs that have decayed to so few node-seconds are dropped."""
 LEAST_DOUBLINGS = 0.25
 """Factors that moved by less are worth no plan of their own."""
 LEAST_S = 1.0
@@ -104,11 +106,7 @@ class Shares:
     every factor is 1.
     """
 
-    def __init__(
-        self,
-        state: ControllerState,
-        settings: ShareSettings | None,
-    ) -> None:
+    def __init__(self, state: ControllerState, settings: ShareSettings | None) -> None:
         self.settings = settings
         self._state = state
         self._service: dict[str, PartyService] = {}
@@ -140,6 +138,9 @@ class Shares:
         kept = 0.5 ** (seconds / self.settings.half_life_s)
         for party in {*self._service, *demands}:
             before = self._service.get(party, PartyService()).later(kept)
+            if party not in demands and before.served + before.due < FORGOTTEN:
+                del self._service[party]
+                continue
             mine = due.get(party, 0.0)
             self._service[party] = PartyService(
                 before.served + served.get(party, 0.0) * seconds,

@@ -23,10 +23,15 @@ class ShareKeeper:
 
     def restore(self) -> None:
         """Take up what was kept."""
-        rows = self._store.services()
-        if self._controller.shares.settings is not None and rows:
-            kept = {row.party: PartyService(row.served, row.due, row.seconds) for row in rows}
-            self._controller.shares.restore(kept, max(row.updated for row in rows))
+        settings, rows = self._controller.shares.settings, self._store.services()
+        if settings is None or not rows:
+            return
+        newest = max(row.updated for row in rows)
+        kept = {}
+        for row in rows:  # what was forgotten before the others has an older row
+            left = 0.5 ** ((newest - row.updated) / settings.half_life_s)
+            kept[row.party] = PartyService(row.served, row.due, row.seconds).later(left)
+        self._controller.shares.restore(kept, newest)
 
     def keep(self, now: float, *, at_once: bool = False) -> None:
         """Write the counters down when it is time to, or ``at_once``."""

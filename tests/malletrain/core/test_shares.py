@@ -120,6 +120,16 @@ def test_a_party_that_was_short_and_left_is_forgiven_with_the_half_life():
     assert 1.0 < m.controller.shares.factor("b") < before
 
 
+def test_a_party_that_is_long_gone_is_dropped():
+    m = Machine(4, ShareSettings(half_life_s=HOUR))
+    m.controller.shares.restore({"b": PartyService(1000.0, 900.0, 500.0)}, 0.0)
+    m.submit("x", "a")
+    m.let(5 * HOUR, HOUR)
+    assert m.controller.shares.kept().keys() == {"a", "b"}
+    m.let(20 * HOUR, HOUR)
+    assert m.controller.shares.kept().keys() == {"a"}
+
+
 def test_where_nodes_suffice_nothing_is_due_beyond_what_is_served():
     m = Machine(8, ShareSettings({"a": 1.0, "b": 9.0}))
     m.submit("x", "a", most=6)

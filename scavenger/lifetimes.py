@@ -32,7 +32,7 @@ import numpy as np
 
 from scavenger.horizon import EDGES_S as AGES_S
 from scavenger.horizon import PRIOR_MEAN_S, SurvivalEstimator
-from scavenger.moment import CALENDAR, NAMES, Floats, Moment
+from scavenger.moment import CALENDAR, NAMES, Floats, GapMoment
 
 EDGES_S = (0.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """The bins ahead. Beyond the last edge the hazard is taken to stay what it is in the last bin."""
@@ -91,7 +91,7 @@ class LifetimeModel:
     def survival(self, rows: Floats, table: Floats) -> Floats:
         """(gaps, edges) The probability that a gap outlives each edge; 1 at the first.
 
-        ``rows``: the numbers of each gap (:meth:`scavenger.moment.Moment.numbers`); ``table``:
+        ``rows``: the numbers of each gap (:meth:`scavenger.moment.GapMoment.numbers`); ``table``:
         (gaps, bins) log odds by the life table.
         """
         left = np.ones((len(rows), BINS + 1))
@@ -148,11 +148,11 @@ class Lifetimes:
         self,
         lengths: SurvivalEstimator | None = None,
         model: LifetimeModel | None = None,
-        moment: Moment | None = None,
+        moment: GapMoment | None = None,
     ) -> None:
         self.lengths = lengths or SurvivalEstimator(prior_mean_s=PRIOR_MEAN_S)
         self.model = model or LifetimeModel()
-        self.moment = moment or Moment()
+        self.moment = moment or GapMoment()
         self._random = np.random.default_rng(0)
         self._put_at = -math.inf
         self._waiting: list[tuple[float, int, int, _Put]] = []
@@ -286,7 +286,7 @@ class Lifetimes:
             model.curvature = _shaped(value["curvature"], model.curvature.shape)
             model.trust = np.clip(_shaped(value["trust"], model.trust.shape), 1e-3, 1.0 - 1e-3)
             model.steps = int(value["steps"])
-            return cls(lengths, model, Moment.from_dict(value["moment"]))
+            return cls(lengths, model, GapMoment.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"The stored lifetimes of gaps cannot be used ({error}); delete them to begin anew."

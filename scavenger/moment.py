@@ -49,7 +49,7 @@ NAMES = (
     "age × idle nodes",
     "began together × age",
 )
-"""One name a number; :meth:`Moment.numbers` gives them in this order."""
+"""One name a number; :meth:`GapMoment.numbers` gives them in this order."""
 CALENDAR = ("sine of the hour", "cosine of the hour", "weekend", "nodes wanted", "queue shown")
 """Those of which a week shows little."""
 _AGE_KNOTS = (180.0, 900.0, 3600.0, 14400.0)
@@ -61,7 +61,7 @@ _FADE = 0.8
 """What the mean of a node's gaps keeps at each further one."""
 
 
-class Moment:
+class GapMoment:
     """The gaps as they are now, and the little that is remembered of before."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Moment:
         return {"usual": self._usual, "nodes": nodes, "groups": groups}
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Moment:
+    def from_dict(cls, value: Mapping[str, Any]) -> GapMoment:
         """The inverse of :meth:`to_dict`. Raises ValueError, KeyError or TypeError on anything
         else.
         """

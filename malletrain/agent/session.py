@@ -182,7 +182,7 @@ class NodeAgent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain() | messages.Abort() | messages.LossExpected():
+            case Round() | Drain() | messages.Abort() | messages.ExpectLoss():
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
@@ -211,7 +211,7 @@ class NodeAgent:
         if self._run is None or self._run.job != message.job:
             kind = type(message).__name__
             log.warning("ignored a %s for job %s, which is not here", kind, message.job)
-        elif isinstance(message, messages.LossExpected):
+        elif isinstance(message, messages.ExpectLoss):
             self._run.flags.expect_loss(message.in_s)
         elif isinstance(message, Round):
             self._run.round(message)

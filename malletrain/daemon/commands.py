@@ -80,7 +80,7 @@ class CommandRunner:
             self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
         elif isinstance(command, LossExpected):
             for node in runs[command.job].rounds.members[:1]:
-                self._parts.agents.tell(node, messages.LossExpected(command.job, command.in_s))
+                self._parts.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:

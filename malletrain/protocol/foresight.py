@@ -5,7 +5,7 @@ from __future__ import annotations
 from malletrain.protocol.message import Message
 
 
-class LossExpected(Message, frozen=True):
+class ExpectLoss(Message, frozen=True):
     """On average a node of the job is lost after ``in_s`` seconds: it may save the more often.
     Infinite: none is expected.
     """

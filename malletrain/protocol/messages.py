@@ -27,7 +27,7 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
-from malletrain.protocol.foresight import LossExpected as LossExpected
+from malletrain.protocol.foresight import ExpectLoss as ExpectLoss
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
@@ -390,7 +390,7 @@ DaemonMessage = (
     | Round
     | Drain
     | Abort
-    | LossExpected
+    | ExpectLoss
     | ProbeOpen
     | ProbeTo
     | Release

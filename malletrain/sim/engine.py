@@ -147,7 +147,7 @@ class Simulation:
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
                 batch = next(batches, None)
-                if self._foreteller is not None:
+                if self._foreteller:
                     self._foreteller.seen(self._idle_since, self.now)
             while self._heap and self._heap[0][0] <= due:
                 _, kind, _, name, version = heapq.heappop(self._heap)
@@ -284,10 +284,8 @@ class Simulation:
         """Note when the job's pause or work ends if nothing else happens."""
         if run.resumes_at is not None:
             self._at(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
-        elif run.training:
-            when = run.done_at()
-            if when < self.end:
-                self._at(when, _Kind.COMPLETED, run.job.name, run.version)
+        elif run.training and (when := run.done_at()) < self.end:
+            self._at(when, _Kind.COMPLETED, run.job.name, run.version)
 
     # --- what is told of progress ---
 
@@ -316,7 +314,7 @@ class Simulation:
         if self._gaps_changed:
             self._gaps_changed = False
             events.append(GapsSeen(dict(self._gaps)))
-        if plans and self._foreteller is not None:
+        if plans and self._foreteller:
             events.append(Foretold(self._foreteller.tell(self._idle_since, self.now)))
         if self._goals:
             events += work_done(self.unfinished.values(), self.now)

@@ -47,8 +47,10 @@ class GapMemory:
         self.foretold: Foretelling = {}
         """How long every gap of the latest update lasts yet; empty where nothing is foretold."""
 
-    def update(self, nodes: Iterable[str], now: float) -> None:
-        """The nodes that are in a gap at ``now`` (epoch seconds)."""
+    def update(self, nodes: Iterable[str], now: float, wanted: float | None = None) -> None:
+        """The nodes that are in a gap at ``now`` (epoch seconds). ``wanted``: how many the waiting
+        jobs of the main scheduler ask for; None: not shown.
+        """
         known, self._carried = (
             self.since or (self._carried if 0 <= now - self._carried_at <= FRESH_S else {}),
             {},
@@ -57,7 +59,7 @@ class GapMemory:
         if self.lifetimes is None:
             self.watch.update(self.since, now)
         else:  # which feeds the lengths of gaps as well
-            self.lifetimes.update(self.since, now)
+            self.lifetimes.update(self.since, now, wanted)
             self.foretold = self.lifetimes.foretell(now)
         if now - self._saved_at >= SAVE_EVERY_S or now < self._saved_at:
             self._saved_at = now

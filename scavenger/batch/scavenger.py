@@ -236,7 +236,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
         free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*free, *(facts.keys() & leased)], now)
+        self.memory.update([*free, *(facts.keys() & leased)], now, answer.wanted)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),

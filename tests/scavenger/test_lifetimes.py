@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scavenger.horizon import SurvivalEstimator
 from scavenger.lifetimes import BINS, EDGES_S, LifetimeModel, Lifetimes, expected
-from scavenger.moment import NAMES, Moment, group_of
+from scavenger.moment import NAMES, GapMoment, group_of
 
 BEGAN = 1.7e9
 
@@ -163,13 +163,13 @@ class TestLifetimes:
 
 class TestMoment:
     def test_tells_the_gaps_that_ended_with_their_length(self):
-        moment = Moment()
+        moment = GapMoment()
         moment.update({"a1": 0.0, "a2": 50.0}, 100.0)
         assert moment.update({"a2": 50.0}, 200.0) == {"a1": 150.0}
         assert moment.update({"a2": 210.0}, 220.0) == {"a2": 160.0}  # another gap of the node
 
     def test_numbers_count_what_began_together(self):
-        moment = Moment()
+        moment = GapMoment()
         moment.update({"a1": 0.0, "a2": 0.0, "b1": 50.0}, 100.0)
         rows = moment.numbers(["a1", "b1"], 100.0)
         assert rows.shape == (2, len(NAMES))

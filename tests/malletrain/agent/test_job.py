@@ -277,8 +277,8 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
 def test_the_worker_hears_how_soon_a_loss_is_expected(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
-    daemon.send("n0", messages.LossExpected("another", 1.0))
-    daemon.send("n0", messages.LossExpected("j1", 450.0))
+    daemon.send("n0", messages.ExpectLoss("another", 1.0))
+    daemon.send("n0", messages.ExpectLoss("j1", 450.0))
     assert daemon.expect("n0", messages.Metric, name="loss").value == 450e3
 
 

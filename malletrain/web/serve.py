@@ -202,8 +202,9 @@ def serve(
         door = replace(door, cookie=f"{COOKIE}-{port}")
     url = url_of(address, listening, door.token)
     say(url)
+    app = make_app(connect, door)
     config = uvicorn.Config(
-        make_app(connect, door),
+        app,
         log_level="warning",
         access_log=False,
         lifespan="on",
@@ -218,7 +219,19 @@ def serve(
             stack.callback(_unlink, address.path)
         if browser:
             stack.enter_context(in_browser(url))
-        uvicorn.Server(config).run(sockets=[listening])
+        _PageServer(config, app.state.end).run(sockets=[listening])
+
+
+class _PageServer(uvicorn.Server):
+    """Ends the streams first, which have no end of their own."""
+
+    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end = end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end()
+        await super().shutdown(sockets)
 
 
 def _unlink(path: str) -> None:

@@ -58,7 +58,7 @@ class JobViews:
             row.name,
             row.owner,
             row.state,
-            row.reason or self._why(row),
+            self._reason(row),
             run.rounds.members if run else (),
             spec.min_nodes,
             spec.max_nodes,
@@ -76,6 +76,14 @@ class JobViews:
 
     def _rescales(self, row: JobRow) -> int:
         return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
+
+    def _reason(self, row: JobRow) -> str:
+        """Why it is as it is. What keeps a suspended job waiting now says more than that it was
+        suspended.
+        """
+        if row.state == JobState.SUSPENDED.value:
+            return self._why(row) or row.reason
+        return row.reason or self._why(row)
 
     def _why(self, row: JobRow) -> str:
         """Why a job has no nodes, for those that wait."""

@@ -77,6 +77,7 @@ class DemoOptions:
     plain: bool
     as_json: bool
     output: Path
+    web: bool = False
 
 
 def run(options: DemoOptions) -> int:
@@ -142,6 +143,9 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             seed=options.seed,
         )
         stage.start_daemon()
+        if options.web:
+            stage.client().close()  # answers
+            terminal.print(f"Watch it in a browser: {stage.start_page()}", soft_wrap=True)
         watcher = DemoWatcher(
             terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain
         )

@@ -30,7 +30,9 @@ STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
 
 
 def make_app(connect: Callable[[], Connection], door: Door) -> FastAPI:
-    """The application of one page. ``connect`` makes clients of the daemon."""
+    """The application of one page. ``connect`` makes clients of the daemon. ``state.end()`` has
+    those leave who follow it.
+    """
     board, calls = Board(door.own), Calls(connect)
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,6 +74,7 @@ def make_app(connect: Callable[[], Connection], door: Door) -> FastAPI:
         # What people submit is nobody else's business, whatever the environment asks for.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
+    app.state.end = board.end
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     app.include_router(Routes(board, poller, calls).router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))

@@ -72,6 +72,8 @@ class Board:
         self.timeline = NodeTimeline()
         self.history = SeenHistory()
         self.version = 0
+        self.over = False
+        """The server ends: whoever follows is to leave."""
         self._changes: deque[BoardChange] = deque(maxlen=MOST_CHANGES)
         self._news = asyncio.Event()
 
@@ -108,6 +110,11 @@ class Board:
         self.machine = msgspec.structs.replace(self.machine, away=sentence)
         self._publish(BoardChange(self.version + 1, False, self.machine))
 
+    def end(self) -> None:
+        """The server ends."""
+        self.over = True
+        self._news.set()
+
     def _publish(self, change: BoardChange) -> None:
         self.version = change.version
         self._changes.append(change)
@@ -140,7 +147,7 @@ class Board:
 
     async def news(self, version: int, within_s: float) -> bool:
         """Wait until there is something after ``version``; whether there is."""
-        if self.version == version:
+        if self.version == version and not self.over:
             news = asyncio.ensure_future(self._news.wait())
             try:
                 await asyncio.wait({news}, timeout=within_s)

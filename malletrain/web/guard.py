@@ -58,6 +58,8 @@ class Door:
         token: what a visitor has to know; empty: nothing (a Unix socket behind a proxy).
         hosts: names by which the page may be called, in lower case and without port.
         user_header: header in which a trusted proxy says who looks; empty: there is none.
+        proxies: those of the ``hosts`` that are proxies: a page may come from there although the
+            request that reaches this server is for another name.
         cookie: name of the cookie. Browsers do not keep cookies of different ports apart, so it
             differs from that of another page on this host.
     """
@@ -66,6 +68,7 @@ class Door:
     token: str
     hosts: frozenset[str]
     user_header: str = ""
+    proxies: frozenset[str] = frozenset()
     cookie: str = COOKIE
 
     def knows(self, token: str) -> bool:
@@ -109,7 +112,7 @@ class WebGuard:
                 return
             self._let_in(scope, headers)
             viewer = self._viewer(headers)
-            _from_the_page(scope["method"], headers)
+            _from_the_page(scope["method"], headers, self._door)
         except Turned as turned:
             if scope["type"] == "http":
                 await _answer(guarded, turned.status, _reason(scope, turned), ())
@@ -201,11 +204,11 @@ def _meant_for_us(headers: dict[str, str], door: Door) -> None:
         )
 
 
-def _from_the_page(method: str, headers: dict[str, str]) -> None:
+def _from_the_page(method: str, headers: dict[str, str], door: Door) -> None:
     if method in SAFE:
         return
-    origin = headers.get("origin")
-    elsewhere = origin is not None and origin.partition("://")[2] != headers.get("host")
+    origin = headers.get("origin", headers.get("host", "")).rpartition("://")[2]
+    elsewhere = origin != headers.get("host") and host_name(origin) not in door.proxies
     if elsewhere or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Turned(403, "This request came from another page than this one; nothing was done.")
     if OWN_HEADER not in headers:

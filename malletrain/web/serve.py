@@ -14,7 +14,7 @@ import socket
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
@@ -39,7 +39,7 @@ class WebError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """Where the page listens: ``host`` and ``port`` (0: one that is free), or the Unix socket
     ``path``.
     """
@@ -59,7 +59,7 @@ class Address:
             return False
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> ListenAddress:
     """The address in ``HOST:PORT``, ``:PORT``, ``[HOST]:PORT``, ``HOST`` or ``unix:PATH``.
 
     Raises WebError.
@@ -69,17 +69,17 @@ def parse_address(text: str) -> Address:
             raise WebError(
                 "--listen unix: names no path; give one, such as unix:/run/malletrain/web."
             )
-        return Address(path=os.path.abspath(text[5:]))
+        return ListenAddress(path=os.path.abspath(text[5:]))
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, "0"
     if not port.isdecimal() or int(port) > 65535:
         raise WebError(f"--listen {text}: '{port}' is no port; give HOST:PORT or unix:PATH.")
-    return Address(host.strip("[]") or "127.0.0.1", int(port))
+    return ListenAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
 def make_door(
-    address: Address, own: str, token: str, hosts: Sequence[str], user_header: str
+    address: ListenAddress, own: str, token: str, hosts: Sequence[str], user_header: str
 ) -> Door:
     """How one gets in at ``address``.
 
@@ -102,17 +102,18 @@ def make_door(
             "The token in MALLETRAIN_WEB_TOKEN is too easy; give 16 letters and digits or more."
         )
     behind_proxy = bool(user_header and address.path)
-    names = {*ALWAYS, *(host_name(name) for name in hosts)}
+    proxies = frozenset(host_name(name) for name in hosts)
+    names = {*ALWAYS, *proxies}
     if not address.path and address.host not in ("0.0.0.0", "::"):
         names.add(host_name(f"[{address.host}]" if ":" in address.host else address.host))
     if "" in names:
         raise WebError("--allow-host: that is no name of a host.")
     # A second wins over nothing: without a header the socket's permissions do not say who looks.
     made = "" if behind_proxy and not token else token or secrets.token_hex(32)
-    return Door(own, made, frozenset(names), user_header.lower())
+    return Door(own, made, frozenset(names), user_header.lower(), proxies - {*ALWAYS})
 
 
-def bind(address: Address) -> socket.socket:
+def bind(address: ListenAddress) -> socket.socket:
     """A listening socket at ``address``. Raises WebError."""
     if address.path:
         return _unix(address.path)
@@ -155,7 +156,7 @@ def _unix(path: str) -> socket.socket:
     return made
 
 
-def url_of(address: Address, listening: socket.socket, token: str) -> str:
+def url_of(address: ListenAddress, listening: socket.socket, token: str) -> str:
     """The address to open, with the token; that of a Unix socket has none."""
     if address.path:
         return f"unix:{address.path}"
@@ -186,7 +187,7 @@ def in_browser(url: str) -> Iterator[None]:
 
 def serve(
     connect: Callable[[], Connection],
-    address: Address,
+    address: ListenAddress,
     door: Door,
     say: Callable[[str], None],
     *,
@@ -198,11 +199,12 @@ def serve(
     listening = bind(address)
     if not address.path:
         port = listening.getsockname()[1]
-        door = Door(door.own, door.token, door.hosts, door.user_header, f"{COOKIE}-{port}")
+        door = replace(door, cookie=f"{COOKIE}-{port}")
     url = url_of(address, listening, door.token)
     say(url)
+    app = make_app(connect, door)
     config = uvicorn.Config(
-        make_app(connect, door),
+        app,
         log_level="warning",
         access_log=False,
         lifespan="on",
@@ -217,7 +219,19 @@ def serve(
             stack.callback(_unlink, address.path)
         if browser:
             stack.enter_context(in_browser(url))
-        uvicorn.Server(config).run(sockets=[listening])
+        _PageServer(config, app.state.end).run(sockets=[listening])
+
+
+class _PageServer(uvicorn.Server):
+    """Ends the streams first, which have no end of their own."""
+
+    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end = end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end()
+        await super().shutdown(sockets)
 
 
 def _unlink(path: str) -> None:

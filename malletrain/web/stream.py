@@ -46,7 +46,7 @@ class Stream:
     async def _changes(self, viewer: Viewer, version: int) -> AsyncIterator[bytes]:
         self._poller.watched(1)
         try:
-            while True:
+            while not self._board.over:
                 if version < 0:
                     changes = [self._board.everything()]
                 else:

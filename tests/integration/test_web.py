@@ -110,6 +110,8 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         assert web.get(f"jobs/{job}")["job"]["state"] == "cancelled"
         stop.touch()
         made.until_state(second.data["id"], "completed")
-        assert web.stop() == 130
+        with web.stream() as changes:
+            next(changes)
+            assert web.stop() == 130  # while somebody follows
         assert "Traceback" not in web.last_words
         assert TOKEN not in web.last_words

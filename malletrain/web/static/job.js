@@ -96,12 +96,15 @@ export function job(main, [id = ""]) {
 
   function scale() {
     const { rescales, job } = detail;
-    if (!rescales.length) {
+    // What was seen since the page is served is finer: a suspended job is in no rescale.
+    const watched = history.points.map(([time, , nodes]) => [time, nodes]);
+    if (!rescales.length && !watched.length) {
       replace(places.scale, h("p", { class: "none" }, "It has not had nodes yet, or its first sample is still to come."));
       return;
     }
-    const points = rescales.map((each) => [each.began, each.to_nodes]);
-    points.push([end(), ENDED.has(job.state) ? points.at(-1)[1] : job.nodes.length]);
+    const before = rescales.filter((each) => each.began < (watched[0]?.[0] ?? Infinity));
+    const points = [...before.map((each) => [each.began, each.to_nodes]), ...watched];
+    if (!ENDED.has(job.state)) points.push([end(), job.nodes.length]);
     const marks = rescales.map((each) => ({ x: each.began, style: `cause-${each.kind}`,
       text: `${clock(each.began)}: ${each.from_nodes} → ${each.to_nodes} nodes, ${CAUSES[each.kind] ?? each.kind}` }));
     const causes = [...new Set(rescales.map((each) => each.kind))];

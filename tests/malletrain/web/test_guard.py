@@ -87,6 +87,16 @@ def test_only_the_page_itself_changes_something(headers, expected):
         assert status({**HOST, **COOKIE, **headers}, method) == expected
 
 
+def test_a_page_may_come_by_way_of_a_proxy_that_was_named():
+    door = Door(
+        "ann", TOKEN, DOOR.hosts | {"portal.example"}, proxies=frozenset({"portal.example"})
+    )
+    for origin, expected in (("https://portal.example", 200), ("https://evil.example", 403)):
+        sent = {**HOST, **COOKIE, **PAGE, "origin": origin}
+        assert status(sent, "POST", door=door) == expected
+        assert status(sent, "POST") == 403
+
+
 def test_a_header_that_comes_twice_is_neither_of_them():
     twice = [("host", "127.0.0.1"), ("host", "evil.example"), *COOKIE.items()]
     assert ask(twice)[0] == 421

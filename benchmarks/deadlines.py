@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allocator import ScalingCurve
-from malletrain.core.events import Command
+from malletrain.core.commands import Command
 from malletrain.core.settings import ControllerSettings
 from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation

@@ -21,9 +21,10 @@ from functools import partial
 import numpy as np
 
 from benchmarks.instances import random_curve
+from malletrain.core.commands import Rescale as Move
+from malletrain.core.commands import Start
 from malletrain.core.controller import Controller
-from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost, Start, Tick
-from malletrain.core.events import Rescale as Move
+from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings

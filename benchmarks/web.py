@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from benchmarks import end_in_order
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 from tests.integration.embedded import site
 from tests.integration.web_page import CHATTY, COLD, TOKEN, WebPage, page

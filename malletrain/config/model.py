@@ -23,13 +23,9 @@ from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
 from malletrain.config.nodes import NodesSection
 from malletrain.config.notify import NotifySection
+from malletrain.config.profiling import ProfilingSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
-from malletrain.config.sections import (
-    AllocationSection,
-    DaemonSection,
-    JobsSection,
-    ProfilingSection,
-)
+from malletrain.config.sections import AllocationSection, DaemonSection, JobsSection
 from malletrain.config.shares import QuotasSection, SharesSection
 from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.validation import problems_of

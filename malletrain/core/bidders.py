@@ -18,8 +18,9 @@ from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.quotas import Quotas
+from malletrain.core.records import JobRecord
 from malletrain.core.shares import Shares
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.state import ControllerState
 
 
 class Bidders:

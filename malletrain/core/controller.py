@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from malletrain.core.bidders import Bidders
+from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
-    Command,
     CurveLearned,
     Event,
     Foretold,
@@ -48,13 +48,11 @@ from malletrain.core.events import (
     NodeRejected,
     PriorSuggested,
     Progressed,
-    ReleaseLeases,
     RescaleCosted,
     RescaleFinished,
     RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
-    Stop,
     Tick,
     WorkersFailed,
 )
@@ -67,9 +65,10 @@ from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.quotas import Quotas
+from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
-from malletrain.core.state import ControllerState, JobRecord, NodeRecord
+from malletrain.core.state import ControllerState
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 

@@ -1,10 +1,8 @@
-"""Keeps the goals of one controller's jobs: what they are charged, how fast they really are, how it
-stands with them, and what their bids say.
+"""Keeps the goals of one controller's jobs: their charges, how it stands with them, their bids.
 
-Decides when a job has spent its budget and stands still, when its deadline presses so much that it
-goes before others in the admission queue, and when a plan is due because of that. Forecasts are
-:mod:`malletrain.core.forecast`'s, what a goal makes of a bid is decided in
-:mod:`malletrain.core.goal_bids`, what a node costs in :mod:`malletrain.core.ledger`.
+Decides when a job has spent its budget and stands still, when its deadline puts it before others in
+the admission queue, and when a plan is due for that. Forecasts: :mod:`malletrain.core.forecast`;
+what a goal makes of a bid: :mod:`malletrain.core.goal_bids`; costs: :mod:`malletrain.core.ledger`.
 """
 
 from __future__ import annotations
@@ -13,19 +11,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from allocator import NodeInfo
-from malletrain.core.events import Announce, Command, JobState, JobSubmitted
+from malletrain.core.commands import Announce, Command
+from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.forecast import Claim, Floats, forecast, least_floor
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, best_yield, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, OwnerGoals, Standing, WorkReported
-from malletrain.core.ledger import Account
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.ledger import ChargedAccount
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
 from malletrain.core.promises import Demand, promised
+from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.state import ControllerState
 from malletrain.protocol.event_kinds import EventKind
 
 REVIEW_S = (60.0, 1800.0)
@@ -37,15 +37,13 @@ AT_ONCE = 4
 IN_TIME = 0.95
 """A need is reckoned to end when so much of the time left is over."""
 NO_SLACK, NARROW = 0.8, 0.25
-"""A deadline this tight is served first where it needs no more than such a part of the nodes: it
-could not be caught up with later, and costs the others little.
-"""
+"""A deadline this tight is served first where it needs no larger part of the nodes than this."""
 BACK_ON_TRACK = 0.05
-"""A job at risk is on track again when so much of the time left is left in nine of ten cases."""
-UNSURE = 1.15
-"""A budget that is enough only if a job does better than this much worse is at risk."""
-OF_LATE = 0.2
-"""How much the newest look counts in the share of the nodes that a job has of late."""
+"""A job at risk is on track again when so much of its time is left in nine of ten cases."""
+UNSURE, OF_LATE = 1.15, 0.2
+"""A budget is at risk that is not enough if a job does so much worse; how much the newest look
+counts in the share of the nodes that a job has of late.
+"""
 
 
 class GoalKeeper:
@@ -72,7 +70,7 @@ class GoalKeeper:
             self._begin(job, event.goals, event.so_far, now)
 
     def _begin(self, job: JobRecord, goals: OwnerGoals, so_far: GoalsSoFar, now: float) -> None:
-        account = Account(self._settings.charge_factor, so_far.charged_s)
+        account = ChargedAccount(self._settings.charge_factor, so_far.charged_s)
         self.records[job.submitted.job] = GoalRecord(
             job,
             goals,
@@ -94,7 +92,8 @@ class GoalKeeper:
         if record is None:
             self._begin(job, event.goals, GoalsSoFar(), now)
         else:
-            if record.standing is Standing.MISSED and event.goals.deadline != record.goals.deadline:
+            missed = record.standing is GoalStanding.MISSED
+            if missed and event.goals.deadline != record.goals.deadline:
                 record.standing = None
             record.goals, record.review_at = event.goals, -math.inf
             record.charged_for = None
@@ -119,7 +118,7 @@ class GoalKeeper:
             return []
         deadline = record.goals.deadline
         good = state is JobState.COMPLETED and (deadline is None or now <= deadline)
-        return self._stands(record, Standing.MET if good else Standing.MISSED, now)
+        return self._stands(record, GoalStanding.MET if good else GoalStanding.MISSED, now)
 
     # --- looking ---
 
@@ -293,32 +292,32 @@ class GoalKeeper:
         """Say how it stands, where that is news."""
         deadline, seen = record.goals.deadline, record.forecast
         if deadline is not None and now > deadline:
-            return self._stands(record, Standing.MISSED, now)
+            return self._stands(record, GoalStanding.MISSED, now)
         found = [self._by_budget(record, now)]
         if deadline is not None and seen is not None:
-            slack = BACK_ON_TRACK if record.standing is Standing.AT_RISK else 0.0
+            slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
             late = seen.high > deadline - slack * (deadline - now)
             if record.need is None:
-                found.append(Standing.INFEASIBLE)
+                found.append(GoalStanding.INFEASIBLE)
             else:
-                found.append(Standing.AT_RISK if late else Standing.ON_TRACK)
-        order = (Standing.INFEASIBLE, Standing.AT_RISK, Standing.ON_TRACK)
+                found.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
+        order = (GoalStanding.INFEASIBLE, GoalStanding.AT_RISK, GoalStanding.ON_TRACK)
         standing = next((each for each in order if each in found), None)
         return [] if standing is None else self._stands(record, standing, now)
 
-    def _by_budget(self, record: GoalRecord, now: float) -> Standing | None:
+    def _by_budget(self, record: GoalRecord, now: float) -> GoalStanding | None:
         if record.goals.budget_s is None:
             return None
         if record.job.halted:
-            return Standing.INFEASIBLE
+            return GoalStanding.INFEASIBLE
         asked = self._least_yield(record, now)
         pace = record.pace
         if asked is None or pace is None:
             return None
         best = best_yield(record.curve) * pace
         if best < asked:
-            return Standing.INFEASIBLE
-        return Standing.AT_RISK if best < UNSURE * asked else Standing.ON_TRACK
+            return GoalStanding.INFEASIBLE
+        return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK
 
     def _least_yield(self, record: GoalRecord, now: float) -> float | None:
         """Samples that a node-second has to bring for the budget to be enough; None: not known."""
@@ -329,7 +328,7 @@ class GoalKeeper:
         seconds = (budget_s - record.account.charged(now)) / factor
         return left / seconds if seconds > 0 else math.inf
 
-    def _stands(self, record: GoalRecord, standing: Standing, now: float) -> list[Command]:
+    def _stands(self, record: GoalRecord, standing: GoalStanding, now: float) -> list[Command]:
         """It stands so now; said when that is news."""
         if standing is record.standing:
             return []
@@ -390,14 +389,3 @@ class GoalKeeper:
         if asked is not None and pace is not None and record.job.curve is not None:
             asked = rounded(asked / pace, up=True)
         return Purse(asked, self._most_payable(record, now))
-
-
-SENTENCES = {
-    Standing.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
-    Standing.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
-    Standing.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes that "
-    "there were of late.",
-    Standing.MET: "The job is done in time and within its budget.",
-    Standing.MISSED: "The job was not done by its deadline, or ended before it was done.",
-}
-"""What is said of each standing."""

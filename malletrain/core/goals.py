@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Standing(str, Enum):
+class GoalStanding(str, Enum):
     """How it stands with a job's deadline and budget."""
 
     ON_TRACK = "on_track"
@@ -27,7 +27,7 @@ class Standing(str, Enum):
     @property
     def final(self) -> bool:
         """Whether nothing changes it any more but what the owner asks for."""
-        return self in (Standing.MET, Standing.MISSED)
+        return self in (GoalStanding.MET, GoalStanding.MISSED)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GoalsSoFar:
     """Node-seconds."""
     charged_until: float | None = None
     """When they were counted; None: never."""
-    standing: Standing | None = None
+    standing: GoalStanding | None = None
 
 
 NOTHING_SO_FAR = GoalsSoFar()
@@ -80,3 +80,14 @@ class WorkReported:
 
     job: str
     done: float
+
+
+SENTENCES = {
+    GoalStanding.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
+    GoalStanding.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
+    GoalStanding.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes "
+    "that there were of late.",
+    GoalStanding.MET: "The job is done in time and within its budget.",
+    GoalStanding.MISSED: "The job was not done by its deadline, or ended before it was done.",
+}
+"""What is said of each standing."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 from allocator import Outlook
-from malletrain.core.events import LossExpected
+from malletrain.core.commands import LossExpected
 from malletrain.core.lasting import counted
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
 
 CHANGE = 1.25
 """A smaller change than by this factor is not said."""

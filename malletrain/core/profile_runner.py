@@ -14,11 +14,9 @@ from dataclasses import replace
 
 from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
 from jpa.costs import KINDS
+from malletrain.core.commands import Announce, Command, KeepScalingModel
 from malletrain.core.events import (
-    Announce,
-    Command,
     JobState,
-    KeepScalingModel,
     ModelChanged,
     PriorSuggested,
     Progressed,
@@ -26,9 +24,10 @@ from malletrain.core.events import (
     RoundFormed,
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.state import ControllerState
 from malletrain.protocol.event_kinds import EventKind
 
 SPARED = "spared"

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from statistics import median
 
 from jpa.worth import Circumstances, pays
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import named
 from malletrain.core.settings import ProfilingSettings
-from malletrain.core.state import JobRecord
 from scavenger.horizon import SurvivalEstimator
 
 USUAL_S = 4 * 3600.0

@@ -1,5 +1,4 @@
-"""Between the controller and the job profiling advisor: who wants a profile, what the advisor is
-told, what is learnt ever after. Pure.
+"""Between controller and job profiling advisor: who wants a profile, and what is learnt. Pure.
 
 Decides when a job is put forward for a profile and how its ordinary progress corrects its curve.
 Sizes, order and donors are the advisor's decision (:mod:`jpa.advisor`); moving nodes is the
@@ -35,10 +34,10 @@ from malletrain.core.events import Progressed
 from malletrain.core.phases import PhaseTracker
 from malletrain.core.pools import owner_of, pool
 from malletrain.core.profile_worth import ProfileWorth
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
 from malletrain.core.siblings import SharedCurves
-from malletrain.core.state import JobRecord
 
 
 @dataclass(frozen=True)

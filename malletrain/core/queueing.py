@@ -14,7 +14,8 @@ from typing import Protocol
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class, largest
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
 
 
 class Turns(Protocol):

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from malletrain.core.events import JobState, Quota
 from malletrain.core.planning import Candidate
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
 
 
 class Quotas:

@@ -22,8 +22,9 @@ from typing import NamedTuple
 from malletrain.core.events import JobState
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import class_of
+from malletrain.core.records import JobRecord
 from malletrain.core.settings import ShareSettings
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.state import ControllerState
 
 MOST_DOUBLINGS = 4.0
 """A factor lies between 1/16 and 16: beyond, the plan's arithmetic would lose the small bids."""

@@ -62,7 +62,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
-from malletrain.store.schema import STARTED, JobRow
+from malletrain.store.records import STARTED, JobRow
 
 MAX_WAIT_S = 10.0
 
@@ -246,7 +246,7 @@ class Api:
         rows = store.list_jobs(
             ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)
         ) + store.list_jobs(unfinished)
-        counts, goals = store.rescale_counts(), store.goals()
+        counts, goals = store.rescale_counts(), store.goals.all()
         views = [
             self.views.view(user, row, rescales=counts.get(row.id, 0), goal=goals.get(row.id))
             for row in sorted(rows, key=lambda row: natural(row.id))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from jpa import ProfileResult
-from malletrain.core.events import (
+from malletrain.core.commands import (
     Announce,
     Command,
-    JobState,
     KeepScalingModel,
     LossExpected,
     ReclaimNodes,
@@ -23,6 +22,7 @@ from malletrain.core.events import (
     Suspend,
     TakeLeases,
 )
+from malletrain.core.events import JobState
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
 from malletrain.protocol import messages

@@ -40,7 +40,7 @@ from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others.

@@ -22,7 +22,7 @@ from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
 from malletrain.daemon.clock import Clock
 from malletrain.protocol import messages
-from malletrain.store.schema import CurveRow, ProfileRow
+from malletrain.store.records import CurveRow, ProfileRow
 from malletrain.store.store import Store
 
 log = structlog.get_logger(__name__)

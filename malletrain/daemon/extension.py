@@ -18,7 +18,7 @@ from malletrain.daemon.goals import HOUR_S, goals_problem
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 
 KEYS = ("deadline", "budget_nh", "more_nh", "work")
 

@@ -15,14 +15,14 @@ from typing import Any
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, OwnerGoals, Standing, WorkReported
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
 from malletrain.core.node_history import KEPT, SPAN_S, NodeSpan
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.views import GoalView
-from malletrain.store.schema import GoalRow, JobRow, NodeSpanRow
+from malletrain.store.records import GoalRow, JobRow, NodeSpanRow
 from malletrain.store.store import Store
 
 HOUR_S = 3600.0
@@ -57,14 +57,14 @@ class JobGoals:
         self._metrics = metrics
         self._kept_at = -math.inf
         now = clock.now()
-        spans = store.node_spans(now - KEPT * SPAN_S)
+        spans = store.goals.spans(now - KEPT * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
 
     # --- jobs ---
 
     def begin(self, row: JobRow, spec: messages.JobSpec) -> tuple[OwnerGoals, GoalsSoFar]:
         """What the controller is told of a job that is new, or that the store knows."""
-        kept = self._store.goal(row.id)
+        kept = self._store.goals.of(row.id)
         if kept is None:
             budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
             goals = OwnerGoals(spec.deadline, budget_s, spec.work)
@@ -72,7 +72,7 @@ class JobGoals:
                 self._put(row.id, goals, stated=spec.work is not None)
             return goals, GoalsSoFar(row.samples)
         goals = OwnerGoals(kept.deadline, kept.budget_s, kept.work)
-        standing = Standing(kept.standing) if kept.standing else None
+        standing = GoalStanding(kept.standing) if kept.standing else None
         return goals, GoalsSoFar(row.samples, kept.charged_s, kept.charged_at, standing)
 
     def progressed(self, run: ActiveJob) -> WorkReported | None:
@@ -84,14 +84,14 @@ class JobGoals:
     def work_left(self, run: ActiveJob, facts: Mapping[str, Any]) -> list[Event]:
         """The job's sampler says how much work is left."""
         left, generation = facts.get("left"), facts.get("generation")
-        row = self._store.goal(run.row.id) or GoalRow(run.row.id)
+        row = self._store.goals.of(run.row.id) or GoalRow(run.row.id)
         if row.stated or generation != run.rounds.generation:
             return []
         if not isinstance(left, int | float) or not 0 <= left <= MOST_WORK:
             return []
         work = run.monitor.total + float(left)
         goals = OwnerGoals(row.deadline, row.budget_s, work)
-        self._store.put_goal(replace(row, work=work))
+        self._store.goals.put(replace(row, work=work))
         return [
             GoalsChanged(run.row.id, goals),
             WorkReported(run.row.id, run.monitor.total),
@@ -104,12 +104,12 @@ class JobGoals:
 
     def of(self, job: str) -> tuple[OwnerGoals, bool]:
         """The goals of a job, and whether its work is the owner's word."""
-        row = self._store.goal(job) or GoalRow(job)
+        row = self._store.goals.of(job) or GoalRow(job)
         return OwnerGoals(row.deadline, row.budget_s, row.work), bool(row.stated)
 
     def _put(self, job: str, goals: OwnerGoals, *, stated: bool) -> None:
-        row = self._store.goal(job) or GoalRow(job)
-        self._store.put_goal(
+        row = self._store.goals.of(job) or GoalRow(job)
+        self._store.goals.put(
             replace(
                 row,
                 deadline=goals.deadline,
@@ -121,10 +121,10 @@ class JobGoals:
 
     def stands(self, job: str, data: Mapping[str, Any]) -> None:
         """It stands so with the job's goals now: what the controller announced."""
-        if (row := self._store.goal(job)) is not None:
+        if (row := self._store.goals.of(job)) is not None:
             charged_s = HOUR_S * float(data["charged_nh"])
             now = self._clock.now()
-            self._store.put_goal(
+            self._store.goals.put(
                 replace(row, standing=data["standing"], charged_s=charged_s, charged_at=now)
             )
 
@@ -135,9 +135,9 @@ class JobGoals:
         record, now = self._keeper.records.get(job), self._clock.now()
         if record is None or record.goals.budget_s is None:
             return
-        row, charged_s = self._store.goal(job), record.account.charged(now)
+        row, charged_s = self._store.goals.of(job), record.account.charged(now)
         if row is not None and (record.account.holds or charged_s != row.charged_s):
-            self._store.put_goal(replace(row, charged_s=charged_s, charged_at=now))
+            self._store.goals.put(replace(row, charged_s=charged_s, charged_at=now))
 
     # --- now and then ---
 
@@ -151,7 +151,7 @@ class JobGoals:
             self.charge(job)
         if spans := self._keeper.history.fresh():
             rows = (NodeSpanRow(*span) for span in spans)
-            self._store.put_node_spans(rows, now - 2 * KEPT * SPAN_S)
+            self._store.goals.put_spans(rows, now - 2 * KEPT * SPAN_S)
         self._tell_metrics(now)
 
     def _tell_metrics(self, now: float) -> None:
@@ -172,11 +172,11 @@ class JobGoals:
 
     def rows(self) -> dict[str, GoalRow]:
         """The goals of all jobs."""
-        return self._store.goals()
+        return self._store.goals.all()
 
     def row(self, job: str) -> GoalRow | None:
         """The goals of a job."""
-        return self._store.goal(job)
+        return self._store.goals.of(job)
 
     def view(self, job: str, row: GoalRow | None) -> GoalView | None:
         """How it stands with a job's goals; None: it has none, and its work is not known."""

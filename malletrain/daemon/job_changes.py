@@ -19,7 +19,7 @@ from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.promises import was
 from malletrain.protocol.views import JobView
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 
 
 class JobChanges:

@@ -25,7 +25,7 @@ from malletrain.daemon.monitor import JobMonitor, RescaleRecord
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
-from malletrain.store.schema import JobRow, ObservationRow, RescaleRow
+from malletrain.store.records import JobRow, ObservationRow, RescaleRow
 from malletrain.store.store import Store
 
 KEPT_NOTICES = 20

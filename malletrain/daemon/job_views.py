@@ -28,7 +28,7 @@ from malletrain.protocol.views import (
     RescaleView,
     ShareView,
 )
-from malletrain.store.schema import STARTED, GoalRow, JobRow, ProfileRow
+from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
 class JobViews:

@@ -18,7 +18,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]

@@ -27,7 +27,7 @@ from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
     Lease,

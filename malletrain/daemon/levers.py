@@ -20,7 +20,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 
 Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 

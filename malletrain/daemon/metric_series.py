@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from malletrain.core.thinning import MOST_KEPT, thinned, width
 from malletrain.protocol.views import SeriesView
-from malletrain.store.schema import JobRow, MetricRow
+from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.series_table import SeriesTable
 
 MOST_SHOWN, LEAST_SHOWN = 50_000, 100

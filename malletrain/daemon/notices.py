@@ -24,7 +24,7 @@ from malletrain.daemon.job_repository import decode_spec
 from malletrain.protocol import env
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec, Notification
-from malletrain.store.schema import EventRow, JobRow
+from malletrain.store.records import EventRow, JobRow
 
 OCCASION: dict[str, str] = {
     EventKind.JOB_STARTED: "start",

@@ -14,7 +14,7 @@ from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.store.schema import EventRow, JobRow
+from malletrain.store.records import EventRow, JobRow
 
 HOLDING = (EventKind.JOB_STARTED, EventKind.JOB_SUSPENDED)
 """Events between which a job has nodes, and between which it has none."""

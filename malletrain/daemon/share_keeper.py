@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from malletrain.core.controller import Controller
 from malletrain.core.shares import PartyService
-from malletrain.store.schema import ServiceRow
+from malletrain.store.records import ServiceRow
 from malletrain.store.store import Store
 
 EVERY_S = 60.0
@@ -23,7 +23,7 @@ class ShareKeeper:
 
     def restore(self) -> None:
         """Take up what was kept."""
-        settings, rows = self._controller.shares.settings, self._store.services()
+        settings, rows = self._controller.shares.settings, self._store.services.all()
         if settings is None or not rows:
             return
         newest = max(row.updated for row in rows)
@@ -40,6 +40,6 @@ class ShareKeeper:
             return
         self._kept_at = now
         for party, service in shares.kept().items():
-            self._store.put_service(
+            self._store.services.put(
                 ServiceRow(party, service.served, service.due, service.seconds, now)
             )

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from malletrain.store.schema import STARTED, RescaleRow
+from malletrain.store.records import STARTED, RescaleRow
 
 LOST = "loss"
 JOULES_PER_KWH = 3.6e6

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from malletrain.daemon.usage import Drawn, JobHistory, LeasedSpan, kwh_of, usage
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import UsageView
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)

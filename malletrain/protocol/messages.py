@@ -7,7 +7,7 @@ seconds since the epoch unless a name ends in ``_s`` (a duration in seconds).
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -39,6 +39,8 @@ from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
+from malletrain.protocol.requests import Reply as Reply
+from malletrain.protocol.requests import Request as Request
 
 # --- agent -> daemon ---
 
@@ -331,27 +333,6 @@ class LogAck(Message, frozen=True):
 
 
 # --- clients ---
-
-
-class Request(Message, frozen=True):
-    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``."""
-
-    id: Id
-    op: Id
-    params: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Reply(Message, frozen=True):
-    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
-    ``usage`` | ``internal`` | ``stranger``: say who you are first; ``data`` then tells whether
-    ``login`` with a credential of MUNGE will do).
-    """
-
-    id: str
-    ok: bool
-    data: Any = None
-    error: str = ""
-    code: str = ""
 
 
 class Error(Message, frozen=True):

@@ -16,28 +16,30 @@ from enum import IntEnum
 
 import numpy as np
 
-from malletrain.core.events import (
+from malletrain.core.commands import (
     Announce,
     Command,
+    KeepScalingModel,
+    LossExpected,
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Stop,
+    Suspend,
+    TakeLeases,
+)
+from malletrain.core.events import (
     Event,
     Foretold,
     GapsSeen,
     JobCompleted,
     JobState,
-    KeepScalingModel,
     LeaseNotTaken,
-    LossExpected,
     NodeJoined,
     NodeLeaving,
     NodeLost,
-    ReclaimNodes,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
-    Start,
-    Stop,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 from malletrain.protocol.event_kinds import EventKind

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from malletrain.store.schema import (
+from malletrain.store.records import (
     CurveRow,
     EventRow,
     GoalRow,

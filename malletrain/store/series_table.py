@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import delete, insert, select
 
 from malletrain.store import schema
+from malletrain.store.records import MetricRow
 from malletrain.store.rows import encode
-from malletrain.store.schema import MetricRow
 from malletrain.store.session import Session
 
 

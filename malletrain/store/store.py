@@ -18,26 +18,27 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, or_, select
+from sqlalchemy import Connection, Select, func, insert, or_, select
 
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
-from malletrain.store.retention import forget
-from malletrain.store.rows import encode
-from malletrain.store.schema import (
+from malletrain.store.goal_table import GoalTable
+from malletrain.store.records import (
+    STARTED,
     CurveRow,
     EventRow,
-    GoalRow,
     JobRow,
     LeaseRow,
-    NodeSpanRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
     ServiceRow,
 )
+from malletrain.store.retention import forget
+from malletrain.store.rows import encode
 from malletrain.store.series_table import SeriesTable
+from malletrain.store.service_table import ServiceTable
 from malletrain.store.session import Session
 
 __all__ = [
@@ -95,6 +96,8 @@ class Store:
     def __init__(self, session: Session) -> None:
         self._db = session
         self.series = SeriesTable(session)
+        self.goals = GoalTable(session)
+        self.services = ServiceTable(session)
         """The metrics of jobs over time."""
 
     @classmethod
@@ -330,7 +333,7 @@ class Store:
         """How often each job was rescaled, its starts not counted; jobs that never were are left
         out.
         """
-        return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != schema.STARTED)
+        return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != STARTED)
 
     def put_profile(self, row: ProfileRow) -> ProfileRow:
         """Store what is known of a job's scaling as it is now."""
@@ -362,46 +365,6 @@ class Store:
         return self._db.all(
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
         )
-
-    # --- goals ---
-
-    def put_goal(self, row: GoalRow) -> GoalRow:
-        """Store a job's goals as they are now."""
-        self._db.put(schema.goals, encode(row))
-        return row
-
-    def goal(self, job_id: str) -> GoalRow | None:
-        """The job's goals."""
-        return self._db.one(select(schema.goals).where(schema.goals.c.job == job_id), GoalRow)
-
-    def goals(self) -> dict[str, GoalRow]:
-        """The goals of every job that has any."""
-        return {row.job: row for row in self._db.all(select(schema.goals), GoalRow)}
-
-    def put_node_spans(self, rows: Iterable[NodeSpanRow], forget_before: float) -> None:
-        """Keep how many nodes there were; what is older than ``forget_before`` goes."""
-        table = schema.node_history
-        with self.transaction() as connection:
-            for row in rows:
-                self._db.put(table, encode(row))
-            connection.execute(delete(table).where(table.c.began < forget_before))
-
-    def node_spans(self, since: float) -> list[NodeSpanRow]:
-        """How many nodes there were since then, oldest first."""
-        table = schema.node_history
-        return self._db.all(
-            select(table).where(table.c.began >= since).order_by(table.c.began), NodeSpanRow
-        )
-
-    # --- shares ---
-
-    def put_service(self, row: ServiceRow) -> None:
-        """Keep what a party was served."""
-        self._db.put(schema.service, encode(row))
-
-    def services(self) -> list[ServiceRow]:
-        """What each party was served, by name."""
-        return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)
 
     # --- what is kept no longer ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.commands import ReleaseLeases, Rescale, Start, Stop, Suspend
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
     CurveLearned,
@@ -15,13 +16,8 @@ from malletrain.core.events import (
     NodeJoined,
     NodeLeaving,
     NodeLost,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
     RoundInterrupted,
-    Start,
-    Stop,
-    Suspend,
     Tick,
     WorkersFailed,
 )

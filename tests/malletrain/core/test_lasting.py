@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from allocator import Cohort, NodeInfo, RescaleCost
+from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
-from malletrain.core.events import Foretold, LossExpected, NodeJoined, RescaleFinished, Tick
+from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
 from malletrain.core.lasting import Lasting, cohorts
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from tests.malletrain.core.controller_script import gaps, job, nodes, play

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from malletrain.core.bidders import Bidders
+from malletrain.core.commands import (
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Suspend,
+    TakeLeases,
+)
 from malletrain.core.events import (
     GapsSeen,
     LeaseNotTaken,
     NodeJoined,
     NodeRejected,
-    ReclaimNodes,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
-    Start,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 from malletrain.core.gaps import Gaps

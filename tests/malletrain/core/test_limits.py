@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from malletrain.core.events import JobState, LimitsChanged, Rescale, RescaleFinished, Start, Tick
+from malletrain.core.commands import Rescale, Start
+from malletrain.core.events import JobState, LimitsChanged, RescaleFinished, Tick
 from tests.malletrain.core.controller_script import controller, job, nodes, play, running
 
 

@@ -10,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.commands import ReclaimNodes
 from malletrain.core.controller import Controller
-from malletrain.core.events import (
-    JobCompleted,
-    JobSubmitted,
-    NodeJoined,
-    Quota,
-    ReclaimNodes,
-    Tick,
-)
+from malletrain.core.events import JobCompleted, JobSubmitted, NodeJoined, Quota, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MOST_DOUBLINGS, PartyService, fair_parts

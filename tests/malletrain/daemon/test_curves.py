@@ -11,7 +11,7 @@ from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
 from malletrain.daemon.curves import Curves
 from malletrain.protocol import messages
-from malletrain.store.schema import CurveRow, JobRow
+from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from malletrain.core.events import LossExpected
+from malletrain.core.commands import LossExpected
 from malletrain.daemon.commands import CommandRunner
 from malletrain.protocol import messages, wire
 

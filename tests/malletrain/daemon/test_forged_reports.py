@@ -15,7 +15,7 @@ from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_MET
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import FAILED
 from malletrain.protocol.payloads import NodeNetwork
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 

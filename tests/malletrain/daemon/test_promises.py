@@ -12,7 +12,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.daemon.promises import HOLDING, held_s
 from malletrain.protocol import messages
-from malletrain.store.schema import EventRow
+from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from malletrain.daemon.usage import (
     spans_of,
     usage,
 )
-from malletrain.store.schema import RescaleRow
+from malletrain.store.records import RescaleRow
 
 NOVEMBER = float(timegm((2026, 11, 1, 0, 0, 0)))
 DECEMBER = float(timegm((2026, 12, 1, 0, 0, 0)))

@@ -3,7 +3,7 @@
 from malletrain.daemon.retention import AGAIN_S, EVERY_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store import retention
-from malletrain.store.schema import (
+from malletrain.store.records import (
     EventRow,
     JobRow,
     LeaseRow,

@@ -17,7 +17,7 @@ from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.functions import function_spec, result_of
-from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.api.options import SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
@@ -37,6 +37,7 @@ from malletrain.protocol.views import (
     UsageView,
 )
 from malletrain.submission.array import indices, one_of
+from malletrain.submission.goals import changes_of
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
@@ -294,6 +295,17 @@ class AsyncJob:
     async def members(self) -> MembersView:
         """Who is in it, where it is a service."""
         return await self._client.do(operations.members(self.id))
+
+    async def extend(
+        self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
+    ) -> JobView:
+        """Give it other goals, in the words of ``malletrain extend``."""
+        changes = changes_of(deadline, budget, work)
+        return await self._client.do(operations.extend(self.id, **changes))
+
+    async def scale(self, nodes: int | str | tuple[int, int]) -> str:
+        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        return await self._client.do(operations.scale(self.id, *limits_of(nodes)))
 
     async def cancel(self) -> bool:
         """Stop it and free its nodes. False when it had ended already."""

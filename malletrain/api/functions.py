@@ -72,6 +72,11 @@ def result_of(detail: JobDetail) -> Any:
             f"Job {detail.job.id} ({detail.job.name}) is a script's and not a function's, so it "
             "has no result; read its logs or its files."
         )
+    if os.stat(folder).st_uid != os.getuid():  # reading a pickle runs what is in it
+        raise ClientError(
+            f"The result of job {detail.job.id} is {detail.job.owner}'s, in {folder}; reading it "
+            "would run code of its owner as you."
+        )
     job = detail.job
     made = outcome(folder)
     until = time.monotonic() + SEEN_WITHIN_S

@@ -15,11 +15,13 @@ from malletrain.api.display import job_html
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.functions import result_of
+from malletrain.api.options import limits_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView
+from malletrain.submission.goals import changes_of
 
 T = TypeVar("T")
 
@@ -195,6 +197,17 @@ class Job:
     def members(self) -> MembersView:
         """Who is in it, where it is a service."""
         return self._asker.do(operations.members(self.id))
+
+    def extend(
+        self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
+    ) -> JobView:
+        """Give it other goals, in the words of ``malletrain extend``."""
+        changes = changes_of(deadline, budget, work)
+        return self._asker.do(operations.extend(self.id, **changes))
+
+    def scale(self, nodes: int | str | tuple[int, int]) -> str:
+        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        return self._asker.do(operations.scale(self.id, *limits_of(nodes)))
 
     def cancel(self) -> bool:
         """Stop it and free its nodes; snapshots and logs stay. False when it had ended already."""

@@ -16,7 +16,7 @@ import msgspec
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.software import SoftwareOptions
-from malletrain.submission.spec import build
+from malletrain.submission.spec import build, parse_nodes
 
 _SOFTWARE = tuple(field.name for field in fields(SoftwareOptions))
 _LISTS = ("module", "container_bind")
@@ -35,6 +35,12 @@ class SubmitOptions(TypedDict, total=False):
     """How much the job counts beside the others. Default: 1."""
     goal: str
     """``"throughput"`` or ``"efficiency"``. Default: what the site maximises."""
+    deadline: str
+    """When it is to be done: ``"2026-12-01T08:00"`` or ``"in 6 h"``."""
+    budget: str
+    """Charged node-hours that it may cost, such as ``"200nh"``."""
+    work: str
+    """Samples to train on in all. Default: what the script's ``sampler.epochs(N)`` says."""
     curve: Mapping[int, float] | str | os.PathLike[str]
     """Known scaling curve, nodes → samples/s, or a file of it."""
     setup: str
@@ -127,6 +133,11 @@ def spec_of(
     words = [str(arg) for arg in args]
     spec = build(os.fspath(script), words, software=SoftwareOptions(**software), **given)
     return spec if known is None else msgspec.structs.replace(spec, curve=known)
+
+
+def limits_of(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
+    """The fewest and the most nodes, as :func:`spec_of` takes them."""
+    return parse_nodes(_nodes(nodes))
 
 
 def _nodes(nodes: int | str | tuple[int, int]) -> str:

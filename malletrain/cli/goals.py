@@ -75,19 +75,10 @@ def extend(
       malletrain extend train --deadline none
     """
     from malletrain.submission.error import SpecError
-    from malletrain.submission.goals import NONE, parse_budget, parse_deadline, parse_work
+    from malletrain.submission.goals import changes_of
 
-    if deadline is None and budget is None and work is None:
-        raise click.UsageError("Say what is to change: --deadline, --budget or --work.")
-    changes: dict[str, Any] = {}
     try:
-        if deadline is not None:
-            changes["deadline"] = None if deadline == NONE else parse_deadline(deadline)
-        if budget is not None:
-            hours, more = (None, False) if budget == NONE else parse_budget(budget)
-            changes["more_nh" if more else "budget_nh"] = hours
-        if work is not None:
-            changes["work"] = None if work == NONE else parse_work(work)
+        changes = changes_of(deadline, budget, work)
     except SpecError as error:
         raise click.UsageError(str(error)) from None
     with asking(state_dir) as client:

@@ -87,6 +87,12 @@ def extend(job: str, **changes: float | None) -> Operation[JobView]:
     return Operation("extend", JobView, params, changes=True, part="job")
 
 
+def scale(job: str, min_nodes: int, max_nodes: int) -> Operation[str]:
+    """Other limits of a job's scale. The answer is a sentence."""
+    params = {"job": job, "min_nodes": min_nodes, "max_nodes": max_nodes}
+    return Operation("scale", str, params, changes=True, part="sentence")
+
+
 def jobs(**which: Any) -> Operation[list[JobView]]:
     """Unfinished jobs and the newest of the others, the oldest first. ``ended``: so many of the
     others.

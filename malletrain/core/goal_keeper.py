@@ -17,7 +17,14 @@ from malletrain.core.forecast import Claim, Floats, forecast, least_floor
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, best_yield, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.goals import (
+    SENTENCES,
+    GoalsChanged,
+    GoalsSoFar,
+    GoalStanding,
+    OwnerGoals,
+    WorkReported,
+)
 from malletrain.core.ledger import ChargedAccount
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate

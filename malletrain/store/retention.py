@@ -13,7 +13,13 @@ from malletrain.store.session import Session
 
 AT_ONCE = 1000
 """Jobs, and leases, of one call: the daemon waits for the database meanwhile."""
-OF_A_JOB = (schema.observations, schema.rescales, schema.profiles)
+OF_A_JOB = (
+    schema.observations,
+    schema.rescales,
+    schema.profiles,
+    schema.metric_points,
+    schema.goals,
+)
 
 
 def forget(db: Session, before: float) -> int:

@@ -65,3 +65,18 @@ def parse_work(text: str) -> float:
     if not (math.isfinite(samples) and samples > 0):
         raise SpecError(f'"{text}" is no amount of work; accepted is {WORK_HELP}.')
     return samples
+
+
+def changes_of(deadline: str | None, budget: str | None, work: str | None) -> dict[str, float | None]:
+    """What ``malletrain extend`` sends for these texts; ``none`` takes a goal away."""
+    changes: dict[str, float | None] = {}
+    if deadline is not None:
+        changes["deadline"] = None if deadline == NONE else parse_deadline(deadline)
+    if budget is not None:
+        hours, more = (None, False) if budget == NONE else parse_budget(budget)
+        changes["more_nh" if more else "budget_nh"] = hours
+    if work is not None:
+        changes["work"] = None if work == NONE else parse_work(work)
+    if not changes:
+        raise SpecError("Say what is to change: --deadline, --budget or --work.")
+    return changes

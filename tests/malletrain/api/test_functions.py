@@ -169,6 +169,16 @@ def test_futures_end_as_their_jobs_do(site):
         pool.submit(square, 3)
 
 
+def test_results_of_others_are_not_unpacked(site, monkeypatch):
+    """An operator may see everybody's jobs; a pickle runs as who reads it."""
+    with Client(site.daemon.state_dir) as client:
+        client.submit_function(square, 6)
+        site.end("j1")
+        monkeypatch.setattr("os.getuid", lambda: os.stat("/").st_uid + 4711)
+        with pytest.raises(ClientError, match="would run code of its owner as you"):
+            client.job("j1").result()
+
+
 def test_a_function_is_submitted_by_itself_and_its_job_knows_the_result(site):
     with Client(site.daemon.state_dir) as client:
         future = client.submit_function(square, 6, options={"name": "six", "env": {"A": "1"}})

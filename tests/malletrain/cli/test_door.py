@@ -157,6 +157,8 @@ METHODS = {
     "logs": Job.logs,
     "wait": Job.wait,
     "cancel": Job.cancel,
+    "extend": Job.extend,
+    "scale": Job.scale,
     "export": Job.export,
     "cp": Job.copy,
     "members": Job.members,
@@ -171,13 +173,20 @@ OF_THE_MACHINE = {
     "check",
     "cluster",
     "daemon",
+    "db",
     "demo",
+    "drain",
+    "exclude",
     "key",
+    "pause",
+    "resume",
     "shipped",
     "simulate",
+    "sweep",
     "top",
+    "web",
 }
-"""Commands that ask no daemon, or are a screen."""
+"""Commands that ask no daemon, are a screen, are for operators, or have a room of their own."""
 
 
 def test_every_action_of_the_command_line_has_its_method():

@@ -30,7 +30,7 @@ from malletrain.daemon.admission import (
     whole,
 )
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec, submitted_before, not_completed
+from malletrain.daemon.job_repository import decode_spec, not_completed, submitted_before
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.logsink import LogSink

@@ -109,10 +109,10 @@ def measured(way: str, args: argparse.Namespace) -> SweepCost:
             seed=args.seed,
         )
         stage.start_daemon()
+        client = stage.client()  # once it answers
         began = time.time()
         study = run_sweep(described(way, args, folder.root), folder.state, print)
         wall = time.time() - began
-        client = stage.client()
         processed = client.status().samples
     times, counts = cut.idle_count()
     idle = list(zip(times.tolist(), counts.tolist(), strict=True))

@@ -67,7 +67,9 @@ def parse_work(text: str) -> float:
     return samples
 
 
-def changes_of(deadline: str | None, budget: str | None, work: str | None) -> dict[str, float | None]:
+def changes_of(
+    deadline: str | None, budget: str | None, work: str | None
+) -> dict[str, float | None]:
     """What ``malletrain extend`` sends for these texts; ``none`` takes a goal away."""
     changes: dict[str, float | None] = {}
     if deadline is not None:

@@ -207,8 +207,9 @@ class Ledger:
         self.study.set_user_attr(CANCELLED, yes)
 
     def want(self, trials: int) -> None:
-        """So many trials there are to be."""
+        """So many trials there are to be; one that is over is not any more."""
         self.study.set_user_attr(TRIALS, trials)
+        self.ends("")
 
     def ends(self, why: str) -> None:
         """It is over, or (empty) goes on."""

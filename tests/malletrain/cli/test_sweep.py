@@ -143,6 +143,7 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert "It left no snapshot." in run("sweep", "best", "lr").stdout
 
     assert run("sweep", "add-trials", "lr", "2").stdout == "Sweep lr is to have 8 trials.\n"
+    assert "Nobody attends to it" in run("sweep", "status", "lr").stdout
     assert run("sweep", "resume", "lr").exit_code == 0
     assert len(book().trials()) == 8
     assert len(jobs.jobs) == 8

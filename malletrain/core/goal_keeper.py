@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from allocator import NodeInfo
 from malletrain.core.events import Announce, Command, JobState, JobSubmitted
-from malletrain.core.forecast import Claim, Floats, forecast, least_floor
+from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
 from malletrain.core.gaps import Gaps
-from malletrain.core.goal_bids import GoalTerms, Need, Purse, best_yield, rounded, with_goals
+from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, OwnerGoals, Standing, WorkReported
-from malletrain.core.ledger import Account
+from malletrain.core.goal_standing import SENTENCES, judged, least_yield
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.ledger import JobAccount
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
@@ -40,10 +42,6 @@ NO_SLACK, NARROW = 0.8, 0.25
 """A deadline this tight is served first where it needs no more than such a part of the nodes: it
 could not be caught up with later, and costs the others little.
 """
-BACK_ON_TRACK = 0.05
-"""A job at risk is on track again when so much of the time left is left in nine of ten cases."""
-UNSURE = 1.15
-"""A budget that is enough only if a job does better than this much worse is at risk."""
 OF_LATE = 0.2
 """How much the newest look counts in the share of the nodes that a job has of late."""
 
@@ -72,7 +70,7 @@ class GoalKeeper:
             self._begin(job, event.goals, event.so_far, now)
 
     def _begin(self, job: JobRecord, goals: OwnerGoals, so_far: GoalsSoFar, now: float) -> None:
-        account = Account(self._settings.charge_factor, so_far.charged_s)
+        account = JobAccount(self._settings.charge_factor, so_far.charged_s)
         self.records[job.submitted.job] = GoalRecord(
             job,
             goals,
@@ -94,7 +92,10 @@ class GoalKeeper:
         if record is None:
             self._begin(job, event.goals, GoalsSoFar(), now)
         else:
-            if record.standing is Standing.MISSED and event.goals.deadline != record.goals.deadline:
+            if (
+                record.standing is GoalStanding.MISSED
+                and event.goals.deadline != record.goals.deadline
+            ):
                 record.standing = None
             record.goals, record.review_at = event.goals, -math.inf
             record.charged_for = None
@@ -119,7 +120,7 @@ class GoalKeeper:
             return []
         deadline = record.goals.deadline
         good = state is JobState.COMPLETED and (deadline is None or now <= deadline)
-        return self._stands(record, Standing.MET if good else Standing.MISSED, now)
+        return self._stands(record, GoalStanding.MET if good else GoalStanding.MISSED, now)
 
     # --- looking ---
 
@@ -238,7 +239,8 @@ class GoalKeeper:
         node_class = self._class_of(record.job)
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
         held, deadline = len(record.job.nodes), record.goals.deadline
-        usual = 1.0 / max(1, min(len(self._state.unfinished), self._settings.planning.max_running))
+        rivals = islice(self._state.unfinished.values(), self._settings.planning.max_running)
+        usual = fair_share((job.submitted.max_nodes for job in rivals), nodes)
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
@@ -291,45 +293,10 @@ class GoalKeeper:
 
     def _judge(self, record: GoalRecord, now: float) -> list[Command]:
         """Say how it stands, where that is news."""
-        deadline, seen = record.goals.deadline, record.forecast
-        if deadline is not None and now > deadline:
-            return self._stands(record, Standing.MISSED, now)
-        found = [self._by_budget(record, now)]
-        if deadline is not None and seen is not None:
-            slack = BACK_ON_TRACK if record.standing is Standing.AT_RISK else 0.0
-            late = seen.high > deadline - slack * (deadline - now)
-            if record.need is None:
-                found.append(Standing.INFEASIBLE)
-            else:
-                found.append(Standing.AT_RISK if late else Standing.ON_TRACK)
-        order = (Standing.INFEASIBLE, Standing.AT_RISK, Standing.ON_TRACK)
-        standing = next((each for each in order if each in found), None)
+        standing = judged(record, self._settings.charge_factor, now)
         return [] if standing is None else self._stands(record, standing, now)
 
-    def _by_budget(self, record: GoalRecord, now: float) -> Standing | None:
-        if record.goals.budget_s is None:
-            return None
-        if record.job.halted:
-            return Standing.INFEASIBLE
-        asked = self._least_yield(record, now)
-        pace = record.pace
-        if asked is None or pace is None:
-            return None
-        best = best_yield(record.curve) * pace
-        if best < asked:
-            return Standing.INFEASIBLE
-        return Standing.AT_RISK if best < UNSURE * asked else Standing.ON_TRACK
-
-    def _least_yield(self, record: GoalRecord, now: float) -> float | None:
-        """Samples that a node-second has to bring for the budget to be enough; None: not known."""
-        left, budget_s = record.left, record.goals.budget_s
-        factor = self._settings.charge_factor
-        if left is None or budget_s is None or factor <= 0:
-            return None
-        seconds = (budget_s - record.account.charged(now)) / factor
-        return left / seconds if seconds > 0 else math.inf
-
-    def _stands(self, record: GoalRecord, standing: Standing, now: float) -> list[Command]:
+    def _stands(self, record: GoalRecord, standing: GoalStanding, now: float) -> list[Command]:
         """It stands so now; said when that is news."""
         if standing is record.standing:
             return []
@@ -386,18 +353,8 @@ class GoalKeeper:
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
-        asked, pace = self._least_yield(record, now), record.pace
+        asked = least_yield(record, self._settings.charge_factor, now)
+        pace = record.pace
         if asked is not None and pace is not None and record.job.curve is not None:
             asked = rounded(asked / pace, up=True)
         return Purse(asked, self._most_payable(record, now))
-
-
-SENTENCES = {
-    Standing.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
-    Standing.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
-    Standing.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes that "
-    "there were of late.",
-    Standing.MET: "The job is done in time and within its budget.",
-    Standing.MISSED: "The job was not done by its deadline, or ended before it was done.",
-}
-"""What is said of each standing."""

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from allocator import ScalingCurve
 from malletrain.core.forecast import Floats, Forecast
 from malletrain.core.goal_bids import Need, best_yield, rounded
-from malletrain.core.goals import OwnerGoals, Standing
-from malletrain.core.ledger import Account
+from malletrain.core.goals import GoalStanding, OwnerGoals
+from malletrain.core.ledger import JobAccount
 from malletrain.core.planning import neutral_curve
 from malletrain.core.state import JobRecord
 
@@ -36,7 +36,7 @@ class GoalRecord:
 
     job: JobRecord
     goals: OwnerGoals
-    account: Account
+    account: JobAccount
     exponent: float
     """An unmeasured job is taken to speed up as nodes**exponent."""
     done: float
@@ -63,7 +63,7 @@ class GoalRecord:
     """``busy_s`` up to the last report."""
     share: float | None = None
     """The part of the nodes there are that it had of late; None: it had no turn yet."""
-    standing: Standing | None = None
+    standing: GoalStanding | None = None
     forecast: Forecast | None = None
     need: Need | None = None
     """What its deadline needs; None: it has none, or it cannot be held."""

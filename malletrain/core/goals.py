@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Standing(str, Enum):
+class GoalStanding(str, Enum):
     """How it stands with a job's deadline and budget."""
 
     ON_TRACK = "on_track"
@@ -27,7 +27,7 @@ class Standing(str, Enum):
     @property
     def final(self) -> bool:
         """Whether nothing changes it any more but what the owner asks for."""
-        return self in (Standing.MET, Standing.MISSED)
+        return self in (GoalStanding.MET, GoalStanding.MISSED)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GoalsSoFar:
     """Node-seconds."""
     charged_until: float | None = None
     """When they were counted; None: never."""
-    standing: Standing | None = None
+    standing: GoalStanding | None = None
 
 
 NOTHING_SO_FAR = GoalsSoFar()

@@ -15,7 +15,7 @@ from typing import Any
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, OwnerGoals, Standing, WorkReported
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
 from malletrain.core.node_history import KEPT, SPAN_S, NodeSpan
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob
@@ -72,7 +72,7 @@ class JobGoals:
                 self._put(row.id, goals, stated=spec.work is not None)
             return goals, GoalsSoFar(row.samples)
         goals = OwnerGoals(kept.deadline, kept.budget_s, kept.work)
-        standing = Standing(kept.standing) if kept.standing else None
+        standing = GoalStanding(kept.standing) if kept.standing else None
         return goals, GoalsSoFar(row.samples, kept.charged_s, kept.charged_at, standing)
 
     def progressed(self, run: ActiveJob) -> WorkReported | None:

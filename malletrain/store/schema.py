@@ -355,7 +355,7 @@ class GoalRow:
     """Node-seconds that it was charged, up to ``charged_at``."""
     charged_at: float | None = None
     standing: str = ""
-    """A :class:`malletrain.core.goals.Standing`; empty: not known yet."""
+    """A :class:`malletrain.core.goals.GoalStanding`; empty: not known yet."""
 
 
 @dataclass(frozen=True)

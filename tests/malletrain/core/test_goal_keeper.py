@@ -18,7 +18,7 @@ from malletrain.core.events import (
     Suspend,
     Tick,
 )
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, OwnerGoals, Standing, WorkReported
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
 from tests.malletrain.core.controller_script import controller, job, nodes, play
 
@@ -105,12 +105,12 @@ def test_a_budget_and_the_work_together_decide_how_many_nodes_it_takes():
     play(c, [(0.0, spec), *nodes(*"abcdefgh"), (5.0, Tick())])
     # 85 % of 10, 9, 7, 5 samples a node-second; 5 are needed.
     assert len(c.jobs["j"].nodes) == 5
-    assert c.goals.records["j"].standing is Standing.ON_TRACK
+    assert c.goals.records["j"].standing is GoalStanding.ON_TRACK
 
 
 @pytest.mark.parametrize(
     ("work", "standing"),
-    [(1e3, Standing.ON_TRACK), (8e5, Standing.AT_RISK), (2e6, Standing.INFEASIBLE)],
+    [(1e3, GoalStanding.ON_TRACK), (8e5, GoalStanding.AT_RISK), (2e6, GoalStanding.INFEASIBLE)],
 )
 def test_how_it_stands_with_a_budget(work, standing):
     c = controller()
@@ -169,7 +169,7 @@ def test_a_deadline_gets_the_nodes_that_hold_it_from_jobs_that_make_more_of_them
     held = len(c.jobs["j"].nodes)
     assert 2 <= held <= 4
     assert c.goals.records["j"].need.nodes == 2
-    assert c.goals.records["j"].standing is Standing.ON_TRACK
+    assert c.goals.records["j"].standing is GoalStanding.ON_TRACK
 
 
 def test_the_same_job_without_a_deadline_gets_none():

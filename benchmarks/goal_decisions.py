@@ -5,8 +5,8 @@
 The daemon's own controller holds all nodes and runs all jobs (1 to ``--max-size`` nodes, curves as
 in :mod:`benchmarks.instances`, kind ``measured``). Events follow each other: a node goes, or comes
 back, and time passes. A *decision* is the step that makes the plan: bids, sizes, names of nodes,
-commands, and whatever of goals is looked at in it (reviews, forecasts, promises, charges). Of the
-jobs, ``none`` has goals; ``mixed``: every second job has a deadline and every fourth a budget;
+commands, and whatever of goals is looked at in it (reviews, forecasts, promises, charges).
+``none``: no job has goals; ``mixed``: every second job has a deadline, every fourth a budget;
 ``all``: each job has both. There is a week of node history. ``cpu_*``: processor time, which other
 work on the machine hardly changes. Target: 50 ms in the median for 10,624 nodes and 200 jobs.
 """

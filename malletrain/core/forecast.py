@@ -12,6 +12,7 @@ not less than a floor.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,20 @@ class Claim:
         """The job's part of so many nodes."""
         found: Floats = np.minimum(nodes, np.maximum(self.share * nodes, self.floor))
         return found
+
+
+def fair_share(most: Iterable[int], nodes: float) -> float:
+    """The part of ``nodes`` that a job gets where jobs that can use ``most`` each share them evenly
+    and leave what they cannot use to the others.
+    """
+    sizes = sorted(most)
+    left = nodes
+    for taken, size in enumerate(sizes):
+        level = left / (len(sizes) - taken)
+        if size >= level:
+            return level / nodes if nodes > 0 else 1.0
+        left -= size
+    return 1.0
 
 
 def like_now(past: Floats, now: float) -> npt.NDArray[np.int64]:

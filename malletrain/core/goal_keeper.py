@@ -1,31 +1,28 @@
-"""Keeps the goals of one controller's jobs: their charges, how it stands with them, their bids.
+"""Keeps the goals of one controller's jobs: what they are charged, how fast they really are, how it
+stands with them, and what their bids say.
 
-Decides when a job has spent its budget and stands still, when its deadline puts it before others in
-the admission queue, and when a plan is due for that. Forecasts: :mod:`malletrain.core.forecast`;
-what a goal makes of a bid: :mod:`malletrain.core.goal_bids`; costs: :mod:`malletrain.core.ledger`.
+Decides when a job has spent its budget and stands still, when its deadline presses so much that it
+goes before others in the admission queue, and when a plan is due because of that. Forecasts are
+:mod:`malletrain.core.forecast`'s, what a goal makes of a bid is decided in
+:mod:`malletrain.core.goal_bids`, what a node costs in :mod:`malletrain.core.ledger`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
 from malletrain.core.events import JobState, JobSubmitted
-from malletrain.core.forecast import Claim, Floats, forecast, least_floor
+from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
 from malletrain.core.gaps import Gaps
-from malletrain.core.goal_bids import GoalTerms, Need, Purse, best_yield, rounded, with_goals
+from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goals import (
-    SENTENCES,
-    GoalsChanged,
-    GoalsSoFar,
-    GoalStanding,
-    OwnerGoals,
-    WorkReported,
-)
-from malletrain.core.ledger import ChargedAccount
+from malletrain.core.goal_standing import SENTENCES, judged, least_yield
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.ledger import JobAccount
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
@@ -44,13 +41,11 @@ AT_ONCE = 4
 IN_TIME = 0.95
 """A need is reckoned to end when so much of the time left is over."""
 NO_SLACK, NARROW = 0.8, 0.25
-"""A deadline this tight is served first where it needs no larger part of the nodes than this."""
-BACK_ON_TRACK = 0.05
-"""A job at risk is on track again when so much of its time is left in nine of ten cases."""
-UNSURE, OF_LATE = 1.15, 0.2
-"""A budget is at risk that is not enough if a job does so much worse; how much the newest look
-counts in the share of the nodes that a job has of late.
+"""A deadline this tight is served first where it needs no more than such a part of the nodes: it
+could not be caught up with later, and costs the others little.
 """
+OF_LATE = 0.2
+"""How much the newest look counts in the share of the nodes that a job has of late."""
 
 
 class GoalKeeper:
@@ -77,7 +72,7 @@ class GoalKeeper:
             self._begin(job, event.goals, event.so_far, now)
 
     def _begin(self, job: JobRecord, goals: OwnerGoals, so_far: GoalsSoFar, now: float) -> None:
-        account = ChargedAccount(self._settings.charge_factor, so_far.charged_s)
+        account = JobAccount(self._settings.charge_factor, so_far.charged_s)
         self.records[job.submitted.job] = GoalRecord(
             job,
             goals,
@@ -99,8 +94,10 @@ class GoalKeeper:
         if record is None:
             self._begin(job, event.goals, GoalsSoFar(), now)
         else:
-            missed = record.standing is GoalStanding.MISSED
-            if missed and event.goals.deadline != record.goals.deadline:
+            if (
+                record.standing is GoalStanding.MISSED
+                and event.goals.deadline != record.goals.deadline
+            ):
                 record.standing = None
             record.goals, record.review_at = event.goals, -math.inf
             record.charged_for = None
@@ -244,7 +241,8 @@ class GoalKeeper:
         node_class = self._class_of(record.job)
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
         held, deadline = len(record.job.nodes), record.goals.deadline
-        usual = 1.0 / max(1, min(len(self._state.unfinished), self._settings.planning.max_running))
+        rivals = islice(self._state.unfinished.values(), self._settings.planning.max_running)
+        usual = fair_share((job.submitted.max_nodes for job in rivals), nodes)
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
@@ -297,43 +295,8 @@ class GoalKeeper:
 
     def _judge(self, record: GoalRecord, now: float) -> list[Command]:
         """Say how it stands, where that is news."""
-        deadline, seen = record.goals.deadline, record.forecast
-        if deadline is not None and now > deadline:
-            return self._stands(record, GoalStanding.MISSED, now)
-        found = [self._by_budget(record, now)]
-        if deadline is not None and seen is not None:
-            slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
-            late = seen.high > deadline - slack * (deadline - now)
-            if record.need is None:
-                found.append(GoalStanding.INFEASIBLE)
-            else:
-                found.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
-        order = (GoalStanding.INFEASIBLE, GoalStanding.AT_RISK, GoalStanding.ON_TRACK)
-        standing = next((each for each in order if each in found), None)
+        standing = judged(record, self._settings.charge_factor, now)
         return [] if standing is None else self._stands(record, standing, now)
-
-    def _by_budget(self, record: GoalRecord, now: float) -> GoalStanding | None:
-        if record.goals.budget_s is None:
-            return None
-        if record.job.halted:
-            return GoalStanding.INFEASIBLE
-        asked = self._least_yield(record, now)
-        pace = record.pace
-        if asked is None or pace is None:
-            return None
-        best = best_yield(record.curve) * pace
-        if best < asked:
-            return GoalStanding.INFEASIBLE
-        return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK
-
-    def _least_yield(self, record: GoalRecord, now: float) -> float | None:
-        """Samples that a node-second has to bring for the budget to be enough; None: not known."""
-        left, budget_s = record.left, record.goals.budget_s
-        factor = self._settings.charge_factor
-        if left is None or budget_s is None or factor <= 0:
-            return None
-        seconds = (budget_s - record.account.charged(now)) / factor
-        return left / seconds if seconds > 0 else math.inf
 
     def _stands(self, record: GoalRecord, standing: GoalStanding, now: float) -> list[Command]:
         """It stands so now; said when that is news."""
@@ -392,7 +355,8 @@ class GoalKeeper:
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
-        asked, pace = self._least_yield(record, now), record.pace
+        asked = least_yield(record, self._settings.charge_factor, now)
+        pace = record.pace
         if asked is not None and pace is not None and record.job.curve is not None:
             asked = rounded(asked / pace, up=True)
         return Purse(asked, self._most_payable(record, now))

@@ -18,7 +18,7 @@ from allocator import ScalingCurve
 from malletrain.core.forecast import Floats, Forecast
 from malletrain.core.goal_bids import Need, best_yield, rounded
 from malletrain.core.goals import GoalStanding, OwnerGoals
-from malletrain.core.ledger import ChargedAccount
+from malletrain.core.ledger import JobAccount
 from malletrain.core.planning import neutral_curve
 from malletrain.core.records import JobRecord
 
@@ -36,7 +36,7 @@ class GoalRecord:
 
     job: JobRecord
     goals: OwnerGoals
-    account: ChargedAccount
+    account: JobAccount
     exponent: float
     """An unmeasured job is taken to speed up as nodes**exponent."""
     done: float

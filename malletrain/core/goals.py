@@ -80,14 +80,3 @@ class WorkReported:
 
     job: str
     done: float
-
-
-SENTENCES = {
-    GoalStanding.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
-    GoalStanding.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
-    GoalStanding.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes "
-    "that there were of late.",
-    GoalStanding.MET: "The job is done in time and within its budget.",
-    GoalStanding.MISSED: "The job was not done by its deadline, or ended before it was done.",
-}
-"""What is said of each standing."""

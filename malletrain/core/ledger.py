@@ -22,7 +22,7 @@ class _Hold:
 
 
 @dataclass
-class ChargedAccount:
+class JobAccount:
     """What one job has cost. Times in seconds on the shell's clock, costs in node-seconds."""
 
     factor: float = 1.0

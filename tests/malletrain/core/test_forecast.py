@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from malletrain.core.forecast import Claim, forecast, least_floor
+from malletrain.core.forecast import Claim, fair_share, forecast, least_floor
 from malletrain.core.node_history import SPAN_S, NodeHistory, NodeSpan
 
 LINEAR = np.arange(9.0)
@@ -58,6 +58,14 @@ def test_on_no_nodes_it_never_ends():
 def test_the_fewest_nodes_that_are_in_time(within_s, nodes):
     sizes = [1, 2, 4, 8]
     assert least_floor(4000.0, within_s, LINEAR, np.full(50, 8.0), 8.0, sizes) == nodes
+
+
+@pytest.mark.parametrize(
+    ("most", "nodes", "share"),
+    [([4, 4], 8.0, 0.5), ([1, 1, 64], 8.0, 0.75), ([1, 2], 8.0, 1.0), ([64] * 4, 8.0, 0.25)],
+)
+def test_what_small_jobs_cannot_use_is_left_to_the_others(most, nodes, share):
+    assert fair_share(most, nodes) == pytest.approx(share)
 
 
 def test_moments_like_this_one_count():

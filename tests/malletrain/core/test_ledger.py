@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.ledger import ChargedAccount
+from malletrain.core.ledger import JobAccount
 
 
 def test_a_node_costs_from_when_it_is_taken_to_when_it_is_left_times_the_factor():
-    account = ChargedAccount(factor=0.5)
+    account = JobAccount(factor=0.5)
     account.takes("a", 10.0, paid_until=0.0)
     account.takes("b", 20.0, paid_until=0.0)
     assert account.charged(30.0) == 0.5 * (20.0 + 10.0)
@@ -19,7 +19,7 @@ def test_a_node_costs_from_when_it_is_taken_to_when_it_is_left_times_the_factor(
 
 
 def test_the_least_charge_of_a_lease_is_owed_by_who_left_it_last():
-    first, second = ChargedAccount(), ChargedAccount()
+    first, second = JobAccount(), JobAccount()
     first.takes("a", 0.0, paid_until=3600.0)
     assert first.charged(600.0) == 3600.0
     first.leaves("a", 600.0)
@@ -45,7 +45,7 @@ def test_the_least_charge_of_a_lease_is_owed_by_who_left_it_last():
     ids=["one", "two", "an hour is paid", "paid though it was too much", "one by one", "none"],
 )
 def test_when_a_budget_is_spent(holds, budget_s, at):
-    account = ChargedAccount()
+    account = JobAccount()
     for node, (since, paid_until) in holds.items():
         account.takes(node, since, paid_until)
     assert account.costs_more_at(budget_s, 0.0) == at
@@ -61,7 +61,7 @@ def test_jobs_that_share_a_lease_pay_it_once(turns, least_s):
     """Two jobs in any turns on one lease, with or without a least charge: together they pay the
     time they had it and what was left of the least charge.
     """
-    accounts = ChargedAccount(), ChargedAccount()
+    accounts = JobAccount(), JobAccount()
     at, holder = 0.0, None
     for seconds, who in turns:
         if who != holder:

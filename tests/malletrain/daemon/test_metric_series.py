@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from malletrain.core.thinning import MOST_KEPT, thinned
 from malletrain.daemon.metric_series import LEAST_SHOWN, GrowingSeries, Value, series_views
-from malletrain.store.schema import JobRow, MetricRow
+from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.store import Store
 
 

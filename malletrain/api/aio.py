@@ -18,7 +18,7 @@ from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.functions import function_spec, result_of
 from malletrain.api.options import SubmitOptions, spec_of
-from malletrain.api.series import Metrics
+from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.address import find
@@ -250,11 +250,11 @@ class AsyncJob:
             if not tail.over:
                 await asyncio.sleep(tail.pause_s)
 
-    async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> Metrics:
+    async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
         """As :meth:`malletrain.api.job.Job.metrics`."""
         asked = operations.metrics(self.id, names=names, since=since, most=most)
         found = await self._client.do(asked)
-        return Metrics(found)
+        return JobMetrics(found)
 
     async def result(self, timeout: float | None = None) -> Any:
         """As :meth:`malletrain.api.job.Job.result`."""

@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from malletrain.api.series import Series
+from malletrain.api.series import MetricSeries
 from malletrain.protocol.views import JobDetail, RescaleView
 
 WIDTH, HEIGHT, EDGE = 360, 96, 4
 """Of a picture, and of its empty border, pixels."""
 PREFERRED = ("loss", "train_loss", "val_loss", "accuracy")
-"""Metrics that are shown before others."""
+"""JobMetrics that are shown before others."""
 COLOURS = {
     "running": "#2e7d32",
     "profiling": "#1565c0",
@@ -29,7 +29,7 @@ COLOURS = {
 Point = tuple[float, float]
 
 
-def job_html(detail: JobDetail, metrics: Mapping[str, Series], now: float) -> str:
+def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float) -> str:
     """The job as HTML.
 
     Args:
@@ -71,7 +71,7 @@ def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Poin
     return [(points[0][0], 0.0), *points, (max(end, points[-1][0]), points[-1][1] * holds)]
 
 
-def shown(metrics: Mapping[str, Series]) -> str:
+def shown(metrics: Mapping[str, MetricSeries]) -> str:
     """Which metric is drawn: the first of the preferred ones, else the one with most values."""
     there = [name for name in metrics if len(metrics[name]) > 1]
     preferred = [name for name in PREFERRED if name in there]

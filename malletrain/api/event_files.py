@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard reads them: the records of an event file. Pure, without TensorBoard.
+"""JobMetrics as TensorBoard reads them: the records of an event file. Pure, without TensorBoard.
 
 A file is a sequence of records, each a length, its checksum, an ``Event`` message of protocol
 buffers and its checksum (tensorflow/core/lib/io/record_writer.h, core/util/event.proto). Only the
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from malletrain.api.series import Series
+from malletrain.api.series import MetricSeries
 from malletrain.protocol.views import JobDetail
 
 VERSION = b"brain.Event:2"
@@ -40,7 +40,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def write_events(folder: Path, detail: JobDetail, series: Iterable[Series]) -> Path:
+def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]) -> Path:
     """Write a run of this job below ``folder``, over one written before; returns the file.
 
     The step of a value is the script's own, else the samples processed by then.
@@ -53,7 +53,7 @@ def write_events(folder: Path, detail: JobDetail, series: Iterable[Series]) -> P
     return file
 
 
-def records(detail: JobDetail, series: Iterable[Series]) -> Iterator[bytes]:
+def records(detail: JobDetail, series: Iterable[MetricSeries]) -> Iterator[bytes]:
     """The records of a job's event file: its metrics, and its scale over samples as it was when
     they were reported.
     """

@@ -15,7 +15,7 @@ from malletrain.api.display import job_html
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.functions import result_of
-from malletrain.api.series import Metrics
+from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
@@ -116,7 +116,7 @@ class Job:
             if not tail.over:
                 time.sleep(tail.pause_s)
 
-    def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> Metrics:
+    def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
         """What its script reported by :func:`malletrain.metric`, over time.
 
         Args:
@@ -125,7 +125,7 @@ class Job:
             most: so many points of each at most, thinned out evenly; 0: all that are kept.
         """
         found = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
-        return Metrics(found)
+        return JobMetrics(found)
 
     def result(self, timeout: float | None = None) -> Any:
         """What its function returned, where the job is one of

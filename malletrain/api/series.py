@@ -33,7 +33,7 @@ class MetricPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Series(Sequence[MetricPoint]):
+class MetricSeries(Sequence[MetricPoint]):
     """One metric over time, the oldest value first. A long one is thinned out evenly; its first,
     last, smallest and largest values are always there.
     """
@@ -54,7 +54,7 @@ class Series(Sequence[MetricPoint]):
     """How many values were reported in all, those thinned out too."""
 
     @classmethod
-    def of(cls, view: SeriesView) -> Series:
+    def of(cls, view: SeriesView) -> MetricSeries:
         """As the daemon tells it."""
         return cls(
             view.name, view.values, view.times, view.samples, view.nodes, view.steps, view.count
@@ -79,13 +79,13 @@ class Series(Sequence[MetricPoint]):
         )
 
 
-class Metrics(Mapping[str, Series]):
+class JobMetrics(Mapping[str, MetricSeries]):
     """The metrics of a job by name."""
 
     def __init__(self, series: Iterable[SeriesView]) -> None:
-        self._series = {view.name: Series.of(view) for view in series}
+        self._series = {view.name: MetricSeries.of(view) for view in series}
 
-    def __getitem__(self, name: str) -> Series:
+    def __getitem__(self, name: str) -> MetricSeries:
         return self._series[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ class Metrics(Mapping[str, Series]):
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {len(each)} values" for name, each in self.items())
-        return f"<Metrics {inside or 'none yet'}>"
+        return f"<JobMetrics {inside or 'none yet'}>"
 
     def rows(self) -> list[tuple[str, float, int | None, float, int, float]]:
         """A row for each value: :data:`COLUMNS`."""
@@ -121,7 +121,7 @@ class Metrics(Mapping[str, Series]):
         return made.sort_values("time", kind="stable", ignore_index=True)
 
 
-def write_csv(file: Path, metrics: Metrics) -> Path:
+def write_csv(file: Path, metrics: JobMetrics) -> Path:
     """Write all values as CSV, times in seconds since the epoch; returns the file."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)

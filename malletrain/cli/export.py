@@ -106,11 +106,11 @@ def _export_metrics(
     job: str, folder: Path | None, table: Path | None, state_dir: Path | None
 ) -> None:
     from malletrain.api.event_files import write_events
-    from malletrain.api.series import Metrics, write_csv
+    from malletrain.api.series import JobMetrics, write_csv
 
     with asking(state_dir) as client:
         detail = client.job(job)
-        metrics = Metrics(client.metrics(detail.job.id))
+        metrics = JobMetrics(client.metrics(detail.job.id))
     if not metrics:
         raise Refused(f"{job} has reported no metric; its script calls malletrain.metric for that.")
     try:

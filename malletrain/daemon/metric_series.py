@@ -38,6 +38,8 @@ class GrowingSeries:
         wide = width(self._count)
         self._tail = table.tail(job, name, max(0, self._count - 1) // wide * wide)
         self._source: tuple[int, int] | None = None
+        self._began = self._count
+        """How many there were when its source began."""
         self._last = newest.time if newest else 0.0
 
     def add(self, generation: int, rank: int, values: Iterable[Value]) -> None:
@@ -50,7 +52,10 @@ class GrowingSeries:
             if late or (generation == self._source[0] and rank > self._source[1]):
                 return
             self._last = 0.0  # another process, of another clock
-        self._source = source
+            if generation == self._source[0]:
+                self._take_back()
+        if source != self._source:
+            self._source, self._began = source, self._count
         rows: list[MetricRow] = []
         for v in values:
             if v.time > self._last:
@@ -63,6 +68,14 @@ class GrowingSeries:
                 )
         if rows:
             self._append(rows)
+
+    def _take_back(self) -> None:
+        """A lower rank reports too: what the higher one said in this round does not count."""
+        self._table.replace(self._job, self._name, self._began, [])
+        wide = width(self._began)
+        self._count = self._began
+        first = max(0, self._count - 1) // wide * wide
+        self._tail = self._table.tail(self._job, self._name, first)
 
     def _append(self, rows: list[MetricRow]) -> None:
         count = self._count + len(rows)

@@ -21,6 +21,7 @@ from malletrain.config.notify import NotifySection
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
+from malletrain.protocol import env
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec, Notification
 from malletrain.store.schema import EventRow, JobRow
@@ -177,10 +178,10 @@ def deliver(one: Notification, facts: dict[str, Any], sendmail: str) -> None:
         _run([sendmail, "-t", "-i"], mail.as_bytes(), {})
         return
     told = {
-        f"MALLETRAIN_JOB_{key.upper()}": str(facts[key])
+        f"{env.JOB}_{key.upper()}": str(facts[key])
         for key in ("event", "name", "owner", "state", "reason")
     }
-    told["MALLETRAIN_JOB"] = facts["job"]
+    told[env.JOB] = facts["job"]
     _run(["/bin/sh", "-c", one.to], json.dumps(facts).encode(), told)
 
 

@@ -7,6 +7,7 @@ scavenger package, which does not know malletrain, writes the names of the lease
 from __future__ import annotations
 
 AGENT = "MALLETRAIN_AGENT"
+ARRAY_INDEX = "MALLETRAIN_ARRAY_INDEX"
 CLUSTER = "MALLETRAIN_CLUSTER"
 CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
@@ -71,6 +72,7 @@ TABLE = (
     (HOST, "Address under which other nodes reach this one.", "user, agent",
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
+    (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
     (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",

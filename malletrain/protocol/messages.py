@@ -149,9 +149,7 @@ class Mark(Message, frozen=True):
 
 
 class Metric(Message, frozen=True):
-    """A named number the script reports, e.g. test accuracy: its newest ``value``, and all since
-    the last message (the same ``points`` may come twice).
-    """
+    """A named number of the script: its newest ``value``, and all ``points`` since (some twice)."""
 
     job: Id
     rank: Rank

@@ -195,6 +195,12 @@ def _facts(detail: JobDetail) -> Table:
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")
     if j.metrics:
         fact("Metrics", metrics(j.metrics))
+    if spec.get("after"):
+        fact("After", ", ".join(map(str, spec["after"])))
+    if spec.get("time_limit_s"):
+        fact("Time limit", show_duration(float(spec["time_limit_s"])))
+    for told in spec.get("notify", ()):
+        fact("Notifies", f"{told['to']} of its {', '.join(told['on'])}")
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
     if detail.network:

@@ -27,7 +27,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0003"
+HEAD = "0003_metrics"
 """The newest schema version this code knows: the revision of the last file in
 ``migrations/versions``.
 """

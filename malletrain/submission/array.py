@@ -9,11 +9,11 @@ import re
 
 import msgspec
 
+from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
 
 PLACE = "{index}"
-VARIABLE = "MALLETRAIN_ARRAY_INDEX"
 MOST_JOBS = 1000
 ARRAY_HELP = "indices and ranges of them with commas between, such as 1-10, 0-20:5 or 1,4,9"
 _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
@@ -54,7 +54,6 @@ def one_of(spec: JobSpec, index: int) -> JobSpec:
         args=tuple(arg.replace(PLACE, number) for arg in spec.args),
         env={
             **{key: value.replace(PLACE, number) for key, value in spec.env.items()},
-            VARIABLE: number,
+            env.ARRAY_INDEX: number,
         },
-        profile_key=spec.profile_key,
     )

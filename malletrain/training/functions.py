@@ -43,7 +43,7 @@ class FunctionLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FunctionOutcome:
     """What came of a function in one process."""
 
     value: Any = None
@@ -110,42 +110,42 @@ def call(script: str) -> None:
         function, args, named = pickle.loads(data)
         value = function(*args, **named)
         if rank == 0:
-            _write(folder / RESULT, Outcome(value, generation=generation, time=time.time()))
+            _write(folder / RESULT, FunctionOutcome(value, generation=generation, time=time.time()))
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             if rank == 0:
-                _write(folder / RESULT, Outcome(generation=generation, time=time.time()))
+                _write(folder / RESULT, FunctionOutcome(generation=generation, time=time.time()))
             raise
         trace = traceback.format_exc()
-        failed = Outcome(None, error, trace, generation, time.time())
+        failed = FunctionOutcome(None, error, trace, generation, time.time())
         try:
             _write(folder / ERROR.format(rank=rank), failed)
         except Exception:  # it cannot be packed: its words can
             told = RuntimeError(f"{type(error).__name__}: {error}")
             _write(
                 folder / ERROR.format(rank=rank),
-                Outcome(None, told, trace, generation, time.time()),
+                FunctionOutcome(None, told, trace, generation, time.time()),
             )
         raise
 
 
-def outcome(folder: Path) -> Outcome | None:
+def outcome(folder: Path) -> FunctionOutcome | None:
     """What came of the function in ``folder``: its result, else the error that came first in its
     last round. None: nothing is there.
     """
     try:
-        made: Outcome = pickle.loads((folder / RESULT).read_bytes())
+        made: FunctionOutcome = pickle.loads((folder / RESULT).read_bytes())
         return made
     except FileNotFoundError:
         pass
-    errors: list[Outcome] = [
+    errors: list[FunctionOutcome] = [
         pickle.loads(path.read_bytes()) for path in folder.glob(ERROR.format(rank="*"))
     ]
     last = max((error.generation for error in errors), default=0)
     return min((e for e in errors if e.generation == last), key=lambda e: e.time, default=None)
 
 
-def _write(path: Path, made: Outcome) -> None:
+def _write(path: Path, made: FunctionOutcome) -> None:
     """Whole or not at all."""
     import cloudpickle
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import doctest
+import re
 from itertools import pairwise
+from pathlib import Path
+
+import msgspec
 
 from malletrain import AsyncClient, Client
+from malletrain.client import operations
 from tests.integration.embedded import site
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 MEASURED = """
 import os, sys, time, malletrain
@@ -22,9 +30,10 @@ while os.path.exists(sys.argv[2]):
 """Reports 8 samples and a loss for each step, faster than anybody listens."""
 
 
-def test_metrics_of_a_job_are_kept_over_time_with_samples_and_scale(tmp_path):
+def known_answers(made):
+    """Metrics of a job are kept over time, with samples and scale."""
     steps = 700
-    with site(tmp_path, nodes=2) as made, Client(made.state) as client:
+    with Client(made.state) as client:
         (made.work / "hold").touch()
         script = made.script("measured.py", MEASURED)
         job = client.submit(
@@ -66,3 +75,27 @@ def test_metrics_of_a_job_are_kept_over_time_with_samples_and_scale(tmp_path):
         state, again, _ = asyncio.run(at_once())
         assert (state, again["loss"]) == ("completed", loss)
         assert client.job("curve").cancel() is False
+
+
+def without_torch(spec, submit=operations.submit):
+    """The scripts of the page need no interpreter that has imported torch, as in Site.submit."""
+    return submit(msgspec.structs.replace(spec, env={**spec.env, "MALLETRAIN_PRELOAD": "0"}))
+
+
+def test_the_session_of_the_page_and_known_answers(tmp_path, monkeypatch):
+    """docs/python.md, line by line, in a folder with its script."""
+    page = PAGE.read_text()
+    (script,) = re.findall(r'```python title="train\.py"\n(.*?)```', page, re.DOTALL)
+    sessions = re.findall(r"```pycon\n(.*?)```", page, re.DOTALL)
+    with site(tmp_path, nodes=2) as made:
+        made.script("train.py", script)
+        monkeypatch.chdir(made.work)
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(made.state))
+        monkeypatch.setattr(operations, "submit", without_torch)
+        test = doctest.DocTestParser().get_doctest("\n".join(sessions), {}, PAGE.name, None, 0)
+        assert len(test.examples) > 15
+        told: list[str] = []
+        result = doctest.DocTestRunner().run(test, out=told.append, clear_globs=False)
+        test.globs["client"].close()
+        assert result.failed == 0, "".join(told)
+        known_answers(made)

@@ -88,7 +88,7 @@ def test_of_many_values_that_wait_the_extremes_and_the_newest_stay(reports, daem
     reports.flush_metrics()
     (message,) = daemon.got
     kept = [point.value for point in message.points]
-    assert len(kept) <= 64
+    assert len(kept) <= 256
     assert (min(kept), max(kept), kept[-1]) == (-9.0, 99.0, values[-1])
     assert [p.time for p in message.points] == sorted(p.time for p in message.points)
 

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain import Client
 from malletrain.api.display import EDGE, HEIGHT, WIDTH, job_html, scale, shown
-from malletrain.api.series import Metrics
+from malletrain.api.series import JobMetrics
 from malletrain.protocol.views import JobDetail, RescaleView, SeriesView
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
@@ -55,10 +55,12 @@ def test_the_scale_over_time_is_steps_from_its_start_to_its_end():
 
 
 def test_the_metric_drawn_is_the_loss_where_there_is_one():
-    several = Metrics([series("other", range(9)), series("loss", [3.0, 1.0]), series("a", [1.0])])
+    several = JobMetrics(
+        [series("other", range(9)), series("loss", [3.0, 1.0]), series("a", [1.0])]
+    )
     assert shown(several) == "loss"
-    assert shown(Metrics([series("a", [1, 2]), series("b", [1, 2, 3])])) == "b"
-    assert shown(Metrics([series("loss", [1.0])])) == ""
+    assert shown(JobMetrics([series("a", [1, 2]), series("b", [1, 2, 3])])) == "b"
+    assert shown(JobMetrics([series("loss", [1.0])])) == ""
     made = lines(job_html(JobDetail(job_view(), {}), several, 0.0))
     assert made == {"loss: 1 to 3 in 1 s": [(EDGE, EDGE), (WIDTH - EDGE, HEIGHT - EDGE)]}
 
@@ -72,7 +74,7 @@ def test_markup_of_others_stays_text(field):
 
 def test_names_of_metrics_stay_text():
     html = job_html(
-        JobDetail(job_view(metrics={EVIL: 1.0}), {}), Metrics([series(EVIL, [1, 2])]), 0.0
+        JobDetail(job_view(metrics={EVIL: 1.0}), {}), JobMetrics([series(EVIL, [1, 2])]), 0.0
     )
     assert "<script" not in html
     ElementTree.fromstring(html.replace("&#9679;", ""))

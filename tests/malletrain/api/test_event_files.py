@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from malletrain.api.event_files import NODES, crc32c, write_events
-from malletrain.api.series import Metrics, write_csv
+from malletrain.api.series import JobMetrics, write_csv
 from malletrain.protocol.views import JobDetail, SeriesView
 from tests.malletrain.cli.fake_daemon import job_view
 
@@ -30,7 +30,7 @@ def test_the_checksum_is_that_of_rfc_3720(data, crc):
 
 
 def test_every_value_is_read_back(tmp_path):
-    metrics = Metrics([LOSS, ACCURACY])
+    metrics = JobMetrics([LOSS, ACCURACY])
     file = write_events(tmp_path, JobDetail(job_view(submitted=9.0), {}), metrics.values())
     assert file.parent == tmp_path / "train-j1"
     assert write_events(tmp_path, JobDetail(job_view(submitted=9.0), {}), metrics.values()) == file
@@ -54,7 +54,7 @@ def test_the_command_line_writes_them_too(tmp_path, daemon, run):
     lines = (tmp_path / "m.csv").read_text().splitlines()
     assert lines[0] == "metric,time,step,samples,nodes,value"
     assert lines[4] == "accuracy,11.0,,16.0,4,0.25"
-    assert write_csv(tmp_path / "again.csv", Metrics([LOSS])).exists()
+    assert write_csv(tmp_path / "again.csv", JobMetrics([LOSS])).exists()
     daemon.answers["metrics"] = lambda params: []
     none = run("export", "train", "--tensorboard", tmp_path / "runs")
     assert (none.exit_code, "has reported no metric" in none.stderr) == (1, True)

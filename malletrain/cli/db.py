@@ -59,8 +59,8 @@ def backup(config_file: Path, file: Path) -> None:
 def restore(config_file: Path, file: Path) -> None:
     """Put the copy in FILE in the place of the database. The daemon must not run.
 
-    What was there is kept beside it. Jobs that were submitted since the copy are not in it; leases
-    of which it knows nothing end when the daemon starts.
+    What was there is kept beside it. The copy knows nothing of jobs and leases that came after it:
+    give all leases back first ('malletrain pause --release'), then stop the daemon.
 
     \b
     Example:

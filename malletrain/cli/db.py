@@ -22,6 +22,11 @@ def db() -> None:
 
     SQLite is copied while the daemon runs, by its own means. PostgreSQL has tools for all of this:
     pg_dump and pg_restore.
+
+    \b
+    Examples:
+      malletrain db backup /backup/malletrain.db
+      malletrain db check
     """
 
 

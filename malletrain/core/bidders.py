@@ -119,7 +119,8 @@ class Bidders:
         bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
-        return self._quotas.within(self._shares.weigh(self._goals.bids(bidders, now)))
+        # A goal goes by the weight that its job has in the end.
+        return self._quotas.within(self._goals.bids(self._shares.weigh(bidders), now))
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is

@@ -122,6 +122,7 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
         "it is ending" if leaving else "",
         leaving_by,
         job.start,
+        job.end if job.state == "COMPLETING" else None,  # it has ended, and its node is cleaned up
     )
 
 

@@ -268,6 +268,7 @@ class Core:
                 goals=goals,
                 so_far=so_far,
                 party=self.parties.party(spec.owner),
+                whole=spec.deadline is not None,
                 quotas=quotas,
             )
         )

@@ -46,7 +46,7 @@ every = "200 ms"
 [job]
 script = "train.py"
 args = ["{trial}"]
-nodes = "1:2"
+nodes = "1"
 env = { MALLETRAIN_PRELOAD = "0" }
 profile = "off"
 [space]

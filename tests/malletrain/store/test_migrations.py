@@ -170,15 +170,15 @@ def test_goals_and_node_history_come_back_from_a_database_that_had_none(url):
     engine.dispose()
     goal = GoalRow("j7", 1e9, 7200.0, 1e6, 1, 36.5, 1e8, "on_track")
     with Store.open(url) as store:
-        assert store.goals() == {}
-        assert store.goal("j7") is None
-        store.put_goal(GoalRow("j7"))
-        store.put_goal(goal)
+        assert store.goals.all() == {}
+        assert store.goals.of("j7") is None
+        store.goals.put(GoalRow("j7"))
+        store.goals.put(goal)
         old, new = NodeSpanRow(100.0, "default", 3.5), NodeSpanRow(400.0, "default", 4.0)
-        store.put_node_spans([old], forget_before=0.0)
-        store.put_node_spans([new], forget_before=50.0)
-        assert store.node_spans(0.0) == [old, new]
-        store.put_node_spans([], forget_before=200.0)
+        store.goals.put_spans([old], forget_before=0.0)
+        store.goals.put_spans([new], forget_before=50.0)
+        assert store.goals.spans(0.0) == [old, new]
+        store.goals.put_spans([], forget_before=200.0)
     with Store.open(url) as store:
-        assert store.goals() == {"j7": goal}
-        assert store.node_spans(0.0) == [new]
+        assert store.goals.all() == {"j7": goal}
+        assert store.goals.spans(0.0) == [new]

@@ -5,6 +5,7 @@ from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store import retention
 from malletrain.store.records import (
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
     ObservationRow,
@@ -24,6 +25,7 @@ def filled(url):
         store.put_observation(ObservationRow(f"j{k}", 2, 8.0, 1.0, 0.1, 9.0, 9.0, 50.0))
         store.put_rescale(RescaleRow(f"j{k}", 1, "start", 0, 2, 50.0, 51.0, 1.0))
         store.put_profile(ProfileRow(f"j{k}"))
+        store.goals.put(GoalRow(f"j{k}"))
         status = LeaseStatus.ENDED if ended else LeaseStatus.RUNNING
         store.put_lease(LeaseRow(store.new_lease_id(), "n", status, started=1.0, ended=ended))
         store.add_event(EventRow(50.0, EventKind.JOB_STARTED, job=f"j{k}"))
@@ -41,6 +43,7 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
             None,
         )
         assert store.observations("j3")
+        assert store.goals.all().keys() == {"j3", "j4", "j5"}
         assert len(store.events_since()) == 5, "the audit log stays"
         assert store.forget(250.0) == 0
         assert (store.new_job_id(), store.new_lease_id()) == ("j6", "l6"), "no id is given twice"

@@ -68,7 +68,9 @@ def student(person):
         person.writes(name, text)
     fashion = (person.work / "fashion.py").read_text()
     person.writes("sampled.py", fashion.replace("batch_sampler=sampler", "sampler=sampler"))
-    person.writes("swept.py", fashion.replace("Snapshot(", 'Snapshot("run.pt", '))
+    held = "import malletrain\nimport time\nwhile os.path.exists('hold'): time.sleep(0.02)\n"
+    swept = fashion.replace("Snapshot(", 'Snapshot("run.pt", ')
+    person.writes("swept.py", swept.replace("import malletrain\n", held, 1))
     person.writes("go", "")
     person.starts_a_daemon(tries=1)
     for name, (rest, _) in ON_THE_NODE.items():
@@ -99,6 +101,7 @@ def test_told_by_the_job(student, mistake):
 
 
 def test_two_jobs_with_one_snapshot(student):
+    student.writes("hold", "")
     first = student.types("malletrain submit --name first swept.py --epochs 1")
     assert first.status == 0
     assert "Warning" not in first.text
@@ -106,6 +109,7 @@ def test_two_jobs_with_one_snapshot(student):
     assert second.status == 0
     assert "(first) is not finished and saves to the same snapshot" in second.text
     assert "Give it another path, or none" in second.text
+    (student.work / "hold").unlink()
     # They start at once and side by side: the snapshot belongs to the one that saves first, and
     # the other one ends instead of training for nothing.
     states = {student.until_ended(name).state for name in ("first", "second")}

@@ -37,5 +37,5 @@ def test_the_reason_of_a_live_job_that_never_began(embedded):
         assert words in ended.reason
         assert "launcher ended" not in ended.reason
         failure = embedded.show(job).failure
-        assert failure.startswith("[rank 0]\n" + printed)
+        assert failure.startswith("[rank 0]\n" + printed.rstrip())
         assert output(embedded, job).startswith(printed)

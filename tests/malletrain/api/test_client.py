@@ -75,7 +75,7 @@ def test_a_job_is_submitted_as_the_command_line_does(client, daemon, script):
 
 
 def test_an_option_that_there_is_not_is_named(client, script):
-    with pytest.raises(TypeError, match=r"no option 'node'; it has after, conda, .*nodes"):
+    with pytest.raises(TypeError, match=r"no option 'node'; it has after, .*nodes"):
         client.submit(script, node=3)
 
 

@@ -36,6 +36,12 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    """Whatever ran in this process before: this training has no other ranks."""
+    monkeypatch.delenv("RANK", raising=False)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_network_has_as_many_parameters_as_its_cell_says(seed):
     cell = random_cell(np.random.default_rng(seed))

@@ -8,6 +8,7 @@ from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
 from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
+from allocator.outlook import Cohort, Outlook
 from allocator.placement import NodeInfo, PlacementError, place
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "Beyond",
     "Bid",
     "BidError",
+    "Cohort",
     "CurveError",
     "Goal",
     "MonotonicClock",
     "NodeInfo",
+    "Outlook",
     "PlacementError",
     "RescaleCost",
     "ScalingCurve",

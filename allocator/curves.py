@@ -106,7 +106,9 @@ class ScalingCurve:
         known = np.array([(0, 0.0), *self.points], dtype=np.float64)
         return known[:, 0].copy(), known[:, 1].copy()
 
-    def rates(self, sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    def rates(
+        self, sizes: npt.NDArray[np.integer] | npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
         """Throughput at each of ``sizes`` (any shape), samples/s: :meth:`at` for arrays."""
         nodes, rates = self._knots
         found: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)

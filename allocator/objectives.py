@@ -17,6 +17,7 @@ import numpy as np
 
 from allocator.bids import NO_SEAT, Bid, BidError, Sizes, SizeValues, Values
 from allocator.curves import ScalingCurve
+from allocator.outlook import Outlook
 
 
 class Goal(str, Enum):
@@ -109,6 +110,7 @@ def make_bid(
     must_run: bool = False,
     restarting: bool = False,
     beyond: Beyond = Beyond.HOLD,
+    outlooks: Mapping[str, Outlook] | None = None,
 ) -> Bid:
     """The bid of one job.
 
@@ -135,6 +137,10 @@ def make_bid(
             of theirs is lost).
         beyond: sizes beyond the last point of the curve: held at the last throughput (default),
             dropped or refused. Whatever happens, the bid's notes say it.
+        outlooks: what is to be expected of the nodes, for each class; None where nothing is. It
+            takes the place of ``t_fwd_s``: ``t_fwd_s · O(k)`` becomes what is expected to be
+            processed within the outlook's window, ``kept · O(k) + (window − kept) · O(left) − hit ·
+            (work_s · O(k) + down_s · O(left))`` (see :meth:`allocator.outlook.Outlook.of`).
 
     Raises:
         BidError: on limits, weights, times or sizes that make no sense, with the job's name.
@@ -166,15 +172,16 @@ def make_bid(
         if until > known.largest:
             until = _within(sizes, known, beyond, job, notes)
         running_here = current if node_class == current_class else 0
-        options[node_class], letting_go = _options(
-            known, min_nodes, until, only, running_here, weight, goal, t_fwd_s, cost, restarting
+        args = known, min_nodes, until, only, running_here, weight, goal, t_fwd_s, cost, restarting
+        outlook = outlooks.get(node_class) if outlooks else None
+        options[node_class], letting_go = (
+            _kept_options(*args) if outlook is None else _options(*args, outlook)
         )
         nothing -= letting_go
     held = (current_class, current) if current else NO_SEAT
     return Bid(job, options, -math.inf if must_run else nothing, held, tuple(notes))
 
 
-@lru_cache(maxsize=4096)
 def _options(
     curve: ScalingCurve,
     low: int,
@@ -186,34 +193,36 @@ def _options(
     t_fwd_s: float,
     cost: RescaleCost,
     restarting: bool,
+    outlook: Outlook | None = None,
 ) -> tuple[SizeValues, float]:
-    """The options on one class, and what letting go of all its nodes costs. Kept: most jobs are as
-    they were at the last plan.
-    """
+    """The options on one class, and what letting go of all its nodes costs."""
     sizes = _every_size(low, high) if allowed is None else _allowed_sizes(low, high, allowed)
-    rates, before = curve.rates(sizes), curve.at(current)
-    if goal is Goal.EFFICIENCY:
-        unit = _single_node_rate(curve)
-        rates, before = rates / unit, before / unit
+    unit = _single_node_rate(curve) if goal is Goal.EFFICIENCY else 1.0
+    rates, before = curve.rates(sizes) / unit, curve.at(current) / unit
+    if outlook is None:
+        processed = t_fwd_s * rates
+    else:
+        kept, hit, left = outlook.of(sizes)
+        after = np.where(left >= low, curve.rates(left) / unit, 0.0)
+        processed = kept * rates + (outlook.window_s - kept) * after
+        processed -= hit * (outlook.work_s * rates + cost.down_s * after)
     return SizeValues(
-        sizes, weight * _value(sizes, rates, before, current, t_fwd_s, cost, restarting)
+        sizes, weight * (processed - _pauses(sizes, rates, before, current, cost, restarting))
     ), weight * before * cost.down_s
 
 
-def _value(
-    sizes: Sizes,
-    rates: Values,
-    before: float,
-    current: int,
-    t_fwd_s: float,
-    cost: RescaleCost,
-    restarting: bool,
+_kept_options = lru_cache(maxsize=4096)(_options)
+"""Most jobs are as they were at the last plan."""
+
+
+def _pauses(
+    sizes: Sizes, rates: Values, before: float, current: int, cost: RescaleCost, restarting: bool
 ) -> Values:
     if current == 0:
-        return (t_fwd_s - cost.start_s) * rates
+        return cost.start_s * rates
     stay = cost.down_s if restarting else 0.0
     pause = np.where(sizes > current, cost.up_s, np.where(sizes < current, cost.down_s, stay))
-    return t_fwd_s * rates - before * pause
+    return np.asarray(before * pause)
 
 
 def _within(sizes: Sizes, curve: ScalingCurve, beyond: Beyond, job: str, notes: list[str]) -> int:

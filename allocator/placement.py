@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from allocator.outlook import Cohort
+
 STEPS_PER_DOUBLING = 2
 """How finely horizons are told apart."""
 _UNKNOWN = 1_000_000
@@ -39,6 +41,14 @@ class NodeInfo:
     """How long its gap is expected to last still, seconds; None when unknown."""
     group: str | None = None
     """Its topology group; None when unknown."""
+    cohort: Cohort | None = None
+    """The nodes that are expected to end with it; None where nothing is foretold. Bids look at it,
+    placement does not.
+    """
+
+    def foretold(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
+        """The same node with what is foretold of it now."""
+        return NodeInfo(self.node_class, horizon_s, self.group, cohort)
 
 
 class PlacementError(ValueError):

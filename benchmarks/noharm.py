@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks import end_in_order
 from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.demo.intervals import length, normal
 from malletrain.protocol import messages
 from scavenger.slurm.hostlist import expand
@@ -174,7 +174,7 @@ def with_malletrain(
             curve = {
                 str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
             } | {str(nodes): 16.0 * nodes**0.95}
-            with Client.of(state) as client:
+            with Connection.of(state) as client:
                 for name in ("one", "two", "three"):
                     client.submit(
                         messages.JobSpec(
@@ -192,7 +192,7 @@ def with_malletrain(
             slurm.until(lambda: _working(spans) == nodes, "and works on all of it")
             before = submissions(slurm)
             run = replay(slurm, jobs, root / "out", minutes)
-            with Client.of(state) as client:
+            with Connection.of(state) as client:
                 status = client.status()
             found = {
                 "preemptions": status.preemptions,
@@ -234,7 +234,7 @@ def _slurm(root: Path, nodes: int) -> SlurmCluster:
 def _status(state: Path) -> int | None:
     """Nodes held, None when no daemon answers."""
     try:
-        with Client.of(state) as client:
+        with Connection.of(state) as client:
             return int(client.status().nodes_leased)
     except RuntimeError:
         return None

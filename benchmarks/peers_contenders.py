@@ -24,7 +24,7 @@ import psutil
 from benchmarks import switched_cluster
 from benchmarks.peers_environments import cache, python_of
 from benchmarks.rescale_modes import C10d, Restart, until
-from malletrain.client import Client
+from malletrain.client import Connection
 from scavenger.embedded.cluster_process import ClusterProcess
 from scavenger.embedded.layout import node_names
 
@@ -87,7 +87,7 @@ class PeerRestart(Restart):
         self.start()
 
     def _nodes(self) -> list[str]:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             return list(client.job(self.job).job.nodes)
 
     def join(self) -> None:

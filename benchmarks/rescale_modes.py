@@ -24,7 +24,7 @@ from typing import ClassVar, Protocol
 import psutil
 
 from benchmarks.host_image import host_binds, make_image
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol import messages
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
@@ -116,7 +116,7 @@ class Restart:
         return start_cluster(self.state / "cluster", self.nodes, grace_s=20.0)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(RuntimeError), Client.of(self.state) as client:
+        with contextlib.suppress(RuntimeError), Connection.of(self.state) as client:
             return bool(client.status())
         return False
 
@@ -139,7 +139,7 @@ class Restart:
             env=self.env,
             profile=False,
         )
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             return client.submit(spec).id
 
     def start(self) -> None:
@@ -153,12 +153,12 @@ class Restart:
         )
 
     def grow(self, by: int) -> None:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             client.cancel(self.blockers)
         self.blockers.clear()
 
     def lose(self) -> None:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             node = client.job(self.job).job.nodes[-1]
         for agent in psutil.Process(self.cluster.pid).children():
             if (
@@ -171,7 +171,7 @@ class Restart:
         """The embedded cluster offers the node again by itself."""
 
     def begin_anew(self) -> None:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             client.cancel([self.job])
         until(self._all_free, "the nodes are free of the training")
         self.trainings += 1
@@ -181,11 +181,11 @@ class Restart:
         self.start()
 
     def _all_free(self) -> bool:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             return sum(node.state == "free" for node in client.nodes()) == self.nodes
 
     def phases(self) -> list[dict[str, float]]:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             return [dict(rescale.phases) for rescale in client.job(self.job).rescales]
 
     def last_words(self) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import end_in_order
 from benchmarks.noharm import GRACE_S, KILL_WAIT_S, replay, workload
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol import messages
 from tests.slurm.cluster import SlurmCluster, missing
 
@@ -185,7 +185,7 @@ def _phases(
 def _submit(root: Path, state: Path, stub: Path, spans: Path, nodes: int) -> None:
     sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < nodes] + [nodes]
     curve = {str(n): 16.0 * n**0.95 for n in sizes}
-    with Client.of(state) as client:
+    with Connection.of(state) as client:
         for name in ("one", "two", "three"):
             spec = messages.JobSpec(
                 name,
@@ -203,7 +203,7 @@ def _submit(root: Path, state: Path, stub: Path, spans: Path, nodes: int) -> Non
 def _held(state: Path) -> int | None:
     """Nodes held, None when no daemon answers."""
     try:
-        with Client.of(state) as client:
+        with Connection.of(state) as client:
             return int(client.status().nodes_leased)
     except RuntimeError:
         return None
@@ -211,7 +211,7 @@ def _held(state: Path) -> int | None:
 
 def _leases(state: Path) -> int:
     """Leases asked for so far."""
-    with Client.of(state) as client:
+    with Connection.of(state) as client:
         found, since = 0, 0
         while events := client.events(since=since, limit=1000):
             found += sum(event.kind == "lease-requested" for event in events)

@@ -31,7 +31,7 @@ import psutil
 from benchmarks import end_in_order
 from benchmarks.rescale_modes import Live
 from benchmarks.soak_account import examine, records
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol import messages
 
 SCRIPT = Path(__file__).with_name("train_soak.py")
@@ -73,11 +73,11 @@ class Soak(Live):
             profile=False,
             curve={str(by): 1.0},
         )
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             self.blockers.append(client.submit(spec).id)
 
     def state_of_job(self) -> str:
-        with Client.of(self.state) as client:
+        with Connection.of(self.state) as client:
             return str(client.job(self.job).job.state)
 
     def agents(self) -> list[psutil.Process]:

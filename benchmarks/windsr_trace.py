@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol import messages
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.trace import files, lengths, replay, synthesis, trace
@@ -124,7 +124,7 @@ def _watched(
     held: Counter[int] = Counter()
     while time.monotonic() < deadline:
         time.sleep(1.0)
-        with contextlib.suppress(RuntimeError), Client.of(state) as client:
+        with contextlib.suppress(RuntimeError), Connection.of(state) as client:
             job = job or client.submit(spec).id
             view = client.job(job).job
             held[len(view.nodes)] += 1

@@ -6,11 +6,13 @@ A page says where each belongs: between ``<!-- table NAME -->`` and ``<!-- end -
 import re
 from pathlib import Path
 
+from malletrain.config.reference import section_tables
 from malletrain.protocol import env
 from malletrain.protocol.phases import PHASES
 from malletrain.rounds.interface import STAGES
+from malletrain.sweep.spec import Sweep
 
-PAGES = ("reference-states.md", "environment.md")
+PAGES = ("reference-states.md", "environment.md", "sweeps.md")
 _PLACE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -20,6 +22,7 @@ def _table(head, rows):
 
 
 TABLES = {
+    "sweep": section_tables(Sweep, "###"),
     "phases": _table(("phase", "what it means"), [(f"`{k}`", v) for k, v in PHASES.items()]),
     "stages": _table(("stage", "what it means"), [(f"`{k}`", v) for k, v in STAGES.items()]),
     "environment": _table(

@@ -3,7 +3,8 @@
 ``import malletrain`` is what a training script does, so this package imports nothing but the
 standard library until asked. The training-side library: :func:`report`, :func:`metric`,
 :func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`,
-:class:`ElasticStream`. They run in the user's process.
+:class:`ElasticStream`. They run in the user's process. :class:`Client` is for whoever submits jobs
+from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from malletrain.api.aio import AsyncClient
+    from malletrain.api.client import Client
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
     from malletrain.training.snapshot import Snapshot, SnapshotError
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncClient",
+    "Client",
     "ElasticSampler",
     "ElasticStream",
     "Snapshot",
@@ -32,6 +37,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncClient": "malletrain.api.aio",
+    "Client": "malletrain.api.client",
     "ElasticSampler": "malletrain.training.sampler",
     "ElasticStream": "malletrain.training.stream",
     "Snapshot": "malletrain.training.snapshot",

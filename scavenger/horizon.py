@@ -136,6 +136,10 @@ class SurvivalEstimator:
         part = min((table.survival[low] - target) / fall, 1.0) if fall > 0 else 0.0
         return max(EDGES_S[low] + part * (EDGES_S[low + 1] - EDGES_S[low]) - age, 0.0)
 
+    def curve(self) -> list[float]:
+        """Probability that a new gap outlives each of :data:`EDGES_S`; linear between them."""
+        return list(self._life_table().survival)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for storing as JSON."""
         return {

@@ -53,7 +53,8 @@ class Lease:
     the main scheduler's job id. ``node`` is empty while the main scheduler has not placed it.
     ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked for the node
     back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or
-    has ended.
+    has ended. ``started`` and ``ended`` (seconds since the epoch): when, by the main scheduler's
+    own account, None where that does not tell.
     """
 
     id: str
@@ -62,6 +63,8 @@ class Lease:
     node: str = ""
     reason: str = ""
     leaving_by: float | None = None
+    started: float | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,12 @@ class Explanation:
     """(rule, passed, sentence)"""
 
 
+Foretelling = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
+"""Node → (expected remaining seconds of its gap, (seconds from now, probability that it is open
+still then)). Nodes of which the very same object is told are expected to end together.
+"""
+
+
 @dataclass(frozen=True)
 class PollResult:
     """One poll of the main scheduler, taken at ``time`` (seconds since the epoch).
@@ -111,6 +120,10 @@ class PollResult:
     """Of every node; may be made one by one when it is looked at."""
     poll_again_s: float | None = None
     """When another poll will tell something new, seconds from now; None: whenever the daemon likes.
+    """
+    foretold: Foretelling = field(default_factory=dict)
+    """How long the gaps last yet, those of leased nodes among them; empty where nothing is
+    foretold.
     """
     room: int | None = None
     """Leases that may be asked for until the next poll, at the site's pace; None: any number."""

@@ -69,6 +69,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layers")
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument(
+        "--evaluate-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="report the accuracy every N epochs, for who watches it grow; 0: at the end only",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--step-delay",
@@ -150,6 +157,8 @@ def main() -> None:
             malletrain.report(len(labels))  # malletrain
             if snapshot:
                 snapshot.step()  # malletrain
+        if rank == 0 and args.evaluate_every and (epoch + 1) % args.evaluate_every == 0:
+            malletrain.metric("accuracy", accuracy(model, test), step=epoch + 1)  # malletrain
         if rank == 0:
             print(
                 f"epoch {epoch + 1}/{args.epochs} loss {loss_sum:.3f} in "

@@ -104,7 +104,7 @@ class NodeJob:
         self._is_service = assign.spec.mode == "service"
         if self._is_service:
             self._logs.add(self.job, 0, "service", self._log_dir / SERVICE_LOG)
-        self._flags = FlagsWriter(str(place.directory / "flags"))
+        self.flags = FlagsWriter(str(place.directory / "flags"))
         self._process: Launched | None = None
         self._start()
 
@@ -173,7 +173,7 @@ class NodeJob:
             self._send(Drained(self.job, message.generation, False, why))
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
-            self._flags.request_drain(message.number, message.heirs)
+            self.flags.request_drain(message.number, message.heirs)
 
     def abort(self, message: Abort) -> None:
         """A member of the round is lost: the live workers here must not wait for it."""
@@ -254,7 +254,7 @@ class NodeJob:
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
             self.drain_wait = served.saved
-            self.reports.flush()
+            self.reports.flush_metrics()
             said = (served.generation, served.saved, served.sentence, served.number)
             self._send(Drained(self.job, *said))
 
@@ -300,7 +300,7 @@ class NodeJob:
                 self._assign,
                 self._place,
                 self._servers,
-                self._flags.path,
+                self.flags.path,
                 self._log_dir,
                 self._launcher_log,
             )
@@ -332,7 +332,7 @@ class NodeJob:
 
     def _no_drain(self) -> None:
         self._drain, self.drain_wait = None, False
-        self._flags.request_drain(0)
+        self.flags.request_drain(0)
 
     def _drain_failed(self, sentence: str) -> None:
         assert self._drain is not None
@@ -368,7 +368,7 @@ class NodeJob:
 
     def _report(self) -> None:
         self._hear()
-        self.reports.flush()
+        self.reports.flush_metrics()
         last_words = self._tail if self.phase is AssignmentPhase.EXITED else ""
         self._send(Phase(self.assignment(), last_words))
 
@@ -389,9 +389,9 @@ class NodeJob:
             self._process.forget()
         self._process = None
         self._hear()
-        self.reports.flush()
+        self.reports.flush_metrics()
         self._logs.close(self.job)
-        self._flags.close()
+        self.flags.close()
         shutil.rmtree(self._place.directory / "torchrun", ignore_errors=True)
         if self._place.memory is not None:
             shutil.rmtree(self._place.memory, ignore_errors=True)

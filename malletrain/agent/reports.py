@@ -2,8 +2,9 @@
 away.
 
 Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the
-newest values (they are cumulative), all else at once. After a reconnection the newest counts and
-metrics are sent again, because nobody knows what of them arrived.
+newest values (they are cumulative), metrics every METRICS_INTERVAL_S with what came meanwhile, all
+else at once. After a reconnection the newest counts and metrics are sent again, because nobody
+knows what of them arrived.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from malletrain.protocol import bounds, messages
 from malletrain.protocol import worker_channel as local
 
 FLUSH_INTERVAL_S = 0.2
+METRICS_INTERVAL_S = 0.5
 _REMEMBERED = 256
 _BURST = 512
 
@@ -53,6 +56,8 @@ class WorkerReports:
         self._send = send
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
+        self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
+        self._metrics_due = 0.0
         self._unsent: set[tuple[int, int, int]] = set()
         self._kept: deque[messages.Message] = deque(maxlen=_REMEMBERED)
 
@@ -84,11 +89,7 @@ class WorkerReports:
                     messages.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time)
                 )
             case local.ScriptMetric():
-                metric = messages.Metric(self.job, who.rank, datagram.name, float(datagram.value))
-                self._metrics[who.rank, datagram.name] = metric
-                while len(self._metrics) > _REMEMBERED:
-                    self._metrics.popitem(last=False)
-                self._send(metric)  # if not now, then after the reconnection
+                self._measured(datagram)
             case local.SnapshotTaken():
                 data: dict[str, bounds.Fact] = {
                     "saved": datagram.saved,
@@ -108,6 +109,12 @@ class WorkerReports:
                     "flops_per_sample": datagram.flops_per_sample,
                 }
                 self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
+            case local.WorkLeft():
+                work: dict[str, bounds.Fact] = {
+                    "left": float(datagram.samples),
+                    "generation": who.generation,
+                }
+                self._pass_on(messages.Notice(self.job, who.rank, "work", "", work))
             case local.Capable():
                 self.capable.add(who.generation)
             case local.DrainDone():
@@ -128,17 +135,73 @@ class WorkerReports:
                 return
             self._unsent.discard(key)
 
+    def flush_due(self, now: float) -> None:
+        """Send what it is time for, at ``now`` on a monotonic clock."""
+        if now >= self._metrics_due:
+            self._metrics_due = now + METRICS_INTERVAL_S
+            self.flush_metrics()
+        else:
+            self.flush()
+
+    def flush_metrics(self) -> None:
+        """Send the values of metrics that came since the last time, after the counts that they go
+        with.
+        """
+        self.flush()
+        for (generation, rank, name), points in list(self._points.items()):
+            last = points[-1].value
+            metric = messages.Metric(self.job, rank, name, last, generation, tuple(points))
+            if not self._send(metric):
+                return  # after the reconnection then
+            del self._points[generation, rank, name]
+            self._metrics[rank, name] = metric
+            self._metrics.move_to_end((rank, name))
+            while len(self._metrics) > _REMEMBERED:
+                self._metrics.popitem(last=False)
+
     def reconnected(self) -> None:
         """The daemon hears us again: send what it may have missed."""
-        for message in [*self._kept, *self._metrics.values()]:
+        for message in self._kept:
             self._send(message)
         self._kept.clear()
         self._unsent.update(self._counts)
         self.flush()
+        for metric in self._metrics.values():
+            self._send(metric)
+        self.flush_metrics()
+
+    def _measured(self, datagram: local.ScriptMetric) -> None:
+        """One value of a metric. Of many that wait, the smallest and largest of each four stay."""
+        who = datagram.sender
+        key = (who.generation, who.rank, datagram.name)
+        if key not in self._points and len(self._points) >= _REMEMBERED:
+            del self._points[next(iter(self._points))]
+        points = self._points.setdefault(key, [])
+        if len(points) >= bounds.MOST_AT_ONCE:
+            points[:] = halved(points)
+        points.append(
+            messages.MetricSample(
+                float(datagram.time or time.time()),
+                float(datagram.value),
+                float(datagram.samples),
+                datagram.step,
+            )
+        )
 
     def _pass_on(self, message: messages.Message) -> None:
         if not self._send(message):
             self._kept.append(message)
+
+
+def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSample]:
+    """Of each four values the smallest and the largest, in their order."""
+    kept: list[messages.MetricSample] = []
+    for begin in range(0, len(points), 4):
+        four = points[begin : begin + 4]
+        low = min(range(len(four)), key=lambda i: four[i].value)
+        high = max(range(len(four)), key=lambda i: four[i].value)
+        kept += [four[i] for i in sorted({low, high})]
+    return kept
 
 
 class WorkerSocket:

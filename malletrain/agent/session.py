@@ -182,7 +182,7 @@ class NodeAgent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain() | messages.Abort():
+            case Round() | Drain() | messages.Abort() | messages.ExpectLoss():
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
@@ -207,11 +207,12 @@ class NodeAgent:
             case _:
                 log.warning("ignored an unexpected %s", type(message).__name__)
 
-    def _to_run(self, message: Round | Drain | messages.Abort) -> None:
+    def _to_run(self, message: Any) -> None:
         if self._run is None or self._run.job != message.job:
-            log.warning(
-                "ignored a %s for job %s, which is not here", type(message).__name__, message.job
-            )
+            kind = type(message).__name__
+            log.warning("ignored a %s for job %s, which is not here", kind, message.job)
+        elif isinstance(message, messages.ExpectLoss):
+            self._run.flags.expect_loss(message.in_s)
         elif isinstance(message, Round):
             self._run.round(message)
         elif isinstance(message, messages.Abort):
@@ -322,7 +323,7 @@ class NodeAgent:
                 self._run.step(self._link.connected)
                 if now >= next_flush:
                     next_flush = now + FLUSH_INTERVAL_S
-                    self._run.reports.flush()
+                    self._run.reports.flush_due(now)
                 if self._run.ended:
                     self._run_ended()
             else:

@@ -15,21 +15,28 @@ from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
+from malletrain.cli.cp import cp
 from malletrain.cli.daemon import daemon
+from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.export import export
+from malletrain.cli.goals import extend
 from malletrain.cli.key import key
+from malletrain.cli.levers import drain, exclude, pause, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.scale import scale
 from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
+from malletrain.cli.sweep import sweep
 from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
+from malletrain.cli.web import web
 
 
 @click.group(
@@ -68,13 +75,23 @@ for _command in (
     logs,
     wait,
     cancel,
+    sweep,
+    extend,
+    scale,
     export,
+    cp,
     members,
     nodes,
     events,
     usage,
+    pause,
+    resume,
+    drain,
+    exclude,
     top,
+    web,
     daemon,
+    db,
     check,
     cluster,
     key,

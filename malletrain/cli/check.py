@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from malletrain.cli.check_accounting import accounting
+from malletrain.cli.check_shares import shares
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
@@ -37,8 +38,8 @@ def check(config_file: Path, as_json: bool) -> None:
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs, allocation and accounting. Exit code 1
-    when something would not work.
+    users (where there are several), the network of the jobs, allocation, accounting and shares.
+    Exit code 1 when something would not work.
 
     \b
     Example:
@@ -129,7 +130,7 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 def network(config: Config) -> Iterator[tuple[bool | None, str]]:
     """The network of the jobs, and what a running daemon has measured there."""
-    from malletrain.client import Client, ClientError
+    from malletrain.client import ClientError, Connection
 
     wanted = [config.nodes.interface, *config.nodes.interface_of]
     named = ", ".join(text for text in wanted if text)
@@ -137,7 +138,7 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
         yield True, "Jobs use the network by which their nodes reach the daemon."
         return
     measured: tuple[NetworkView, ...] = ()
-    with contextlib.suppress(ClientError), Client.of(config.state_dir) as client:
+    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
         measured = client.status().networks
     if not measured:
         yield (
@@ -165,10 +166,10 @@ def _startup(config: Config) -> Iterator[Finding]:
 
 
 def _answers(config: Config) -> bool:
-    from malletrain.client import Client, ClientError
+    from malletrain.client import ClientError, Connection
 
     try:
-        with Client.of(config.state_dir) as client:
+        with Connection.of(config.state_dir) as client:
             client.status()
     except ClientError:
         return False
@@ -182,5 +183,6 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("network", network),
     ("allocation", allocation),
     ("accounting", accounting),
+    ("shares", shares),
 )
 """Beyond what keeps the daemon from starting."""

@@ -20,7 +20,7 @@ import click
 from malletrain.protocol import env
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from malletrain.client import Connection
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -143,12 +143,12 @@ def json_option(command: F) -> F:
     )(command)
 
 
-def connect(state_dir: Path | None) -> Client:
+def connect(state_dir: Path | None) -> Connection:
     """A client of the daemon of ``state_dir``. Raises Refused when there is none."""
-    from malletrain.client import Client, ClientError
+    from malletrain.client import ClientError, Connection
 
     try:
-        return Client.of(state_dir)
+        return Connection.of(state_dir)
     except ClientError as error:
         raise Away(str(error)) from None
 

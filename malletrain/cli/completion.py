@@ -47,10 +47,10 @@ def job_names(*, unfinished: bool = False) -> Completer:
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from malletrain.client import Client, ClientError
+        from malletrain.client import ClientError, Connection
 
         try:
-            with Client.of(ctx.params.get("state_dir"), timeout_s=PATIENCE_S) as client:
+            with Connection.of(ctx.params.get("state_dir"), timeout_s=PATIENCE_S) as client:
                 jobs = client.jobs()
         except ClientError:
             return []

@@ -56,6 +56,12 @@ from malletrain.cli.common import Refused
     help="Print one JSON object as the last line of stdout; everything else goes to stderr.",
 )
 @click.option(
+    "--web",
+    is_flag=True,
+    help="Serve the page of 'malletrain web' while it runs; its address is printed at the "
+    "beginning.",
+)
+@click.option(
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
@@ -72,6 +78,7 @@ def demo(
     chaos: bool,
     plain: bool,
     as_json: bool,
+    web: bool,
     output: Path,
 ) -> int:
     """Run everything for real on this machine, in at most three minutes on two cores.
@@ -84,6 +91,7 @@ def demo(
     \b
     Examples:
       malletrain demo
+      malletrain demo --web
       malletrain demo --chaos --plain
       malletrain demo --trace summit_idle_week1.csv.gz --output week1
 
@@ -100,6 +108,6 @@ def demo(
             "'malletrain[demo]'"
         ) from None
     try:
-        return run(DemoOptions(nodes, trace, duration, seed, chaos, plain, as_json, output))
+        return run(DemoOptions(nodes, trace, duration, seed, chaos, plain, as_json, output, web))
     except DemoError as error:
         raise Refused(str(error)) from None

@@ -19,7 +19,7 @@ from malletrain.cli.common import (
 from malletrain.cli.completion import job_names
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from malletrain.client import Connection
     from malletrain.protocol.views import EventView
 
 PAGE = 1000
@@ -108,7 +108,7 @@ def events(
                 return
 
 
-def _write_trace(client: Client, output: IO[str] | None) -> None:
+def _write_trace(client: Connection, output: IO[str] | None) -> None:
     from malletrain.render.held_trace import held_trace
 
     lines = list(held_trace(_all(client)))
@@ -118,7 +118,7 @@ def _write_trace(client: Client, output: IO[str] | None) -> None:
         click.echo(line, file=output)
 
 
-def _all(client: Client) -> Iterator[EventView]:
+def _all(client: Connection) -> Iterator[EventView]:
     since = 0
     while page := client.events(since=since, limit=PAGE):
         yield from page

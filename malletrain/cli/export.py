@@ -9,7 +9,6 @@ import click
 
 from malletrain.cli.common import Away, Refused, asking, state_dir_option
 from malletrain.cli.completion import job_names
-from malletrain.cli.snapshot_paths import snapshot_paths
 
 
 @click.command()
@@ -28,9 +27,30 @@ from malletrain.cli.snapshot_paths import snapshot_paths
     metavar="NAME",
     help="What the script calls the model in Snapshot(NAME=…).  [default: model, or the only one]",
 )
+@click.option(
+    "--tensorboard",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the job's metrics and scale over time as a run for TensorBoard below DIR instead.",
+)
+@click.option(
+    "--metrics",
+    "table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the job's metrics over time as CSV instead.",
+)
 @state_dir_option
-def export(job: str, out: str | None, name: str, state_dir: Path | None) -> None:
-    """Write the weights of JOB (id, name, or the path of a snapshot) as safetensors.
+def export(
+    job: str,
+    out: str | None,
+    name: str,
+    folder: Path | None,
+    table: Path | None,
+    state_dir: Path | None,
+) -> None:
+    """Write the weights of JOB (id, name, or the path of a snapshot) as safetensors; or metrics.
 
     The newest good snapshot is read, sharded or not, whatever number of ranks wrote it, while the
     job runs or later. It needs memory for the weights; neither a GPU nor a running daemon.
@@ -40,7 +60,11 @@ def export(job: str, out: str | None, name: str, state_dir: Path | None) -> None
       malletrain export train
       malletrain export j3 --out weights.safetensors
       malletrain export runs/big.pt --object teacher
+      malletrain export train --tensorboard runs && tensorboard --logdir runs
     """
+    if folder is not None or table is not None:
+        _export_metrics(job, folder, table, state_dir)
+        return
     from malletrain.training.export import read_weights, write_safetensors
     from malletrain.training.snapshot_file import SnapshotError
 
@@ -61,6 +85,7 @@ def export(job: str, out: str | None, name: str, state_dir: Path | None) -> None
 
 
 def _snapshot_of(job: str, state_dir: Path | None) -> str:
+    from malletrain.api.weights import snapshot_of
     from malletrain.training.owner import path_of
     from malletrain.training.snapshot_file import SnapshotError
 
@@ -74,7 +99,30 @@ def _snapshot_of(job: str, state_dir: Path | None) -> str:
             return path_of(job)  # a job of another daemon, or of one that does not run
         except SnapshotError:
             raise error from None
-    spec = view.spec
-    named = snapshot_paths(spec["script"], spec.get("args", ()), spec["workdir"])
-    there = sorted(path for path in named if os.path.isfile(path))
-    return there[0] if there else path_of(view.job.id, spec["workdir"])
+    return snapshot_of(view)
+
+
+def _export_metrics(
+    job: str, folder: Path | None, table: Path | None, state_dir: Path | None
+) -> None:
+    from malletrain.api.event_files import write_events
+    from malletrain.api.series import JobMetrics, write_csv
+
+    with asking(state_dir) as client:
+        detail = client.job(job)
+        metrics = JobMetrics(client.metrics(detail.job.id))
+    if not metrics:
+        raise Refused(f"{job} has reported no metric; its script calls malletrain.metric for that.")
+    try:
+        files = []
+        if folder is not None:
+            files.append(write_events(folder, detail, metrics.values()))
+        if table is not None:
+            files.append(write_csv(table, metrics))
+    except OSError as error:
+        raise Refused(
+            f"The metrics cannot be written: {error.strerror}: {error.filename}."
+        ) from None
+    values = sum(map(len, metrics.values()))
+    for file in files:
+        click.echo(f"Wrote {values} values of {len(metrics)} metrics to {file}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,6 +119,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "linear one, nothing. Unless it is true, "
         "malletrain measures and freetrain believes.  [default: exact; nas: none]",
     ),
+    click.option(
+        "--deadlines",
+        type=click.FloatRange(min=0, max=1),
+        default=0.0,
+        metavar="SHARE",
+        help="This share of the jobs that need ten minutes or more gets a deadline: 1.5 to 5 times "
+        "the time that they need on their largest size.",
+    ),
     _one_of(
         "--policy",
         ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
@@ -164,6 +173,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _seconds("--rescale-down", defaults.RESCALE_DOWN_S, "Pause of shrinking."),
     _seconds("--start-cost", defaults.START_S, "Pause of starting (real costs)."),
     _seconds("--snapshot-every", 60.0, "Time between snapshots (real costs)."),
+    _seconds("--snapshot-cost", 0.0, "For how long a snapshot stops a job (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
     _seconds("--lease-delay", 0.0, "From asking for a node to having it."),
     click.option(
@@ -171,6 +181,15 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         is_flag=True,
         help="Tell the planner how long gaps are expected to last, learned as they end.",
     ),
+    click.option(
+        "--foresight",
+        type=click.Choice(["none", "age", "lifetimes", "known"]),
+        default="none",
+        show_default=True,
+        help="Who foretells how long gaps last yet, so that jobs save in time: their age, the "
+        "daemon's model, or the trace itself (the most that could be gained).",
+    ),
+    click.option("--heed-lifetimes", is_flag=True, help="Bids heed what is foretold, too."),
     click.option(
         "--hours",
         type=POSITIVE,
@@ -272,6 +291,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         o["snapshot_every"],
         o["notice"],
         o["mode"],
+        snapshot_s=o["snapshot_cost"],
     )
     return SimSettings(
         POLICIES[o["policy"]],
@@ -281,6 +301,8 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         starvation_s=o["starvation"],
         lease_delay_s=o["lease_delay"],
         horizons=o["horizons"],
+        foresight=o["foresight"],
+        heed_lifetimes=o["heed_lifetimes"],
         hours=o["hours"],
         seed=o["seed"],
         time_limit_s=o["site"].planning.time_limit_s,
@@ -291,6 +313,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
 def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     """The jobs that :func:`simulation_options` ask for. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
+    from malletrain.sim.deadlines import with_deadlines
     from malletrain.sim.joblogs import read_log
     from malletrain.sim.throughput import built_in
     from malletrain.sim.workload_files import read_curves, read_workload
@@ -300,7 +323,8 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     begin = o["jobs_from"] * 3600.0
     end = begin + (o["hours"] or float("inf")) * 3600.0
     there = [job for job in log.jobs if begin <= job.submit_s < end] if log else []
-    arrivals = [(job.submit_s - begin, job.nodes, job.run_s) for job in there if job.run_s]
+    there = [job for job in there if job.run_s]
+    arrivals = [(job.submit_s - begin, job.nodes, job.run_s or 0.0) for job in there]
     if log and not arrivals:
         raise workloads.WorkloadError(f"{o['jobs']}: No job is submitted in the hours asked for.")
     count = len(arrivals) if log else int(o["jobs"])
@@ -332,5 +356,9 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 f"{larger} of {count} jobs of the log are larger than their curves reach: they "
                 "grow to their end and run longer."
             )
-        jobs = workloads.arriving(jobs, arrivals)
+        users = [job.user for job in there]
+        arrived = zip(workloads.arriving(jobs, arrivals), users, strict=False)
+        jobs = [replace(job, user=user) for job, user in arrived]
+    if o["deadlines"]:
+        jobs = with_deadlines(jobs, o["deadlines"], seed=o["seed"])
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

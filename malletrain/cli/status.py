@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from malletrain.cli.common import (
+    Refused,
     asking,
     json_option,
     print_json,
@@ -17,10 +19,37 @@ from malletrain.cli.common import (
     state_dir_option,
 )
 from malletrain.cli.completion import job_names
+from malletrain.cli.moments import moment
 from malletrain.cli.verdict import CODES, verdict
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from malletrain.client import Connection
+    from malletrain.protocol.views import JobView
+
+NEWEST, MOST = 1000, 100_000
+"""Ended jobs that are shown, unless all are wanted; and then."""
+STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
+SORT: dict[str, Callable[[JobView], Any]] = {
+    "id": lambda job: int(job.id[1:]),
+    "name": lambda job: job.name,
+    "owner": lambda job: job.owner,
+    "submitted": lambda job: -job.submitted,
+    "started": lambda job: -(job.started or 0.0),
+    "ended": lambda job: -(job.ended or float("inf")),
+    "nodes": lambda job: -len(job.nodes),
+    "rate": lambda job: -job.rate,
+    "samples": lambda job: -job.samples,
+}
+"""What jobs are sorted by."""
+
+
+def _states(text: str | None) -> tuple[str, ...]:
+    """The states of ``--state``."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    for word in words:
+        if word not in STATES:
+            raise click.BadParameter(f"'{word}' is no state; they are {', '.join(STATES)}.")
+    return words
 
 
 @click.command()
@@ -30,9 +59,48 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show it again every two seconds until Ctrl-C, or until JOB has ended; end as it did.",
 )
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help=f"Show all jobs that ever ended, not only the newest {NEWEST:,}.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=lambda ctx, param, text: None if text is None else moment(text),
+    help='Only jobs that were not over yet at that time: "2 d" ago, or 2026-01-31.',
+)
+@click.option(
+    "--state",
+    "states",
+    metavar="STATE,...",
+    callback=lambda ctx, param, text: _states(text),
+    help="Only jobs in one of these states.",
+)
+@click.option("--owner", metavar="USER", help="Only jobs of this user.")
+@click.option("--name", metavar="TEXT", help="Only jobs whose name contains this.")
+@click.option(
+    "--sort",
+    type=click.Choice(sorted(SORT)),
+    default="id",
+    show_default=True,
+    help="In which order. All but id, name and owner begin with the largest.",
+)
 @state_dir_option
 @json_option
-def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) -> None:
+def status(
+    job: str | None,
+    watch: bool,
+    every: bool,
+    since: float | None,
+    states: tuple[str, ...],
+    owner: str | None,
+    name: str | None,
+    sort: str,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
     """Show the daemon and all jobs, or only JOB (id or name).
 
     The states of a job: queued, profiling, running, suspended (it has fewer nodes than its minimum
@@ -43,6 +111,7 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
     Examples:
       malletrain status
       malletrain status train --watch
+      malletrain status --all --since "7 d" --state failed,cancelled --sort ended
       malletrain status --json | jq '.jobs[] | {name, state, rate}'
     """
     from rich.text import Text
@@ -53,7 +122,20 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
         if watch:
             click.get_current_context().exit(_watch(client, job, as_json))
         now = client.status()
-        jobs = [client.job(job).job] if job else client.jobs()
+        every = every or since is not None
+        jobs = [client.job(job).job] if job else client.jobs(**({"ended": MOST} if every else {}))
+    if not job:
+        jobs = sorted(
+            (
+                j
+                for j in jobs
+                if (since is None or j.ended is None or j.ended >= since)
+                and (not states or j.state in states)
+                and (owner is None or j.owner == owner)
+                and (name is None or name in j.name)
+            ),
+            key=SORT[sort],
+        )
     if as_json:
         print_json(jobs[0] if job else {"status": now, "jobs": jobs})
     elif job:
@@ -62,7 +144,7 @@ def status(job: str | None, watch: bool, state_dir: Path | None, as_json: bool) 
         print_text(tables.headline(now), Text(""), tables.jobs(jobs, now.now))
 
 
-def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
+def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
     """Show it until the job has ended; its verdict."""
     from rich.console import Group, RenderableType
     from rich.live import Live
@@ -95,9 +177,25 @@ def _watch(client: Client, job: str | None, as_json: bool, interval_s: float = 2
 
 @click.command()
 @click.argument("job", shell_complete=job_names())
+@click.option(
+    "--plot",
+    "plots",
+    metavar="METRIC",
+    multiple=True,
+    help="Draw this metric of the script over time instead; once for each.",
+)
+@click.option(
+    "--over",
+    type=click.Choice(["time", "samples", "step"]),
+    default="samples",
+    show_default=True,
+    help="What --plot has to the right: time, samples processed, or the script's own step.",
+)
 @state_dir_option
 @json_option
-def show(job: str, state_dir: Path | None, as_json: bool) -> None:
+def show(
+    job: str, plots: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
+) -> None:
     """Show everything about JOB (id or name).
 
     Its script and limits, how it scales as far as is known and how its profile stands, each rescale
@@ -105,14 +203,37 @@ def show(job: str, state_dir: Path | None, as_json: bool) -> None:
     rank that failed first.
 
     \b
-    Example:
+    Examples:
       malletrain show train
+      malletrain show train --plot loss --over time
     """
     from malletrain.render import tables
 
+    if plots:
+        _plot(job, plots, over, state_dir, as_json)
+        return
     with asking(state_dir) as client:
         detail = client.job(job)
     if as_json:
         print_json(detail)
     else:
         print_text(tables.job(detail))
+
+
+def _plot(
+    job: str, names: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
+) -> None:
+    """Draw metrics over time."""
+    from malletrain.render.console import console
+    from malletrain.render.curves import curve
+
+    with asking(state_dir) as client:
+        found = {series.name: series for series in client.metrics(job)}
+    if missing := [name for name in names if name not in found]:
+        there = f"it has {', '.join(sorted(found))}" if found else "it has none yet"
+        raise Refused(f"{job} has reported no metric {missing[0]!r}; {there}.")
+    if as_json:
+        print_json([found[name] for name in names])
+        return
+    width = min(console().width, 120)
+    print_text(*(curve(found[name], over=over, width=width) for name in names))

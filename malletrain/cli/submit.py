@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,17 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
-from malletrain.cli.snapshot_paths import snapshot_paths
-from malletrain.protocol import env
+from malletrain.cli.goals import goal_options, tell_goal
+from malletrain.cli.verdict import verdict
+from malletrain.cli.wait import until_ended
+from malletrain.submission.snapshot_paths import snapshot_paths
 
 if TYPE_CHECKING:
-    from malletrain.client import Client
+    from collections.abc import Sequence
+
+    from malletrain.client import Connection
     from malletrain.protocol.messages import JobSpec
+    from malletrain.protocol.views import JobView
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
 MOST_COMPARED = 50
@@ -93,6 +97,7 @@ class _BeforeScript(click.Command):
     help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: "
     "what the site maximises.",
 )
+@goal_options
 @click.option(
     "--curve",
     metavar="FILE",
@@ -205,6 +210,37 @@ class _BeforeScript(click.Command):
     help="Begin from the snapshot of another job, or from this file. Without it another job's "
     "snapshot is refused.",
 )
+@click.option(
+    "--array",
+    metavar="LIST",
+    help="Submit a job for each index, such as 1-10, 0-20:5 or 1,4,9. In arguments and --env "
+    "{index} stands for it; so does $MALLETRAIN_ARRAY_INDEX in the script.",
+)
+@click.option(
+    "--after",
+    metavar="JOB",
+    multiple=True,
+    shell_complete=job_names(unfinished=True),
+    help="Begin only when this job (id or name) has completed; once for each. If one fails or is "
+    "cancelled, this job is cancelled.",
+)
+@click.option(
+    "--time-limit",
+    metavar="TIME",
+    help='Cancel the job when it has had nodes for so long, such as "90 min".',
+)
+@click.option(
+    "--notify",
+    metavar="WHOM",
+    multiple=True,
+    help="Tell of the job's start, end and failure: a mail address, the https:// address of a web "
+    "hook, or command:CMD on the daemon's host. Only of some: end,failure=WHOM.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Stay until the job has ended, and end as it did: 0 completed, 1 failed, 3 cancelled.",
+)
 @state_dir_option
 @json_option
 @click.argument("script", shell_complete=files)
@@ -213,6 +249,8 @@ def submit(
     script: str,
     args: tuple[str, ...],
     resume_from: str | None,
+    array: str | None,
+    wait: bool,
     state_dir: Path | None,
     as_json: bool,
     **options: Any,
@@ -232,18 +270,23 @@ def submit(
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
           --module cuda/12.4 --env WANDB_MODE=offline train.py
+      malletrain submit --nodes 1:32 --deadline "in 6 h" --budget 100nh train.py
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py
+      malletrain submit --array 1-10 --wait train.py --seed {index}
+      malletrain submit --after train --time-limit "2 h" evaluate.py
     """
-    import msgspec
-
+    from malletrain.submission.array import indices, one_of
     from malletrain.submission.error import SpecError
+    from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.spec import build
 
     software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:
         spec = build(script, args, software=SoftwareOptions(**software), **options)
+        file = file_of(resume_from) if resume_from is not None else None
+        numbers = indices(array) if array is not None else None
     except SpecError as error:
         ctx = click.get_current_context()
         line = line_of(ctx, error.options)
@@ -251,57 +294,39 @@ def submit(
         raise click.UsageError(f"{where}{error}", ctx) from None
     with asking(state_dir) as client:
         if resume_from is not None:
-            if os.path.exists(resume_from):
-                resume_from = os.path.abspath(resume_from)
-            elif os.sep in resume_from:
-                raise click.UsageError(f"--resume-from: there is no file {resume_from}.")
-            else:
-                resume_from = client.job(resume_from).job.id
-            spec = msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: resume_from})
-        spec = _with_snapshots_bound(spec, resume_from)
+            spec = resuming(spec, file or client.job(resume_from).job.id)
+        spec = with_snapshots_bound(spec)
         for sentence in _shared_snapshots(client, spec):
             click.echo(sentence, err=True)
-        job = client.submit(spec)
+        specs = [spec] if numbers is None else [one_of(spec, number) for number in numbers]
+        jobs = [client.submit(each) for each in specs]
+    if not (as_json and wait):
+        _tell(jobs, numbers is not None, as_json)
+    if wait:
+        ended = until_ended([job.id for job in jobs], state_dir, quiet=as_json)
+        if as_json:
+            print_json(ended if numbers is not None else ended[0])
+        click.get_current_context().exit(verdict(job.state for job in ended))
+
+
+def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
+    """What was submitted."""
+    first, last = jobs[0], jobs[-1]
     if as_json:
-        print_json(job)
+        print_json(list(jobs) if array else first)
+    elif array:
+        click.echo(
+            f"Submitted {len(jobs)} jobs, {first.name} ({first.id}) to {last.name} ({last.id})."
+        )
     else:
         click.echo(
-            f"Submitted {job.name} as job {job.id}. Follow it with: malletrain logs {job.name} -f"
+            f"Submitted {first.name} as job {first.id}. Follow it with: malletrain logs "
+            f"{first.name} -f"
         )
+        tell_goal(first.goal)
 
 
-def _with_snapshots_bound(spec: JobSpec, resume_from: str | None) -> JobSpec:
-    """The job with the folders of its snapshots among what its container sees, as far as they are
-    there. Its container may be the site's, of which only the daemon knows.
-    """
-    import msgspec
-
-    from malletrain.protocol.messages import SoftwareEnvironment
-
-    software = spec.software or SoftwareEnvironment()
-    elsewhere = software.container is None and (software.conda or software.venv)
-    if software.container == "" or elsewhere:
-        return spec
-    paths = snapshot_paths(spec.script, spec.args, spec.workdir)
-    if resume_from is not None and os.path.isabs(resume_from):
-        paths.add(resume_from)
-    seen = (spec.workdir, os.path.dirname(spec.script), os.path.expanduser("~"))
-    named = {os.path.dirname(path) for path in paths}
-    extra = sorted(
-        folder
-        for folder in named
-        if os.path.isdir(folder)
-        and ":" not in folder
-        and folder.isprintable()
-        and not any(os.path.commonpath([folder, place]) == place for place in seen)
-    )
-    if not extra:
-        return spec
-    software = msgspec.structs.replace(software, binds=(*software.binds, *extra))
-    return msgspec.structs.replace(spec, software=software)
-
-
-def _shared_snapshots(client: Client, spec: JobSpec) -> list[str]:
+def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:
     """What to say about unfinished jobs that save to the path of ``spec``."""
     mine = snapshot_paths(spec.script, spec.args, spec.workdir)
     if not mine:

@@ -27,7 +27,7 @@ class _Date(click.DateTime):
 
 
 DATE = _Date()
-WORDS = ("user", "class", "month")
+WORDS = ("user", "account", "class", "month")
 
 
 @click.command()
@@ -35,7 +35,7 @@ WORDS = ("user", "class", "month")
     "--by",
     type=click.Choice(WORDS),
     multiple=True,
-    help="A row for each user, class of nodes or month; may be given several times.  "
+    help="A row for each user, account, class of nodes or month; may be given several times.  "
     "[default: user]",
 )
 @click.option(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from malletrain.cli.common import Away, asking, json_option, print_json, say, state_dir_option
 from malletrain.cli.completion import job_names
 from malletrain.cli.verdict import CODES, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from malletrain.client import Connection
+    from malletrain.protocol.views import JobView
 
 AGAIN_S = 2.0
 """Time between two tries to reach a daemon that went away."""
@@ -36,15 +43,23 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
       malletrain wait train && python evaluate.py
       malletrain wait j3 j4 j5
     """
-    from malletrain.client import Client
-    from malletrain.protocol.views import JobView
-
-    ended: dict[str, JobView] = {}
     with asking(state_dir) as client:
         # A name may mean another job by the time this one has ended.
-        waiting = list(dict.fromkeys(client.job(job).job.id for job in jobs))
+        meant = list(dict.fromkeys(client.job(job).job.id for job in jobs))
+    ended = until_ended(meant, state_dir, quiet=as_json)
+    if as_json:
+        print_json(ended)
+    click.get_current_context().exit(verdict(view.state for view in ended))
 
-    def look(client: Client) -> None:
+
+def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> list[JobView]:
+    """Wait until the jobs with these ids have ended and, unless ``quiet``, tell of each as it does;
+    returns them in the order in which they did. A daemon that is started again is waited for.
+    """
+    ended: dict[str, JobView] = {}
+    waiting = list(jobs)
+
+    def look(client: Connection) -> None:
         since = -1
         while waiting:
             for job in list(waiting):
@@ -52,7 +67,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
                 if view.state in CODES:
                     waiting.remove(job)
                     ended[job] = view
-                    if not as_json:
+                    if not quiet:
                         why = f": {view.reason}" if view.reason else "."
                         click.echo(f"Job {view.id} ({view.name}) {_words(view.state)}{why}")
             if waiting:
@@ -69,9 +84,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
                 say(f"{error.format_message()} Waiting for it to come back.")
             away = True
             time.sleep(AGAIN_S)
-    if as_json:
-        print_json([ended[job] for job in ended])
-    click.get_current_context().exit(verdict(view.state for view in ended.values()))
+    return list(ended.values())
 
 
 def _words(state: str) -> str:

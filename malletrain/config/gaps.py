@@ -60,6 +60,12 @@ class GapsSection(Section):
         gt=0,
         description="How long a gap is expected to last until the site's own were seen.",
     )
+    lifetimes: bool = key(
+        False,
+        description="Foretell how long each gap lasts yet, from what is known at that moment: "
+        "which nodes are leased first, which jobs get them, and how often jobs save follows from "
+        "it. Learns while the daemon runs.",
+    )
 
     @field_validator("hours")
     @classmethod

@@ -22,13 +22,11 @@ from malletrain.config.base import section as _section
 from malletrain.config.containers import ContainersSection
 from malletrain.config.gaps import GapsSection
 from malletrain.config.nodes import NodesSection
+from malletrain.config.notify import NotifySection
+from malletrain.config.profiling import ProfilingSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
-from malletrain.config.sections import (
-    AllocationSection,
-    DaemonSection,
-    JobsSection,
-    ProfilingSection,
-)
+from malletrain.config.sections import AllocationSection, DaemonSection, JobsSection
+from malletrain.config.shares import QuotasSection, SharesSection
 from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.validation import problems_of
 
@@ -63,6 +61,9 @@ class Config(Section):
     allocation: AllocationSection = _section(AllocationSection)
     profiling: ProfilingSection = _section(ProfilingSection)
     accounting: AccountingSection = _section(AccountingSection)
+    notify: NotifySection = _section(NotifySection)
+    shares: SharesSection = _section(SharesSection)
+    quotas: QuotasSection = _section(QuotasSection)
 
     @field_validator("scheduler")
     @classmethod
@@ -80,6 +81,18 @@ class Config(Section):
                 "jobs, so that nobody's code runs as "
                 "somebody else; {hint}",
                 {"hint": hint},
+            )
+        return value
+
+    @field_validator("shares")
+    @classmethod
+    def _slurms_associations(cls, value: SharesSection, info: ValidationInfo) -> SharesSection:
+        scheduler = info.data.get("scheduler")
+        if value.weights_from == "slurm" and scheduler is not None and scheduler.kind != "slurm":
+            raise PydanticCustomError(
+                "weights_from",
+                'weights_from is "slurm", and the main scheduler is not Slurm; write the weights '
+                'here, and weights_from = "here"',
             )
         return value
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -62,15 +63,20 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 def reference_markdown() -> str:
     """Every key with its default, what is accepted and what it is for, as Markdown."""
-    parts = [_INTRODUCTION]
-    for name, model in sections():
+    return "\n".join([_INTRODUCTION, section_tables()])
+
+
+def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
+    """A heading and a table for each section of a model."""
+    parts = []
+    for name, model in sections(of):
         rows = [
             f"| `{key}` | {_default(info, markdown=True)} | {_accepted(f'{name}.{key}', info)} "
             f"| {info.description} |"
             for key, info in keys(model)
         ]
         head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
-        parts.append("\n".join([f"## [{name}]", "", _summary(model), "", *head, *rows, ""]))
+        parts.append("\n".join([f"{heading} [{name}]", "", _summary(model), "", *head, *rows, ""]))
     return "\n".join(parts)
 
 
@@ -126,8 +132,21 @@ def _accepted(name: str, info: FieldInfo) -> str:
     quantity = next((mark for mark in info.metadata if isinstance(mark, Quantity)), None)
     if quantity is not None and quantity.kind == "path":
         return "a path"
-    if typing.get_origin(info.annotation) is typing.Literal:
-        return " or ".join(f'`"{value}"`' for value in typing.get_args(info.annotation))
+    what = f"a {quantity.kind}" if quantity else _kind(info.annotation)
+    return what + "".join(_bound(mark, quantity) for mark in info.metadata)
+
+
+def _kind(annotation: Any) -> str:
+    """What values of this type are called."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(f'`"{value}"`' for value in typing.get_args(annotation))
+    if typing.get_origin(annotation) is types.UnionType or (
+        typing.get_origin(annotation) is typing.Union
+    ):
+        members = (each for each in typing.get_args(annotation) if each is not types.NoneType)
+        return " or ".join(_kind(each) for each in members)
+    if typing.get_origin(annotation) is dict:
+        return "a table"
     words: dict[Any, str] = {
         int: "a whole number",
         float: "a number",
@@ -135,8 +154,7 @@ def _accepted(name: str, info: FieldInfo) -> str:
         bool: "`true` or `false`",
         list[str]: "a list of texts",
     }
-    what = f"a {quantity.kind}" if quantity else words[info.annotation]
-    return what + "".join(_bound(mark, quantity) for mark in info.metadata)
+    return words[annotation]
 
 
 def _bound(mark: Any, quantity: Quantity | None) -> str:

@@ -12,11 +12,15 @@ from dataclasses import replace
 
 from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
+from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
 from malletrain.core.pools import class_counts
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.quotas import Quotas
+from malletrain.core.records import JobRecord
+from malletrain.core.shares import Shares
+from malletrain.core.state import ControllerState
 
 
 class Bidders:
@@ -30,12 +34,18 @@ class Bidders:
         gaps: Gaps,
         queue: AdmissionQueue,
         profiles: ProfileRunner,
+        goals: GoalKeeper,
+        shares: Shares,
+        quotas: Quotas,
         min_interval_s: float,
     ) -> None:
         self._state = state
         self._gaps = gaps
         self._queue = queue
         self._profiles = profiles
+        self._goals = goals
+        self._shares = shares
+        self._quotas = quotas
         self._min_interval_s = min_interval_s
 
     def now(self, now: float) -> list[Candidate]:
@@ -103,10 +113,14 @@ class Bidders:
         nodes: Mapping[str, NodeInfo],
         now: float,
     ) -> list[Candidate]:
-        chosen = guarantees(holders, self._queue.starving(candidates, now), free, nodes)
-        return [
+        starving = self._queue.starving(candidates, now)
+        left = self._goals.left_for_turns(candidates.values(), free, nodes)
+        chosen = guarantees(holders, starving, left, nodes)
+        bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
+        # A goal goes by the weight that its job has in the end.
+        return self._quotas.within(self._goals.bids(self._shares.weigh(bidders), now))
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is

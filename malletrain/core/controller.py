@@ -26,41 +26,49 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from malletrain.core.bidders import Bidders
+from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
-    Command,
     CurveLearned,
     Event,
+    Foretold,
     GapsSeen,
     JobCancelled,
     JobCompleted,
     JobState,
     JobSubmitted,
+    JobWeighed,
     LeaseNotTaken,
     LeaseNotYet,
     LeaseUnheard,
+    LimitsChanged,
+    ModelChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
     NodeRejected,
     PriorSuggested,
     Progressed,
-    ReleaseLeases,
     RescaleCosted,
     RescaleFinished,
     RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
-    Stop,
     Tick,
     WorkersFailed,
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
+from malletrain.core.goal_keeper import GoalKeeper
+from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
+from malletrain.core.losses import Losses
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
+from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.state import ControllerState, JobRecord, NodeRecord
+from malletrain.core.shares import Shares
+from malletrain.core.state import ControllerState
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
@@ -81,11 +89,28 @@ class Controller:
         self.last_plan: Plan | None = None
         self._planner = planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
-        self._queue = AdmissionQueue(self.state, self._gaps, s.planning.max_running, s.starvation_s)
+        self.goals = GoalKeeper(self.state, self._gaps, s)
+        self.shares = Shares(self.state, s.shares)
+        self._queue = AdmissionQueue(
+            self.state,
+            self._gaps,
+            s.planning.max_running,
+            s.starvation_s,
+            self.shares if s.shares is not None else None,
+        )
+        self.quotas = Quotas(self.state)
         self._bidders = Bidders(
-            self.state, self._gaps, self._queue, self.profiles, s.min_interval_s
+            self.state,
+            self._gaps,
+            self._queue,
+            self.profiles,
+            self.goals,
+            self.shares,
+            self.quotas,
+            s.min_interval_s,
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
+        self._losses = Losses(self.state, s.planning.look_ahead_s)
         self._held_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -93,6 +118,7 @@ class Controller:
             NodeLost: self._node_lost,
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
+            Foretold: self._foretold,
             LeaseNotTaken: self._lease_not_taken,
             LeaseNotYet: self._lease_not_yet,
             LeaseUnheard: self._lease_unheard,
@@ -104,14 +130,19 @@ class Controller:
             ),
             RoundInterrupted: self._round_interrupted,
             JobCancelled: lambda event, now: self._end(
-                event.job, JobState.CANCELLED, "cancelled by its owner", now
+                event.job, JobState.CANCELLED, event.reason, now
             ),
+            JobWeighed: self._job_weighed,
+            LimitsChanged: self._limits_changed,
             CurveLearned: self._curve_learned,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
             RescaleCosted: self.profiles.costed,
             RoundFormed: self.profiles.formed,
             PriorSuggested: self.profiles.prior_suggested,
+            ModelChanged: self.profiles.model_changed,
+            GoalsChanged: self.goals.changed,
+            WorkReported: self.goals.reported,
             Tick: lambda event, now: (),
         }
 
@@ -151,7 +182,8 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += self._queue.wakeups()
+        times += [*self._queue.wakeups(), *self.goals.wakeups()]
+        times.append(max(self.shares.plan_at(), self._held_until))
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -169,15 +201,21 @@ class Controller:
         """Take events of one instant; as :meth:`handle`, with one look at what follows from
         them.
         """
+        self.shares.count(self._queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
+        commands += self.goals.notice(now)
         self._queue.notice(now)
+        if now >= self.shares.plan_at():
+            self.state.plan_soon(now)
         if now < self._held_until:
             return commands
         if self.state.plan_at is not None and now >= self.state.plan_at:
             commands += self._plan(now)
         elif (due := self.profiles.next_wakeup()) is not None and now >= due:
             commands += self._review_profiles(now)
-        return commands + self._leases.review(now)
+        commands += self._leases.review(now)
+        self.goals.settle(now)
+        return commands
 
     def hold(self, until: float) -> None:
         """Plan nothing before ``until``: after a restart, leases and jobs come back one by one."""
@@ -226,6 +264,11 @@ class Controller:
         self.state.leases_due = True
         return ()
 
+    def _foretold(self, event: Foretold, now: float) -> Iterable[Command]:
+        self._gaps.foretold(event.nodes)
+        self.state.foretold(event.nodes)
+        return ()
+
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
         self._gaps.refused(event.node, event.owner, now)
         return ()
@@ -243,6 +286,14 @@ class Controller:
     def _job_submitted(self, event: JobSubmitted, now: float) -> Iterable[Command]:
         job = self.state.submit(event)
         self.profiles.submitted(job, event.scaling)
+        self.goals.submitted(job, event, now)
+        if not job.state.ended:
+            self._bids_changed(now)
+        return ()
+
+    def _job_weighed(self, event: JobWeighed, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        self.state.weigh(job, event.weight)
         if not job.state.ended:
             self._bids_changed(now)
         return ()
@@ -262,6 +313,14 @@ class Controller:
         self.state.break_round(self.jobs[event.job], now)
         return ()
 
+    def _limits_changed(self, event: LimitsChanged, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        if job.state.ended or self.profiles.holds(job):
+            return ()
+        self.state.limit(job, event.min_nodes, event.max_nodes)
+        self._bids_changed(now)
+        return self.profiles.limited(job, now)
+
     def _curve_learned(self, event: CurveLearned, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         self.state.bid_with(job, event.curve, event.cost or job.cost)
@@ -276,14 +335,15 @@ class Controller:
         if job.planned != self.plans:  # a plan was made that had to leave it as it was
             wait = max(self.settings.debounce_s, self.settings.min_interval_s)
             self.state.plan_soon(now + wait)
-        return self.profiles.rescaled(job, now)
+        return [*self.profiles.rescaled(job, now), *self._losses.resumed(job)]
 
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if job.state.ended:
             return []  # late news
         # The advisor first: what it answers is about a job that is still there.
-        news = self.profiles.ended(job, now)
+        news = self.profiles.ended(job, now, done=state is JobState.COMPLETED)
+        news = [*news, *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
         return [*news, Stop(name, state, reason)]
@@ -300,7 +360,8 @@ class Controller:
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
-        jobs = self._queue.admitted(+self.state.usable_by_pool, shared=False)
+        admitted = self._queue.admitted(+self.state.usable_by_pool, shared=False)
+        jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
         return self.profiles.review(jobs, bool(self._gaps.coming(self.nodes)), now)
 
     def _plan(self, now: float) -> list[Command]:
@@ -311,6 +372,7 @@ class Controller:
         granted = {c.job for c in candidates if c.must_run}
         self.last_plan = plan = self._planner(candidates, state.usable, self.settings.planning)
         state.plan_made()
+        self.shares.planned(now)
         changes: dict[str, tuple[str, ...]] = {}
         growing: set[str] = set()
         concerned = {*state.at_work, *(name for name, new in plan.nodes.items() if new)}
@@ -329,4 +391,5 @@ class Controller:
             *profile,
             *(c for c in commands if c.job not in growing),
             *(c for c in commands if c.job in growing),
+            *self._losses.review(),
         ]

@@ -9,6 +9,8 @@ START_S = 18.0
 """Costs of a change of scale until it was measured: what Summit showed."""
 MAX_RUNNING = 20
 TIME_LIMIT_S = 2.0
+LOST_WORK_S = 30.0
+"""Half of the time between two snapshots, a minute."""
 PRIOR_EXPONENT = 0.9
 
 DEBOUNCE_S = 1.0
@@ -31,6 +33,9 @@ RECLAIM_WAY_S = 5.0
 """A quick scheduler's; what it takes here is seen at the first node that goes the way."""
 MIN_CHARGE_S = 0.0
 MIN_LEASE_S = 0.0
+CHARGE_FACTOR = 1.0
+DEADLINE_WEIGHT = 4.0
+DEADLINE_AHEAD = 0.9
 MAX_LEASES_PER_OWNER = 0
 
 PRECISION = 0.05
@@ -46,3 +51,7 @@ EVERY_SIZE_UP_TO = 8
 OBSERVE_EVERY_S = 30.0
 LEASE_PATIENCE_S = 5.0
 SILENCE_S = 60.0
+
+SHARES_HALF_LIFE_S = 7 * 86400.0
+"""What Slurm's fair share forgets in by default."""
+SHARES_DOUBLE_AFTER_S = 4 * 3600.0

@@ -7,14 +7,22 @@ nodes and jobs are named by text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
+from allocator.outlook import Cohort
+from malletrain.core.goals import (
+    NO_GOALS,
+    NOTHING_SO_FAR,
+    GoalsChanged,
+    GoalsSoFar,
+    OwnerGoals,
+    WorkReported,
+)
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.protocol.event_kinds import EventKind
 
 
 class JobState(str, Enum):
@@ -33,6 +41,13 @@ class JobState(str, Enum):
     @property
     def ended(self) -> bool:
         return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Quota(NamedTuple):
+    """The most nodes at once for all jobs that are under it. ``name``: for people."""
+
+    name: str
+    nodes: int
 
 
 # --- events ---
@@ -89,6 +104,15 @@ class GapsSeen:
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """How long nodes in a gap, leased or not, are expected to last still: node → (horizon in
+    seconds, its cohort). Those that are not named stay as they were.
+    """
+
+    nodes: Mapping[str, tuple[float, Cohort]]
+
+
+@dataclass(frozen=True)
 class LeaseNotTaken:
     """A lease asked for on ``node`` as ``owner`` did not come about."""
 
@@ -126,7 +150,10 @@ class JobSubmitted:
     scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
-    ``owner``: on whose nodes alone it may run; empty where there is one user only.
+    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
+    share it is served from. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
+    limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
+    come before a restart.
     """
 
     job: str
@@ -144,6 +171,11 @@ class JobSubmitted:
     scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
+    goals: OwnerGoals = NO_GOALS
+    so_far: GoalsSoFar = NOTHING_SO_FAR
+    party: str = ""
+    whole: bool = False
+    quotas: tuple[Quota, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,9 +212,27 @@ class RoundInterrupted:
 
 @dataclass(frozen=True)
 class JobCancelled:
-    """Its owner does not want it any more."""
+    """It is not to go on, whatever it has reached."""
 
     job: str
+    reason: str = "cancelled by its owner"
+
+
+@dataclass(frozen=True)
+class JobWeighed:
+    """Its owner says anew how much it counts beside the others."""
+
+    job: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class LimitsChanged:
+    """Its owner wants other limits of its scale. Not of a job that is being profiled."""
+
+    job: str
+    min_nodes: int
+    max_nodes: int
 
 
 @dataclass(frozen=True)
@@ -239,6 +289,16 @@ class PriorSuggested:
 
 
 @dataclass(frozen=True)
+class ModelChanged:
+    """The job's script says that it trains another model than before, of this ``name``: a phase of
+    its own.
+    """
+
+    job: str
+    name: str
+
+
+@dataclass(frozen=True)
 class RescaleFinished:
     """The job processes samples at its new scale (or its start-up time limit passed)."""
 
@@ -252,6 +312,7 @@ class Tick:
 
 Event = (
     NodeJoined
+    | Foretold
     | NodeLeaving
     | NodeLost
     | NodeRejected
@@ -265,106 +326,16 @@ Event = (
     | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
+    | JobWeighed
+    | LimitsChanged
     | CurveLearned
     | Progressed
     | RescaleCosted
     | RoundFormed
     | PriorSuggested
+    | ModelChanged
     | RescaleFinished
+    | GoalsChanged
+    | WorkReported
     | Tick
-)
-
-# --- commands ---
-
-
-@dataclass(frozen=True)
-class TakeLeases:
-    """Ask the main scheduler for a lease on each of these nodes, as ``owner``."""
-
-    nodes: tuple[str, ...]
-    owner: str = ""
-
-
-@dataclass(frozen=True)
-class ReleaseLeases:
-    """End the leases of these nodes; nothing runs on them."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ReclaimNodes:
-    """Another owner's jobs have more use for these nodes: end their leases once their jobs have
-    moved off, in ``within_s`` seconds.
-    """
-
-    nodes: tuple[str, ...]
-    within_s: float
-
-
-@dataclass(frozen=True)
-class Start:
-    """Run the job, which has no nodes, on these."""
-
-    job: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Rescale:
-    """Move the running job to exactly these nodes (the same ones again: restart its workers)."""
-
-    job: str
-    nodes: tuple[str, ...]
-    within_s: float | None = None
-    """A node of the old set is gone after this many seconds; None: take the time it needs."""
-
-
-@dataclass(frozen=True)
-class Suspend:
-    """Take all nodes from the job; it keeps its place."""
-
-    job: str
-    within_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The job has ended in ``state``; free its nodes."""
-
-    job: str
-    state: JobState
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Something for the audit log, and for whoever follows it."""
-
-    job: str
-    kind: EventKind
-    sentence: str
-    """For people."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """For programs."""
-
-
-@dataclass(frozen=True)
-class KeepScalingModel:
-    """Store what is now known of the job's scaling."""
-
-    job: str
-    scaling: ScalingModel
-
-
-Command = (
-    TakeLeases
-    | ReleaseLeases
-    | ReclaimNodes
-    | Start
-    | Rescale
-    | Suspend
-    | Stop
-    | Announce
-    | KeepScalingModel
 )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allocator import NodeInfo
+from allocator import Cohort, NodeInfo
 from malletrain.core.pools import class_of, owner_of, pool
 from malletrain.core.settings import ControllerSettings
 
@@ -83,6 +83,15 @@ class Gaps:
             key: until for key, until in self._rejected_until.items() if now < until
         }
         self._by_class = None
+
+    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
+        """How long nodes are expected to last still. A gap that is too short now is none."""
+        for name in nodes.keys() & self._seen.keys():
+            horizon_s, cohort = nodes[name]
+            if horizon_s < self.min_horizon_s:
+                self.over(name)
+                continue
+            self._seen[name] = self._seen[name].foretold(horizon_s, cohort)
 
     def over(self, node: str) -> None:
         """``node`` is leased, or cannot be: until the next poll it is no gap."""

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 
 from allocator import NodeInfo
 from malletrain.core.bidders import Bidders
-from malletrain.core.events import Command, ReclaimNodes, ReleaseLeases, TakeLeases
+from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeLeases
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
 from malletrain.core.recall import LeaseWay, worth_taking
+from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.state import ControllerState, NodeRecord
+from malletrain.core.state import ControllerState
 
 
 class LeasePlanner:

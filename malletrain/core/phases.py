@@ -1,9 +1,11 @@
-"""Which phase of its training a job is in, from the global batch size its reports show. Pure.
+"""Which phase of its training a job is in, from the global batch size its reports show and from
+what its script says of its model. Pure.
 
 A phase ends when the batch size changes for good while the number of nodes stays: the last, shorter
 step of an epoch is none, and neither is another batch at another scale (a job may keep its batch
 per node). A phase is named after its batch size relative to the first phase (``batch x2``), so that
-the name says the same at every scale.
+the name says the same at every scale. Another model than at first ends a phase too and adds its
+name (``batch x2, model 3e+06``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jpa.curve import DEFAULT_PHASE
 WINDOW = 15
 """Reports whose median is the batch size."""
 _TOLERANCE = 0.02
+_MODEL = ", model "
 
 
 class PhaseTracker:
@@ -24,11 +27,20 @@ class PhaseTracker:
     """
 
     def __init__(self, phase: str = DEFAULT_PHASE) -> None:
-        self.phase = phase
-        self._ratio = _ratio_of(phase)
+        self._batch, _, self._model = phase.partition(_MODEL)
+        self._ratio = _ratio_of(self._batch)
         self._nodes = 0
         self._reference: dict[int, float] = {}
         self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def phase(self) -> str:
+        """The phase the job is in."""
+        return f"{self._batch}{_MODEL}{self._model}" if self._model else self._batch
+
+    def another_model(self, name: str) -> None:
+        """The script says that it trains this model now, which is not the one before."""
+        self._model = name
 
     def feed(self, nodes: int, batch: float) -> str:
         """One report at a scale of ``nodes``; the phase the job is in."""
@@ -46,7 +58,7 @@ class PhaseTracker:
         ratio = batch / self._reference.setdefault(nodes, batch / self._ratio)
         if abs(ratio / self._ratio - 1) > _TOLERANCE:
             self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
-            self.phase = DEFAULT_PHASE if self._ratio == 1.0 else f"batch x{self._ratio:.3g}"
+            self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"batch x{self._ratio:.3g}"
             self._recent.clear()
 
 

@@ -26,6 +26,7 @@ from allocator import (
     place,
     solve,
 )
+from malletrain.core.lasting import Lasting
 from malletrain.core.pools import class_counts, owner_of
 from malletrain.core.settings import PlanningSettings
 
@@ -196,6 +197,11 @@ def make_plan(
         return Plan({**nothing, **staying}, 0.0, 0.0, 0.0)
     known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
     rate_one = median(known) if known else 1.0
+    held = {n for c in bidders for n in kept[c.job]}
+    ahead_s, work_s = settings.look_ahead_s, settings.lost_work_s
+    lasting = (
+        Lasting(open_nodes, held, ahead_s, work_s) if ahead_s and settings.heed_lifetimes else None
+    )
     bids = []
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
@@ -219,6 +225,9 @@ def make_plan(
                 cost=c.cost or settings.cost,
                 must_run=c.must_run,
                 restarting=c.broken,
+                outlooks=lasting.of_job(current, filter(c.may_use, capacity), c.max_nodes)
+                if lasting
+                else None,
             )
         )
     allocation = solver(bids, capacity, settings)

@@ -14,22 +14,24 @@ from dataclasses import replace
 
 from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
 from jpa.costs import KINDS
+from malletrain.core.commands import Announce, Command, KeepScalingModel
 from malletrain.core.events import (
-    Announce,
-    Command,
     JobState,
-    KeepScalingModel,
+    ModelChanged,
     PriorSuggested,
     Progressed,
     RescaleCosted,
     RoundFormed,
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.core.state import ControllerState, JobRecord
+from malletrain.core.state import ControllerState
 from malletrain.protocol.event_kinds import EventKind
 
+SPARED = "spared"
+"""Result of a job whose profile would not pay; what it shows in passing is learned."""
 WORTH_A_PLAN = 0.1
 """An ordinary observation that moves the estimate by more than this, relative, is a reason to plan
 anew.
@@ -77,6 +79,9 @@ class ProfileRunner:
                 if curve is not own:
                     self._learn(other, replace(other.scaling, curve=curve))
         machine = Machine(state.usable, state.idle, coming, self._settings.min_interval_s)
+        for spared in self.profiler.spared(jobs, now):
+            reason = "A profile would cost more than what it tells is worth over what is left."
+            self._learn(spared, replace(spared.scaling, result=SPARED, reason=reason))
         commands = self._obey(self.profiler.review(jobs, machine, now), now)
         job = state.unfinished.get(self.profiler.profiling or "")
         if job is not None and job.broken and job.nodes and state.all_usable(job.nodes):
@@ -84,12 +89,23 @@ class ProfileRunner:
             commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
 
-    def ended(self, job: JobRecord, now: float) -> list[Command]:
-        """The job ends."""
+    def limited(self, job: JobRecord, now: float) -> list[Command]:
+        """The limits of the job's scale changed: it bids for other sizes, and wants to be measured
+        at others where it still waits for that.
+        """
+        if not self._on:
+            return []
+        commands = self._obey(self.profiler.limited(job.submitted.job, now), now)
+        return [*commands, *self._learn(job, job.scaling)]
+
+    def ended(self, job: JobRecord, now: float, *, done: bool) -> list[Command]:
+        """The job ends; ``done``: its work is."""
+        self.profiler.worth.ended(job.submitted.job, now, done=done)
         return self._obey(self.profiler.gone(job.submitted.job, now), now)
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
         """The job processes samples at its newest scale."""
+        self.profiler.worth.began(job.submitted.job, now)
         if job.broken:
             return []
         scaled = self.profiler.scaled(job.submitted.job, len(job.nodes), now)
@@ -123,6 +139,13 @@ class ProfileRunner:
         if not all(math.isfinite(x) and x >= 0 for x in (event.time, event.samples, event.batch)):
             return []
         return self._obey(self.profiler.progressed(job, event, now), now)
+
+    def model_changed(self, event: ModelChanged, now: float) -> list[Command]:
+        """The job trains another model: a phase of its own, as its next report shows."""
+        job = self._state.unfinished.get(event.job)
+        if self._on and job is not None:
+            self.profiler.another_model(job, event.name)
+        return []
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
         """All workers have been started."""
@@ -264,11 +287,13 @@ class ProfileRunner:
         self.profiler.forget_wish(answer.job)
         self.profiler.shared.remember(job.submitted.kind, answer.curve)
         result = answer.result.value
+        looked = answer.job in self.profiler.looks
+        self.profiler.looks.discard(answer.job)
         scaling = replace(
             job.scaling,
             curve=answer.curve,
-            profiled=answer.result is not ProfileResult.GONE,
-            result=result,
+            profiled=answer.result is not ProfileResult.GONE and not looked,
+            result="" if looked else result,  # the profile itself is yet to come, or is spared
             reason=answer.reason,
             ended=now,
         )

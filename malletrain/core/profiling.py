@@ -1,5 +1,4 @@
-"""Between the controller and the job profiling advisor: who wants a profile, what the advisor is
-told, what is learnt ever after. Pure.
+"""Between controller and job profiling advisor: who wants a profile, and what is learnt. Pure.
 
 Decides when a job is put forward for a profile and how its ordinary progress corrects its curve.
 Sizes, order and donors are the advisor's decision (:mod:`jpa.advisor`); moving nodes is the
@@ -34,10 +33,11 @@ from jpa import (
 from malletrain.core.events import Progressed
 from malletrain.core.phases import PhaseTracker
 from malletrain.core.pools import owner_of, pool
+from malletrain.core.profile_worth import ProfileWorth
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
 from malletrain.core.siblings import SharedCurves
-from malletrain.core.state import JobRecord
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,9 @@ class Profiler:
         self._formed: dict[str, float] = {}
         self._watches: dict[str, _Watch] = {}
         self.shared = SharedCurves()
+        self.worth = ProfileWorth(settings)
+        self.looks: set[str] = set()
+        """The jobs whose profile is of their smallest size only."""
         self.tick_at: float | None = None
         """When :meth:`review` is due although nothing happens."""
 
@@ -109,6 +112,36 @@ class Profiler:
             return False
         return not job.scaling.profiled or self._incomplete(job)
 
+    def wishes(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
+        """Whether it is to be profiled now: it wants it, and that is worth what it costs."""
+        if not self.wants(job):
+            return False
+        if not self.settings.when_worth or job.submitted.job == self.profiling:
+            return True
+        return self.looks_first(job) or (
+            self.worth.ready(job) and self.worth.pays(job, others, now)
+        )
+
+    def looks_first(self, job: JobRecord) -> bool:
+        """Whether only its smallest size is to be measured: nothing at all is known of it, and
+        where profiles have to be worth their cost, that is not known either.
+        """
+        points = job.scaling.curve.current.points
+        return self.settings.when_worth and not job.nodes and not points
+
+    def spared(self, jobs: Sequence[JobRecord], now: float) -> list[JobRecord]:
+        """Those that would be profiled if that were worth it, and of which this was not said."""
+        if not self.settings.when_worth:
+            return []
+        return [
+            job
+            for job in jobs
+            if not job.scaling.result
+            and self.wants(job)
+            and self.worth.ready(job)
+            and not self.wishes(job, jobs, now)
+        ]
+
     # --- what happened ---
 
     def review(
@@ -117,7 +150,7 @@ class Profiler:
         """Tell the advisor of the nodes and of the jobs that want a profile; ``jobs``: those that
         may run.
         """
-        wishing = {job.submitted.job: job for job in jobs if self.wants(job)}
+        wishing = {job.submitted.job: job for job in jobs if self.wishes(job, jobs, now)}
         self._since = {
             name: self._since.get(name, now)
             for name, job in wishing.items()
@@ -150,10 +183,7 @@ class Profiler:
         self, job: JobRecord, event: Progressed, now: float
     ) -> list[AdvisorAnswer | Observed]:
         """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
-        watch = self._watches.get(event.job)
-        if watch is None:
-            watch = _Watch(Monitor(self.settings.window_s), PhaseTracker(job.scaling.curve.phase))
-            self._watches[event.job] = watch
+        watch = self._watch(job)
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
@@ -177,6 +207,17 @@ class Profiler:
         if change is not None and scaling.profiled:
             scaling = replace(scaling, profiled=False, reason=change.sentence)
         return [Observed(event.job, scaling, change, surprise)]
+
+    def another_model(self, job: JobRecord, name: str) -> None:
+        """The job's script trains this model from now on."""
+        self._watch(job).phases.another_model(name)
+
+    def _watch(self, job: JobRecord) -> _Watch:
+        name = job.submitted.job
+        if name not in self._watches:
+            phases = PhaseTracker(job.scaling.curve.phase)
+            self._watches[name] = _Watch(Monitor(self.settings.window_s), phases)
+        return self._watches[name]
 
     def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The job processes samples at this scale."""
@@ -203,6 +244,10 @@ class Profiler:
             forgotten.pop(job, None)
         self.shared.forget(job)
         return self.advisor.handle(JobGone(job), now)
+
+    def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
+        """The limits of the job's scale changed: what was asked for it counts no more."""
+        return self._withdraw(job, now) if job in self._told else []
 
     def forget_wish(self, job: str) -> None:
         """The job's profile is over, or it waits anew: it may be put forward again."""
@@ -235,7 +280,8 @@ class Profiler:
         """Whether the job is put forward now: all its nodes can be had at once, or it has waited
         for more.
         """
-        most = max(job.sizes or (job.submitted.max_nodes,))
+        largest = max(job.sizes or (job.submitted.max_nodes,))
+        most = int(job.smallest) if self.looks_first(job) else largest
         enough = self._held(job, machine) + free.get(self._class_of(job, machine, free), 0) >= most
         if self._incomplete(job):
             return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
@@ -257,6 +303,9 @@ class Profiler:
         self._told[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
+        if self.looks_first(job):
+            self.looks.add(spec.job)
+            chosen = (int(job.smallest),)
         fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)
@@ -282,8 +331,9 @@ class Profiler:
         left = Counter(free)
         ahead = True
         for job in jobs:
-            ahead = ahead and not self.wants(job)
-            if not job.nodes and (ahead or job.starving) and not self.wants(job):
+            waits = self.wants(job) and not self.settings.when_worth
+            ahead = ahead and not waits
+            if not job.nodes and (ahead or job.starving) and not waits:
                 node_class = self._class_of(job, machine, free)
                 left[node_class] = max(0, left[node_class] - int(job.smallest))
         starving = any(job.starving and not job.nodes for job in jobs)

@@ -4,6 +4,7 @@ are in :mod:`malletrain.core.defaults`. Times in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from allocator import RescaleCost
@@ -27,6 +28,13 @@ class PlanningSettings:
     time_limit_s: float = defaults.TIME_LIMIT_S
     prior_exponent: float = defaults.PRIOR_EXPONENT
     """An unmeasured job is taken to speed up as nodes**exponent."""
+
+    look_ahead_s: float | None = None
+    """So far ahead it is looked where it is foretold how long nodes last; None: nothing is."""
+    heed_lifetimes: bool = False
+    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
+    lost_work_s: float = defaults.LOST_WORK_S
+    """Work that is lost with a node that goes without notice, seconds."""
 
     def caution(self, starvation_s: float) -> str | None:
         """A sentence when a start is taken to cost more than it can bring within the
@@ -82,6 +90,10 @@ class ProfilingSettings:
     advisor: AdvisorConfig = field(default_factory=advisor_config)
     kappa: float = defaults.KAPPA
     """The bids of a profiled job are lowered by this many standard deviations."""
+    when_worth: bool = False
+    """A job is profiled when what that tells is expected to be worth more than it costs; else
+    always.
+    """
     every_size_up_to: int = defaults.EVERY_SIZE_UP_TO
     """A job with so few sizes is measured at each of them."""
     window_s: float = defaults.OBSERVE_EVERY_S
@@ -94,6 +106,26 @@ class ProfilingSettings:
     """A profile that could not have all sizes is repeated after so long at the earliest, once they
     are there.
     """
+
+
+@dataclass(frozen=True)
+class ShareSettings:
+    """How shares are counted (:mod:`malletrain.core.shares`)."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Party → weight, above 0."""
+    others: float = 1.0
+    """The weight of a party that is not named."""
+    half_life_s: float = defaults.SHARES_HALF_LIFE_S
+    """What was counted so long ago counts half."""
+    double_after_s: float = defaults.SHARES_DOUBLE_AFTER_S
+    """Bids count double when their party is behind by so many seconds of its due service."""
+    classes: Mapping[str, float] = field(default_factory=dict)
+    """Class of nodes → what a second of one of its nodes counts; 1 for those not named."""
+
+    def weight(self, party: str) -> float:
+        """The weight of a party."""
+        return self.weights.get(party, self.others)
 
 
 @dataclass(frozen=True)
@@ -135,12 +167,20 @@ class ControllerSettings:
     """How long such a node is taken to be on its way from lease to lease, until it was seen."""
     min_charge_s: float = defaults.MIN_CHARGE_S
     """What the site charges for a lease at least, however short it was."""
+    charge_factor: float = defaults.CHARGE_FACTOR
+    """What the site charges for a node-second of a lease."""
+    deadline_weight: float = defaults.DEADLINE_WEIGHT
+    """A node that a deadline needs counts at most so many times what it would bring another job."""
+    deadline_ahead: float = defaults.DEADLINE_AHEAD
+    """What samples beyond a deadline's need count, beside those of other jobs."""
     min_lease_s: float = defaults.MIN_LEASE_S
     """The site wants no shorter leases."""
     max_leases_per_owner: int = defaults.MAX_LEASES_PER_OWNER
     """Leases of one owner at once at most; 0: any number."""
     profiling: ProfilingSettings | None = None
     """How jobs are profiled; None: they are not."""
+    shares: ShareSettings | None = None
+    """How much of the nodes is due to whom; None: nobody counts."""
 
     @property
     def due_s(self) -> float:

@@ -44,7 +44,7 @@ class SiblingStorage(Protocol):
 
 
 def keep(storage: SiblingStorage, sibling: Sibling) -> None:
-    """Keep what was learnt of a job, once it was profiled and something was measured."""
+    """Keep what was learnt of a job, once it was profiled, or seen at some size while it ran."""
     scaling = sibling.scaling
     measured = any(p.rate > 0 for p in scaling.curve.current.points)
     if sibling.key and measured and (scaling.profiled or scaling.result):

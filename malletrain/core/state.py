@@ -11,103 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from allocator import NodeInfo, RescaleCost, ScalingCurve
-from malletrain.core.events import (
-    JobState,
-    JobSubmitted,
-    NodeJoined,
-    Rescale,
-    Start,
-    Suspend,
-)
-from malletrain.core.planning import smallest_size
-from malletrain.core.pools import pool
+from allocator import Cohort, NodeInfo, RescaleCost, ScalingCurve
+from malletrain.core.commands import Rescale, Start, Suspend
+from malletrain.core.events import JobState, JobSubmitted, NodeJoined
+from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
-
-
-@dataclass
-class JobRecord:
-    """What the controller remembers of a job. Only :class:`ControllerState` writes it."""
-
-    submitted: JobSubmitted
-    order: int
-    """Its number in order of submission."""
-    state: JobState
-    nodes: tuple[str, ...] = ()
-    tries: int = 0
-    """How often its workers failed by themselves."""
-    last_broke: float | None = None
-    """When they last did."""
-    rescaling: bool = False
-    """Its newest round has not processed a sample yet."""
-    forced: bool = False
-    """Nobody chose that round: a node was lost or leaves, or workers failed."""
-    rescaled_at: float = -math.inf
-    """When the last round that was chosen began to process samples."""
-    planned: int = 0
-    """The number of the plan that its newest round is from."""
-    broken: bool = False
-    """Its workers must be started again."""
-    idle_since: float | None = None
-    """Since when it has had a place but no nodes; None: it never had a place."""
-    starving: bool = False
-    """It has had a place and no nodes for too long."""
-    guaranteed_until: float = 0.0
-    """It keeps its minimum until then; 0: it has no guarantee."""
-    curve: ScalingCurve | None = None
-    """What its bids are made from; None: the neutral prior."""
-    cost: RescaleCost | None = None
-    """What its bids take a change of scale to cost; None: what the settings say."""
-    scaling: ScalingModel = field(default_factory=ScalingModel)
-    """What was measured of its scaling."""
-    interrupted_at: float | None = None
-    """When it last gave nodes to a profile."""
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The sizes it can use: those it accepts, without those at which its script crashed; None
-        for every one within its limits.
-        """
-        spec, unusable = self.submitted, self.scaling.curve.unusable
-        if not unusable:
-            return spec.sizes
-        accepted = spec.sizes or range(spec.min_nodes, spec.max_nodes + 1)
-        usable = (k for k in accepted if k not in unusable)
-        return tuple(k for k in usable if spec.min_nodes <= k <= spec.max_nodes) or spec.sizes
-
-    @property
-    def smallest(self) -> float:
-        """The fewest nodes it can run on; infinite when its sizes and limits leave none."""
-        found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
-        return math.inf if found is None else found
-
-    def accepts(self, size: int) -> bool:
-        """Whether it may run on ``size`` nodes."""
-        spec, sizes = self.submitted, self.sizes
-        return spec.min_nodes <= size <= spec.max_nodes and (sizes is None or size in sizes)
-
-
-@dataclass
-class NodeRecord:
-    """What the controller remembers of a leased node. Only :class:`ControllerState` writes it."""
-
-    info: NodeInfo
-    owner: str = ""
-    """Whose lease it is."""
-    job: str | None = None
-    gone_at: float | None = None
-    """When the main scheduler takes it; None: it is not leaving."""
-    review_at: float = 0.0
-    """When to ask whether it is still of use, while no job has it."""
-    due_until: float = -math.inf
-    """Until then its lease costs no less if it is given back."""
-
-    @property
-    def pool(self) -> str:
-        """The pool it is in."""
-        return pool(self.info.node_class, self.owner)
 
 
 class ControllerState:
@@ -131,8 +41,11 @@ class ControllerState:
         self.usable: dict[str, NodeInfo] = {}
         """Nodes that are not leaving, with their pool as their class."""
         self.usable_by_pool: Counter[str] = Counter()
+        self._foretold: Mapping[str, tuple[float, Cohort]] = {}
         self.plans = 0
         """How many plans were made."""
+        self.moves = 0
+        """Counts the changes of what nodes jobs have."""
         self.plan_at: float | None = None
         """When the next plan is due."""
         self.leases_due = False
@@ -153,8 +66,9 @@ class ControllerState:
 
     def node_joined(self, event: NodeJoined, now: float) -> None:
         """A lease is up. The node is idle, unless it runs a job of its owner already."""
+        horizon_s, cohort = self._foretold.get(event.node, (event.horizon_s, None))
         node = NodeRecord(
-            NodeInfo(event.node_class, event.horizon_s, event.group),
+            NodeInfo(event.node_class, horizon_s, event.group, cohort),
             event.owner,
             due_until=now - event.leased_s + self._due_s,
         )
@@ -169,10 +83,20 @@ class ControllerState:
             self._free([event.node], now)
             return
         node.job = event.job
+        self.moves += 1
         job.nodes = (*job.nodes, event.node)
         # The store knows nothing of a start that the agents have heard of: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
+
+    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
+        """How long nodes are expected to last still; those that are not ours may be among them."""
+        self._foretold = nodes
+        for name in nodes.keys() & self.nodes.keys():
+            node, (horizon_s, cohort) = self.nodes[name], nodes[name]
+            node.info = node.info.foretold(horizon_s, cohort)
+            if (info := self.usable.get(name)) is not None:
+                self.usable[name] = info.foretold(horizon_s, cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has
@@ -194,6 +118,7 @@ class ControllerState:
         if node.job is None:
             return None
         job = self.jobs[node.job]
+        self.moves += 1
         job.nodes = tuple(n for n in job.nodes if n != name)
         job.broken |= breaks
         return job
@@ -253,9 +178,15 @@ class ControllerState:
         job = self.unfinished.pop(name)
         self.at_work.pop(name, None)
         self.admissions += 1
+        self.moves += 1
         self._free(job.nodes, now)
         job.nodes, job.state = (), state
         job.rescaling = job.broken = job.starving = False
+
+    def limit(self, job: JobRecord, min_nodes: int, max_nodes: int) -> None:
+        """The job gets other limits of its scale. What it has beyond them the next plan takes."""
+        job.submitted = replace(job.submitted, min_nodes=min_nodes, max_nodes=max_nodes)
+        self.admissions += 1
 
     # --- jobs and their nodes ---
 
@@ -296,6 +227,7 @@ class ControllerState:
             else:
                 self.at_work.pop(name, None)
         self.leases_due = True
+        self.moves += 1
         return commands
 
     def unplanned(self, name: str) -> None:
@@ -342,6 +274,13 @@ class ControllerState:
         """The job, which starved, has nodes; it keeps its minimum until then (0: no guarantee)."""
         job.starving, job.guaranteed_until = False, until
 
+    # --- goals ---
+
+    def goals_say(self, job: JobRecord, *, halted: bool, pressing: bool) -> None:
+        """Whether the job's budget is spent, and whether its deadline presses."""
+        self.admissions += (job.halted, job.pressing) != (halted, pressing)
+        job.halted, job.pressing = halted, pressing
+
     # --- profiles ---
 
     def profile_begins(self, job: JobRecord) -> None:
@@ -373,6 +312,10 @@ class ControllerState:
         if scaling.curve.unusable != job.scaling.curve.unusable:
             self.admissions += 1  # it may need more nodes than before to run at all
         job.scaling = scaling
+
+    def weigh(self, job: JobRecord, weight: float) -> None:
+        """How much the job counts beside the others from now on."""
+        job.submitted = replace(job.submitted, weight=weight)
 
     def bid_with(
         self, job: JobRecord, curve: ScalingCurve | None, cost: RescaleCost | None

@@ -24,9 +24,13 @@ class Accounts:
         """
         return "" if user == self._own else user
 
+    def operates(self, user: str) -> bool:
+        """Whether ``user`` may decide about the machine: who runs the daemon, and its operators."""
+        return user == self._own or user in self._operators
+
     def may_manage(self, user: str, owner: str) -> bool:
         """Whether ``user`` may cancel a job of ``owner``, and see what only its owner is to see."""
-        return user == owner or user in self._operators
+        return user == owner or self.operates(user)
 
     def refusal(self, user: str) -> str:
         """Why ``user`` may submit no jobs, as a sentence; empty: the user may."""

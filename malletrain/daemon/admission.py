@@ -28,6 +28,9 @@ MOST_SIZES = 100
 WEIGHTS = (1e-6, 1e6)
 MOST_RATE = 1e15
 """Samples/s, and what they are worth; the planner's arithmetic is good for no more."""
+LONGEST_S = 366 * 86400.0
+"""Of a time limit."""
+MOST_AFTER = 1000
 MOST_SPEC_BYTES = 256 * 1024
 MOST_TEXT = 300
 """Characters of a parameter: a job's name, a log's, a place in it."""
@@ -82,6 +85,18 @@ def _shown(value: object) -> str:
     )
 
 
+def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
+    """The job with another weight, where that can be one."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise RequestRefused(
+            f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage"
+        )
+    spec = msgspec.structs.replace(spec, weight=float(weight))
+    if problem := _size_problem(spec) or _curve_problem(spec):
+        raise RequestRefused(problem, "usage")
+    return spec
+
+
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
     whether its files are there.
@@ -122,8 +137,12 @@ def _size_problem(spec: messages.JobSpec) -> str:
             f"The job's weight is {spec.weight:g}; give a number above 0, from "
             f"{WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
         )
-    if len(spec.profile_key) > 200:
-        return "A profile key has 200 characters at most."
+    if not 0 <= spec.time_limit_s <= LONGEST_S:
+        return "A time limit is a time above 0, a year at most."
+    if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
+        return f"A job begins after {MOST_AFTER} others at most."
+    if len(spec.profile_key) > 200 or len(spec.key) > 200:
+        return "A profile key, and a submission's own, has 200 characters at most."
     return ""
 
 

@@ -1,7 +1,7 @@
 """What clients may ask: one function an operation, data in, data out.
 
 Decides what is done and what others may see of it. What a request must be like is decided in
-:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.daemon.redaction`.
+:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
 A request that fails outside of a step of the core costs its sender an error and nothing else; a
@@ -19,20 +19,36 @@ import msgspec
 
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
-from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
+from malletrain.core.thinning import MOST_KEPT
+from malletrain.daemon.admission import (
+    MOST_TEXT,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    whole,
+)
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.extension import wanted_of
+from malletrain.daemon.goals import goals_problem
+from malletrain.daemon.job_changes import JobChanges, dependencies
+from malletrain.daemon.job_repository import decode_spec, submitted_before
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
+from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
+from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.redaction import event_for_others, fitting, slim
+from malletrain.daemon.promises import Promises
+from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
+from malletrain.protocol.discretion import event_for_others
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     EventView,
@@ -42,10 +58,11 @@ from malletrain.protocol.views import (
     MembersView,
     MemberView,
     NodeView,
+    SeriesView,
     StatusView,
     UsageView,
 )
-from malletrain.store.schema import STARTED, JobRow
+from malletrain.store.records import STARTED, JobRow
 
 MAX_WAIT_S = 10.0
 
@@ -64,9 +81,17 @@ class Api:
     """Answers requests. ``boot`` names this start of the daemon."""
 
     def __init__(
-        self, core: Core, parts: Parts, leases: Leases, logs: LogSink, boot: str, scheduler: str
+        self,
+        core: Core,
+        parts: Parts,
+        leases: Leases,
+        promises: Promises,
+        logs: LogSink,
+        boot: str,
+        scheduler: str,
     ) -> None:
         self.core = core
+        self.promises = promises
         self.parts = parts
         self.views = JobViews(core, parts.refusals)
         self.leases = leases
@@ -83,8 +108,11 @@ class Api:
             "events": self._events,
             "logs": self._logs,
             "members": self._members,
+            "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
+            **JobChanges(core, self.views, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -126,13 +154,25 @@ class Api:
             spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
         )
         core = self.core
+        if spec.key and (known := submitted_before(core.store, spec)) is not None:
+            return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The files of other users are theirs: the daemon may not see them, and the client has
         # looked.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
+        if problem := refused(spec, user, core.accounts, core.config.notify):
+            raise RequestRefused(problem)
+        if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
+            raise RequestRefused(problem, "usage")
+        unfinished = [run.spec.owner for run in core.runs.values()]
+        if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
+            raise RequestRefused(refusal)
         spec = with_site_software(spec, core.config.containers)
+        spec = msgspec.structs.replace(
+            spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
+        )
         with self._step() as now:
             row = core.store.add_job(
                 JobRow(
@@ -142,6 +182,7 @@ class Api:
                     msgspec.json.encode(spec).decode(),
                     JobState.QUEUED.value,
                     submitted=now,
+                    account=core.parties.account(user),
                 )
             )
             core.audit.record(
@@ -150,7 +191,7 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            core.add(row, spec)
+            self.promises.submitted(row)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +225,10 @@ class Api:
                 )
             else:
                 with self._step():
-                    self.core.feed(JobCancelled(row.id))
+                    if self.promises.waits(row.id):
+                        self.promises.cancel(row.id, "cancelled by its owner")
+                    else:
+                        self.core.feed(JobCancelled(row.id))
                 results.append(
                     {
                         "job": row.id,
@@ -202,9 +246,9 @@ class Api:
         rows = store.list_jobs(
             ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)
         ) + store.list_jobs(unfinished)
-        counts = store.rescale_counts()
+        counts, goals = store.rescale_counts(), store.goals.all()
         views = [
-            self.views.view(user, row, rescales=counts.get(row.id, 0))
+            self.views.view(user, row, rescales=counts.get(row.id, 0), goal=goals.get(row.id))
             for row in sorted(rows, key=lambda row: natural(row.id))
         ]
         return fitting(views, unfinished)
@@ -281,6 +325,22 @@ class Api:
         )
         return msgspec.structs.replace(piece, arriving=arriving)
 
+    async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
+        """What a job's script reported, over time."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
+                "metrics."
+            )
+        return series_views(
+            self.core.store.series,
+            row,
+            msgspec.convert(params.get("names", ()), list[str]),
+            number(params, "since", 0.0, 0.0, LAST),
+            whole(params, "most", 0, 0, MOST_KEPT),
+        )
+
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
         """Of the users whose jobs ``user`` may manage."""
         core = self.core
@@ -323,4 +383,6 @@ class Api:
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.poll_error,
             tuple(core.rounds.measured.values()),
+            self.views.shares(user),
+            self.leases.restraints.now.told(),
         )

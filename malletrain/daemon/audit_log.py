@@ -13,7 +13,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.waiting import happens
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
-from malletrain.store.schema import EventRow
+from malletrain.store.records import EventRow
 from malletrain.store.store import Store
 
 log = structlog.get_logger(__name__)

@@ -23,6 +23,7 @@ from scavenger.pbs import source as pbs_source
 from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.slurm import job as slurm_job
 from scavenger.slurm import source as slurm_source
+from scavenger.slurm.associations import Associations, read_associations
 from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
@@ -112,7 +113,9 @@ def _policy(table: BatchScheduler) -> CommandPolicy:
 
 def _memory(config: Config) -> GapMemory:
     """What is remembered of the site's gaps."""
-    return GapMemory(config.state_dir / "gaps.json", config.gaps.expected_length)
+    gaps = config.gaps
+    path = config.state_dir / "gaps.json"
+    return GapMemory(path, gaps.expected_length, foretells=gaps.lifetimes)
 
 
 def prepare(config: Config, table: BatchScheduler) -> None:
@@ -125,6 +128,12 @@ def slurm_addresses(config: Config) -> list[str]:
     """Where Slurm reaches its nodes (NodeAddr). Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
     return commands.ask(["sinfo", "-h", "-a", "-N", "-o", "%o"]).split()
+
+
+def slurm_associations(config: Config) -> Associations:
+    """Slurm's accounts and shares. Raises SchedulerError."""
+    commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
+    return read_associations(commands)
 
 
 def pbs_addresses(config: Config) -> list[str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from jpa import ProfileResult
-from malletrain.core.events import (
+from malletrain.core.commands import (
     Announce,
     Command,
-    JobState,
     KeepScalingModel,
+    LossExpected,
     ReclaimNodes,
     ReleaseLeases,
     Rescale,
@@ -22,8 +22,10 @@ from malletrain.core.events import (
     Suspend,
     TakeLeases,
 )
+from malletrain.core.events import JobState
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
+from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 
 NO_CURVE = (
@@ -33,7 +35,7 @@ NO_CURVE = (
 )
 ENDINGS = {
     JobState.COMPLETED: (EventKind.JOB_COMPLETED, "The job is done."),
-    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled."),
+    JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled: {why}."),
     JobState.FAILED: (EventKind.JOB_FAILED, "The job failed: {why}"),
 }
 """What is told of a job that has ended."""
@@ -76,6 +78,9 @@ class CommandRunner:
             self._announce(runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
             self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
+        elif isinstance(command, LossExpected):
+            for node in runs[command.job].rounds.members[:1]:
+                self._parts.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:
@@ -86,6 +91,8 @@ class CommandRunner:
         parts.audit.record(said.kind, said.sentence, job=job, **said.data)
         if said.kind is EventKind.PROFILE_WAITING:
             parts.curves.waits(job, said.sentence)
+        elif said.kind is EventKind.GOAL_STANDING:
+            parts.goals.stands(job, said.data)
         elif said.kind is EventKind.NODES_DONATED:
             parts.curves.interrupted(job, dict(said.data))
         elif (
@@ -100,16 +107,20 @@ class CommandRunner:
 
     def _suspend(self, run: ActiveJob, command: Suspend, now: float) -> None:
         record = self._parts.controller.jobs[command.job]
+        why = "its budget is spent" if record.halted else "waits for nodes"
         self._parts.repository.save(
             run,
             state=JobState.SUSPENDED.value,
             planned_nodes=(),
-            reason="waits for nodes",
+            reason=why,
             tries=record.tries,
             last_broke=record.last_broke,
         )
         sentence = "The job has too few nodes; it keeps its place."
+        if record.halted:
+            sentence = "The job's budget is spent; it keeps its place."
         self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
+        self._parts.goals.charge(run.row.id)
         self._move(run, (), now, command.within_s)
 
     def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
@@ -124,6 +135,7 @@ class CommandRunner:
             last_broke=record.last_broke,
             started=now if run.row.started is None else run.row.started,
         )
+        self._parts.goals.charge(run.row.id)
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,

@@ -7,10 +7,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
 from malletrain.daemon.api import Api
+from malletrain.daemon.association_watch import AssociationWatch
+from malletrain.daemon.batch import slurm_associations
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import Departures
@@ -20,7 +23,9 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
+from malletrain.daemon.promises import Promises
 from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
@@ -40,6 +45,9 @@ class Service:
     desk: LeaseDesk
     api: Api
     switchboard: Switchboard
+    promises: Promises
+    notices: Notices
+    associations: AssociationWatch
 
 
 def compose(
@@ -70,9 +78,19 @@ def compose(
     inbox = Inbox(core, parts, departures, desk, logs, boot)
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
-    api = Api(core, parts, leases, logs, boot, scavenger.name)
+    promises = Promises(core)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
+    read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
-        core, inbox, leases, desk, api, Switchboard(core, inbox, api, Login(keys, munge))
+        core,
+        inbox,
+        leases,
+        desk,
+        api,
+        Switchboard(core, inbox, api, Login(keys, munge)),
+        promises,
+        Notices(core, config.notify),
+        AssociationWatch(core, parts, read),
     )
 
 

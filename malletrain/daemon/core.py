@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import KINDS
 from malletrain.core.events import (
@@ -21,13 +23,14 @@ from malletrain.core.events import (
     Event,
     JobState,
     JobSubmitted,
+    JobWeighed,
     Progressed,
     RescaleCosted,
     Tick,
 )
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
-from malletrain.daemon.job_repository import ActiveJob, decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import round_settings
@@ -37,7 +40,7 @@ from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others.
@@ -73,8 +76,10 @@ class Core:
         self.config, self.store = parts.config, parts.store
         self.clock, self.metrics = parts.clock, parts.metrics
         self.accounts, self.controller = parts.accounts, parts.controller
+        self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
+        self.goals = parts.goals
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
@@ -108,6 +113,7 @@ class Core:
                 while self._events:
                     for command in self.controller.handle(self._events.popleft(), now):
                         self._commands.carry_out(command, now)
+                self._shares.keep(now)
         finally:
             self._outbox.open = False
         for peer in self._outbox.flush():
@@ -239,11 +245,15 @@ class Core:
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         model = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
+        goals, so_far = self.goals.begin(row, spec)
+        quotas = self.parties.quotas(spec.owner)
+        most = max(spec.min_nodes, min([spec.max_nodes, *(quota.nodes for quota in quotas)]))
+        sizes = spec.profile_sizes
         self.feed(
             JobSubmitted(
                 row.id,
                 spec.min_nodes,
-                spec.max_nodes,
+                most,
                 weight=spec.weight,
                 goal=Goal(spec.goal),
                 curve=curve,
@@ -251,15 +261,27 @@ class Core:
                 tries=row.tries,
                 last_broke=row.last_broke,
                 profile=spec.profile,
-                profile_sizes=spec.profile_sizes,
+                profile_sizes=tuple(k for k in sizes if k <= most) or None if sizes else None,
                 scaling=model,
                 kind=self.curves.kind(row.id, spec),
                 owner=self.accounts.of(spec.owner),
+                goals=goals,
+                so_far=so_far,
+                party=self.parties.party(spec.owner),
+                whole=spec.deadline is not None,
+                quotas=quotas,
             )
         )
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def reweigh(self, job: str, spec: messages.JobSpec) -> None:
+        """An unfinished job counts as ``spec`` says from now on."""
+        run = self.runs[job]
+        run.spec = spec
+        self.repository.save(run, spec=msgspec.json.encode(spec).decode())
+        self.feed(JobWeighed(job, spec.weight))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""
@@ -307,11 +329,18 @@ class Core:
             with self.step():
                 self.rounds.rescale_over(run)
 
-    # --- a restart ---
+    # --- the end, and a restart ---
+
+    def keep_shares(self, now: float) -> None:
+        """Write down what shares were served."""
+        self._shares.keep(now, at_once=True)
 
     def restore(self) -> None:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
+            self._shares.restore()
             for row in self.store.list_jobs():
-                if not JobState(row.state).ended:
-                    self.add(row, decode_spec(row.spec))
+                spec = decode_spec(row.spec)
+                waits = row.started is None and not_completed(self.store, spec.after)
+                if not (JobState(row.state).ended or waits):
+                    self.add(row, spec)

@@ -22,7 +22,7 @@ from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
 from malletrain.daemon.clock import Clock
 from malletrain.protocol import messages
-from malletrain.store.schema import CurveRow, ProfileRow
+from malletrain.store.records import CurveRow, ProfileRow
 from malletrain.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -133,6 +133,19 @@ class Curves:
             return None
         row = self._store.put_profile(replace(row, parameters=size.parameters, flops=size.flops))
         return siblings.suggested(self._storage(row, spec), row.key, size, self._costs)
+
+    def another_model(self, job: str, facts: dict[str, Any]) -> str:
+        """What the model that its script describes is called, where it described another one
+        before; else nothing. Ask before :meth:`described`.
+        """
+        row = self._row(job)
+        pairs = (
+            (row.parameters, _positive(facts.get("parameters"))),
+            (row.flops, _positive(facts.get("flops_per_sample"))),
+        )
+        if all(None in pair or pair[0] == pair[1] for pair in pairs):
+            return ""
+        return " ".join(f"{now:.4g}" for _, now in pairs if now is not None)
 
     def read(self, row: ProfileRow) -> ScalingModel:
         """What a row says is known; nothing where it cannot be read."""

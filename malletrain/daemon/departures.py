@@ -42,9 +42,11 @@ class Departures:
         self._goes(agent, in_s, reason or "preempted", sentence)
         self._parts.poll_soon.set()
 
-    def reclaim(self, agent: LeasedAgent, within_s: float) -> None:
+    def reclaim(
+        self, agent: LeasedAgent, within_s: float, sentence: str = RECLAIM_SENTENCE
+    ) -> None:
         """The agent's node goes as soon as its job has moved off."""
-        self._send_off(agent, within_s, RECLAIMED, RECLAIM_SENTENCE)
+        self._send_off(agent, within_s, RECLAIMED, sentence)
 
     def sick(self, agent: LeasedAgent, within_s: float, sentence: str) -> None:
         """The agent's node, which is not fit for jobs, goes as soon as its job has moved off."""

@@ -31,7 +31,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.phases import BROKEN
 from malletrain.rounds.interface import RoundStage
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 
 log = structlog.get_logger(__name__)
 

@@ -8,21 +8,24 @@ what it followed from.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.daemon.aligned import AlignedCounts
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
+from malletrain.daemon.metric_series import GrowingSeries
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.monitor import JobMonitor, RescaleRecord
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
-from malletrain.store.schema import JobRow, ObservationRow, RescaleRow
+from malletrain.store.records import JobRow, ObservationRow, RescaleRow
 from malletrain.store.store import Store
 
 KEPT_NOTICES = 20
@@ -53,6 +56,8 @@ class ActiveJob:
     """Nodes on which its software could not be had, while it has come up on none; a node that was
     tried again as often."""
     counts: AlignedCounts = field(default_factory=AlignedCounts)
+    series: dict[str, GrowingSeries] = field(default_factory=dict)
+    """Its metrics over time, by name."""
     told_at: float = 0.0
     """When the controller last heard of its progress."""
 
@@ -133,3 +138,18 @@ def _told(r: RescaleRecord) -> str:
 def decode_spec(text: str) -> messages.JobSpec:
     """The job as it was submitted, from the store."""
     return msgspec.convert(json.loads(text), messages.JobSpec)
+
+
+def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
+    """Those of these jobs that have not completed, whether they still may or not."""
+    rows = [store.get_job(job) for job in jobs]
+    return [row for row in rows if row is not None and row.state != JobState.COMPLETED.value]
+
+
+def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:
+    """The job that the owner of ``spec`` has submitted under its key."""
+    for row in store.find_jobs(spec.name):
+        named = row.owner == spec.owner and row.name == spec.name
+        if named and decode_spec(row.spec).key == spec.key:
+            return row
+    return None

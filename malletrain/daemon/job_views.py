@@ -1,6 +1,6 @@
 """Jobs as clients see them: their rows and what the daemon knows of them besides, as views.
 
-Decides what is shown to whom with :mod:`malletrain.daemon.redaction`. Changes nothing.
+Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import msgspec
 from jpa.points import CI95
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
-from malletrain.daemon.redaction import job_for_others
 from malletrain.protocol import messages
+from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.views import (
     CurvePointView,
     InterruptionView,
@@ -25,8 +26,9 @@ from malletrain.protocol.views import (
     ProfileView,
     RateView,
     RescaleView,
+    ShareView,
 )
-from malletrain.store.schema import STARTED, JobRow, ProfileRow
+from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
 class JobViews:
@@ -42,9 +44,13 @@ class JobViews:
         row: JobRow,
         spec: messages.JobSpec | None = None,
         rescales: int | None = None,
+        goal: GoalRow | None = None,
     ) -> JobView:
-        """What ``user`` may see of a job. ``rescales``: how many, where that is known."""
+        """What ``user`` may see of a job. ``rescales``: how many, where that is known; ``goal``:
+        its goals, where they were read with it.
+        """
         spec = spec or decode_spec(row.spec)
+        goal = self._core.goals.row(row.id) if rescales is None else goal
         run = self._core.runs.get(row.id)
         now = self._core.clock.now()
         view = JobView(
@@ -52,7 +58,7 @@ class JobViews:
             row.name,
             row.owner,
             row.state,
-            row.reason or self._why(row),
+            self._reason(row),
             run.rounds.members if run else (),
             spec.min_nodes,
             spec.max_nodes,
@@ -64,38 +70,65 @@ class JobViews:
             row.started,
             row.ended,
             dict(row.metrics),
+            self._core.goals.view(row.id, goal),
         )
         return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
 
     def _rescales(self, row: JobRow) -> int:
         return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
 
+    def _reason(self, row: JobRow) -> str:
+        """Why it is as it is. What keeps a suspended job waiting now says more than that it was
+        suspended.
+        """
+        if row.state == JobState.SUSPENDED.value:
+            return self._why(row) or row.reason
+        return row.reason or self._why(row)
+
     def _why(self, row: JobRow) -> str:
         """Why a job has no nodes, for those that wait."""
         job = self._core.controller.jobs.get(row.id)
         if job is None or job.state.ended or job.nodes:
             return ""
+        if job.halted:
+            return "its budget is spent"
         owner = job.submitted.owner
         if self._core.controller.backing_off(owner, self._core.clock.now()):
             why = self._refusals.get(owner) or "'malletrain events' says why"
             return f"leases as {owner} come to nothing ({why}); tried again later"
+        if (quota := self._core.controller.quotas.full(job)) is not None:
+            return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
+        behind = self._behind(job.submitted.party)
         nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
             return (
                 f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
-                f"{why if refused else ''}"
+                f"{why if refused else behind}"
             )
-        return "others are served first"
+        return f"others are served first{behind}"
+
+    def _behind(self, party: str) -> str:
+        """Why others come before a party that got more than was due to it; empty where it did
+        not.
+        """
+        shares = self._core.controller.shares
+        mine = shares.standing(party)
+        if (
+            mine is None
+            or mine.factor >= 1
+            or not any(other.factor > mine.factor for other in shares.standings())
+        ):
+            return ""
+        return f"; {mine.sentence()}".rstrip(".; ")
 
     def detail(self, user: str, row: JobRow) -> JobDetail:
         """Everything that ``user`` may see of a job."""
         spec = decode_spec(row.spec)
         store = self._core.store
-        if not (mine := self._core.accounts.may_manage(user, row.owner)):
-            spec = msgspec.structs.replace(spec, args=(), env={}, setup=None, software=None)
-        return JobDetail(
+        mine = self._core.accounts.may_manage(user, row.owner)
+        made = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(
@@ -115,11 +148,28 @@ class JobViews:
                 )
                 for r in store.rescales(row.id)
             ),
-            row.notices if mine else (),
-            row.failure if mine else "",
+            row.notices,
+            row.failure,
             self._profile(row, spec),
             self._network(row),
             self._memory(row),
+            self.share(self._core.parties.party(row.owner)) if mine else None,
+        )
+        return made if mine else detail_for_others(made)
+
+    def share(self, party: str) -> ShareView | None:
+        """How a party stands; None where shares are not counted."""
+        standing = self._core.controller.shares.standing(party)
+        return None if standing is None else _share(standing)
+
+    def shares(self, user: str) -> tuple[ShareView, ...]:
+        """That of the user's party; all, for an operator."""
+        core = self._core
+        mine = core.parties.party(user)
+        return tuple(
+            _share(standing)
+            for standing in core.controller.shares.standings()
+            if standing.party == mine or core.accounts.operates(user)
         )
 
     def _network(self, row: JobRow) -> str:
@@ -166,6 +216,18 @@ class JobViews:
             points,
             interruptions,
         )
+
+
+def _share(standing: PartyStanding) -> ShareView:
+    service = standing.service
+    return ShareView(
+        standing.party,
+        standing.weight,
+        service.due / 3600.0,
+        service.served / 3600.0,
+        standing.factor,
+        standing.sentence(),
+    )
 
 
 def _profile_state(

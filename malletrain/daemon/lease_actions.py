@@ -15,10 +15,10 @@ from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.parts import Parts
-from malletrain.identity.keys import KeyPair, KeyRing
+from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
@@ -41,9 +41,12 @@ class ReleaseCall:
 
 @dataclass(frozen=True)
 class ReclaimOver:
-    """The time is up in which the job was to move off the node of this lease."""
+    """The time is up in which the job was to move off the node of this lease. ``why``: it was
+    to, as a sentence.
+    """
 
     lease: str
+    why: str = RECLAIM_SENTENCE
 
 
 class LeaseDesk:
@@ -80,6 +83,7 @@ class LeaseDesk:
                 node_class=gap.node_class if gap else "default",
                 owner=owner,
                 requested=parts.clock.now(),
+                account=parts.parties.account(owner or user_name()),
             )
             parts.lease_rows.add(row)
             argv, env = self._command(lease, pair)
@@ -139,17 +143,17 @@ class LeaseDesk:
         ending = Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node)
         self.calls.put_nowait(ReleaseCall((ending,)))
 
-    def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
-        """Jobs of another owner need these nodes more: end their leases once their jobs have moved
-        off.
+    def reclaim(self, nodes: tuple[str, ...], within_s: float, why: str = RECLAIM_SENTENCE) -> None:
+        """Jobs of another owner need these nodes more, or an operator wants them back: end their
+        leases once their jobs have moved off.
         """
         for node in nodes:
             agent = self._parts.agents.on(node)
             if agent is None:
-                self._take_back(node)
+                self._take_back(node, why)
                 continue
-            self._departures.reclaim(agent, within_s)
-            self._take_back_in(agent, within_s)
+            self._departures.reclaim(agent, within_s, why)
+            self._take_back_in(agent, within_s, why)
 
     def sick(self, agent: LeasedAgent, sentence: str, broken: bool) -> None:
         """The node of this agent is not fit for jobs: it goes once its job has moved off, and is
@@ -168,19 +172,19 @@ class LeaseDesk:
         elif agent.gone_at is None:
             within_s = parts.controller.settings.reclaim_s
             self._departures.sick(agent, within_s, sentence)
-            self._take_back_in(agent, within_s)
+            self._take_back_in(agent, within_s, sentence)
 
-    def _take_back_in(self, agent: LeasedAgent, within_s: float) -> None:
-        over = ReclaimOver(agent.lease)
+    def _take_back_in(self, agent: LeasedAgent, within_s: float, why: str) -> None:
+        over = ReclaimOver(agent.lease, why)
         asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, over)
 
-    def reclaim_over(self, lease: str) -> None:
+    def reclaim_over(self, lease: str, why: str = RECLAIM_SENTENCE) -> None:
         """The time to move off is up."""
         agent, row = self._parts.agents.of_lease(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None and row.end_reason == SICK:
             self._take_back(agent.node, "Its node is not fit for jobs.", SICK)
         elif agent is not None:
-            self._take_back(agent.node)
+            self._take_back(agent.node, why)
 
     def _take_back(self, node: str, why: str = RECLAIM_SENTENCE, reason: str = RELEASED) -> None:
         self.release((node,), why, reason)

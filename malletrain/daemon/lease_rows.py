@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from malletrain.protocol.event_kinds import LeaseStatus
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 from malletrain.store.store import Store
 
 

@@ -7,24 +7,27 @@ asked for was stored before (:mod:`malletrain.daemon.lease_actions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import GapsSeen, LeaseNotTaken, LeaseNotYet
+from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYet
+from malletrain.core.lasting import cohorts
+from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.store.schema import LeaseRow
+from malletrain.store.records import LeaseRow
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
     Lease,
@@ -67,6 +70,7 @@ class Leases:
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
+        self.restraints = Restraints(parts)
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -92,7 +96,7 @@ class Leases:
             await self._release(call.leases)
         else:
             with self._core.step():
-                self._desk.reclaim_over(call.lease)
+                self._desk.reclaim_over(call.lease, call.why)
 
     async def _take(self, requests: tuple[LeaseRequest, ...]) -> None:
         refused: dict[str, str] = {
@@ -183,11 +187,13 @@ class Leases:
                 if lease_id in self._desk.being_taken and lease is None:
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
+                    self._took(row, lease)
                     self._end(
                         lease_id,
                         (lease.reason if lease else "")
                         or row.end_reason
                         or "the main scheduler ended it",
+                        at=lease.ended if lease else None,
                     )
                 elif (
                     lease.state is LeaseState.RUNNING
@@ -200,17 +206,49 @@ class Leases:
                         started=now,
                         node=lease.node or row.node,
                     )
+                elif lease.state is LeaseState.RUNNING:
+                    self._took(row, lease)
             self._cancel_unheard(now)
-            sick = self._parts.sick.now(now)
-            self._parts.metrics.sick(len(sick))
-            gaps = {gap.node: gap for gap in found.gaps if gap.node not in sick}
-            self._parts.gaps.clear()
-            self._parts.gaps.update(gaps)
-            self._parts.events.append(
-                GapsSeen(
-                    {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
-                )
+            self.restraints.expire(now)
+            self._gaps_seen(found, now)
+
+    def _gaps_seen(self, found: PollResult, now: float) -> None:
+        sick = self._parts.sick.now(now)
+        self._parts.metrics.sick(len(sick))
+        may = self.restraints.now
+        gaps = {
+            gap.node: gap
+            for gap in found.gaps
+            if gap.node not in sick and not may.refusal(gap.node)
+        }
+        self._parts.gaps.clear()
+        self._parts.gaps.update(gaps)
+        self._parts.events.append(
+            GapsSeen(
+                {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, found.room
             )
+        )
+        if found.foretold:
+            self._parts.events.append(Foretold(cohorts(found.foretold)))
+
+    def _took(self, row: LeaseRow, lease: Lease | None) -> None:
+        """The main scheduler's own account of when the lease began is what its users are charged
+        by.
+        """
+        began = lease.started if lease else None
+        if row.started is not None and began is not None and began < row.started:
+            self._parts.lease_rows.update(row.id, started=max(began, row.requested - 1.0))
+
+    def restrain(self, restraint: Restraint, give_back: Collection[str], why: str) -> None:
+        """Leave alone what ``restraint`` says from this step on, and give the leases of these nodes
+        back once their jobs have moved off; ``why``, as a sentence.
+        """
+        self.restraints.put(restraint)
+        if self.last_poll is not None:
+            self._gaps_seen(self.last_poll, self._parts.clock.now())
+        within_s = self._parts.controller.settings.reclaim_s
+        self._desk.reclaim(tuple(give_back), within_s, why)
+        self._parts.poll_soon.set()
 
     def _cancel_unheard(self, now: float) -> None:
         """End the leases that have run for too long without a word of their agents."""
@@ -230,11 +268,16 @@ class Leases:
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
 
-    def _end(self, lease_id: str, reason: str, *, asked: bool = True) -> None:
+    def _end(
+        self, lease_id: str, reason: str, *, asked: bool = True, at: float | None = None
+    ) -> None:
         """The lease is over. ``asked``: whether the main scheduler has been asked for it; else the
-        core asks for another one.
+        core asks for another one. ``at``: when, by the main scheduler's own account.
         """
-        row = self._parts.lease_rows.end(lease_id, reason, self._parts.clock.now())
+        now = self._parts.clock.now()
+        began = before.started or 0.0 if (before := self.active.get(lease_id)) else 0.0
+        ended = now if at is None else min(now, max(at, began))
+        row = self._parts.lease_rows.end(lease_id, reason, ended)
         if row is None:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason

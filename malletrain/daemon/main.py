@@ -23,6 +23,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.metrics import Metrics, MetricsError
+from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import KeyRing
@@ -111,6 +112,7 @@ class Daemon:
         self._boot = str(store.boot())
         self._clock = Clock()
         self._metrics = Metrics()
+        self._retention = Retention(store, config.accounting.keep)
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
@@ -128,6 +130,7 @@ class Daemon:
             if self.config.daemon.metrics_listen:
                 self._metrics.serve(self.config.daemon.metrics_listen)
             self._metrics.started(__version__)
+            await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service)
             self._transport.serve(service.switchboard)
@@ -135,6 +138,8 @@ class Daemon:
                 self._lead(service, wait_s),
                 service.leases.run(),
                 service.leases.work(),
+                service.notices.run(),
+                service.associations.run(),
                 self._watch(service),
             ):
                 tasks.append(loop.create_task(work))
@@ -179,7 +184,8 @@ class Daemon:
         waiting.cancel()
         if core.failed.done():
             core.failed.result()
-        with core.step():
+        with core.step() as now:
+            core.keep_shares(now)
             for run in core.runs.values():
                 core.repository.save(run)
             running = sum(bool(run.rounds.members) for run in core.runs.values())
@@ -222,6 +228,10 @@ class Daemon:
             await asyncio.sleep(WATCH_EVERY_S)
             self._metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
+            service.promises.look()
+            with service.core.step():
+                service.core.goals.keep()
+            self._retention.look(self._clock.now())
             self._gauges(service)
 
     def _gauges(self, service: Service) -> None:

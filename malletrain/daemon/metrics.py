@@ -19,6 +19,7 @@ _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
 _LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 BACKOFF_CAUSES = ("busy", "refused", "nothing")
 NODE_USES = ("training", "free", "leaving")
+STANDINGS = ("on_track", "at_risk", "infeasible", "missed")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -51,6 +52,15 @@ class Metrics:
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
         self._memory = gauge(
             "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots take.", "job"
+        )
+        self._goals = gauge(
+            "goals", "Unfinished jobs with a deadline or a budget, by how it stands.", "standing"
+        )
+        self._slack = gauge(
+            "job_deadline_slack_seconds", "A job's deadline less its forecast end.", "job"
+        )
+        self._budget = gauge(
+            "job_budget_left_node_seconds", "What a job may still be charged.", "job"
         )
         self._samples = counter("samples_total", "Samples processed by all jobs.")
         self._job_samples = gauge(
@@ -116,6 +126,7 @@ class Metrics:
         self._up = gauge("info", "Version of the running daemon; always 1.", "version")
         self.jobs({})
         self.nodes(0, 0, 0)
+        self.goals({}, {}, {})
         for notice in ("yes", "no"):
             self._preemptions.labels(notice)
         for cause in BACKOFF_CAUSES:
@@ -148,6 +159,22 @@ class Metrics:
         self._memory.clear()
         for job, number in by_job.items():
             self._memory.labels(job).set(number)
+
+    def goals(
+        self,
+        standings: Mapping[str, int],
+        slack_s: Mapping[str, float],
+        left_s: Mapping[str, float],
+    ) -> None:
+        """How many jobs stand how with their goals; by job the slack of its deadline, seconds, and
+        what is left of its budget, node-seconds.
+        """
+        for standing in STANDINGS:
+            self._goals.labels(standing).set(standings.get(standing, 0))
+        for metric, values in ((self._slack, slack_s), (self._budget, left_s)):
+            metric.clear()
+            for job, value in values.items():
+                metric.labels(job).set(value)
 
     def job_ended(self, job: str) -> None:
         """Remove what is shown of this job."""

@@ -114,6 +114,17 @@ class JobMonitor:
         """Samples processed by all workers of all rounds; never falls."""
         return max(self._floor, self.before + self._now_counted)
 
+    def total_at(self, generation: int, rank: int, own: float) -> float:
+        """Samples processed by all workers when that of ``rank`` had processed ``own`` in its
+        round: the others are taken to have been as far as their counts now stand to its own.
+        """
+        if generation != self.generation:
+            return self.total
+        mine = [r.samples for (g, k, _), r in self._counts.items() if (g, k) == (generation, rank)]
+        counted = sum(mine)
+        share = self._now_counted / counted if counted > 0 else 1.0
+        return max(self._floor, self.before + own * share)
+
     @property
     def batch(self) -> float:
         """Samples of the last step of all ranks together: the global batch size."""

@@ -31,6 +31,9 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         if leases.last_poll and explain
         else {}
     )
+    for node in rules:
+        if refusal := leases.restraints.now.refusal(node):
+            rules[node] = (*rules[node], ("operator", False, refusal))
     views = {}
     for node, found in parts.sick.now(now).items():
         answer = f"{found.sentence} It is left alone for another {span(found.until - now)}."

@@ -24,11 +24,14 @@ from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.curves import Curves
+from malletrain.daemon.goals import JobGoals
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.parties import Parties
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.daemon.sickbay import sick_nodes
 from malletrain.protocol import messages
 from malletrain.store.store import Store
@@ -69,11 +72,14 @@ class Parts:
     clock: Clock
     metrics: Metrics
     accounts: Accounts
+    parties: Parties
     controller: Controller
     audit: AuditLog
     repository: JobRepository
     curves: Curves
+    goals: JobGoals
     lease_rows: LeaseRows
+    shares: ShareKeeper
     agents: Agents
     rounds: RoundShell
     outbox: StepOutbox
@@ -122,11 +128,14 @@ def make_parts(
         clock,
         metrics,
         accounts,
+        Parties(config),
         controller,
         audit,
         repository,
         Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        JobGoals(store, clock, controller, metrics),
         LeaseRows(store),
+        ShareKeeper(controller, store),
         agents,
         RoundShell(config, clock, agents, repository, audit, events.append, key_of),
         outbox,

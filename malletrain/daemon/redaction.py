@@ -1,8 +1,5 @@
-"""What is shown to whom: of a job that somebody else owns less than of one's own, and of everything
-as much as one answer holds.
-
-Everybody sees which jobs there are and how they do. What a script said itself (notices, the words
-it failed with, its metrics) is for its owner and for operators (docs/several-users.md).
+"""As much of jobs and events as one answer holds. What others see of a job is
+:mod:`malletrain.protocol.discretion`'s.
 """
 
 from __future__ import annotations
@@ -11,37 +8,14 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from malletrain.core.events import JobState
 from malletrain.protocol import wire
-from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobView
 
-PRIVATE: dict[str, str] = {
-    EventKind.JOB_NOTICE: "The job's owner was told something.",
-    EventKind.WORKERS_FAILED: "A round of the job broke.",
-    EventKind.JOB_FAILED: "The job failed.",
-    EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
-}
-"""Kinds of events that quote a script, with what others read instead."""
-FAILED = "it failed; its owner sees why"
 ROOM_BYTES = wire.MAX_MESSAGE_BYTES * 3 // 4
 SLIM_CHARACTERS, SLIM_BYTES = 300, 1000
 """Of an event's sentence and data, where a page of events has to be made to fit; a thousand such
 events do.
 """
-
-
-def event_for_others(event: EventView) -> EventView:
-    """The event as everybody may see it."""
-    if event.kind not in PRIVATE:
-        return event
-    return msgspec.structs.replace(event, sentence=PRIVATE[event.kind], data={})
-
-
-def job_for_others(job: JobView) -> JobView:
-    """The job as everybody may see it."""
-    reason = FAILED if job.state == JobState.FAILED.value else job.reason
-    return msgspec.structs.replace(job, reason=reason, metrics={})
 
 
 def fitting(

@@ -12,11 +12,12 @@ from collections import OrderedDict
 
 import structlog
 
-from malletrain.core.events import JobState, PriorSuggested
+from malletrain.core.events import JobState, ModelChanged, PriorSuggested
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.metric_series import GrowingSeries, Value
 from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
@@ -59,6 +60,8 @@ class AgentReports:
         if now - run.saved_at > SAVE_EVERY_S:
             with core.step():
                 core.repository.checkpoint(run, now)
+                if (done := core.goals.progressed(run)) is not None:
+                    core.feed(done)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """A number with a name."""
@@ -70,6 +73,26 @@ class AgentReports:
                 self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
+                self._grow(run, message)
+
+    def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
+        """Keep the values over time."""
+        points = message.points or (messages.MetricSample(self._core.clock.now(), message.value),)
+        rank, monitor = message.rank, run.monitor
+        values = [
+            Value(
+                point.time,
+                point.value,
+                point.step,
+                monitor.total_at(message.generation, rank, point.samples),
+                monitor.nodes,
+            )
+            for point in points
+        ]
+        table = self._core.store.series
+        if message.name not in run.series:
+            run.series[message.name] = GrowingSeries(table, run.row.id, message.name)
+        run.series[message.name].add(message.generation, rank, values)
 
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
@@ -79,7 +102,12 @@ class AgentReports:
                 core.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
                 core.repository.save(run, snapshot=message.data)
+            elif message.kind == "work":
+                for event in core.goals.work_left(run, message.data):
+                    core.feed(event)
             elif message.kind == "profile" and core.config.profiling.enabled:
+                if name := core.curves.another_model(run.row.id, message.data):
+                    core.feed(ModelChanged(run.row.id, name))
                 model = core.curves.described(run.row.id, run.spec, message.data)
                 if model is not None:
                     core.feed(PriorSuggested(run.row.id, model))

@@ -11,6 +11,7 @@ from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
     ProfilingSettings,
+    ShareSettings,
     advisor_config,
 )
 from malletrain.rounds.settings import RoundSettings
@@ -37,6 +38,7 @@ def controller_settings(config: Config) -> ControllerSettings:
             max_steps=p.max_sizes,
         ),
         kappa=p.kappa,
+        when_worth=p.when_worth,
         every_size_up_to=p.every_size_up_to,
         window_s=p.observe_every,
         lease_patience_s=p.lease_patience,
@@ -50,6 +52,8 @@ def controller_settings(config: Config) -> ControllerSettings:
             max_running=j.max_running,
             time_limit_s=a.time_limit,
             prior_exponent=a.prior_exponent,
+            look_ahead_s=a.t_fwd if config.gaps.lifetimes else None,
+            heed_lifetimes=a.heed_lifetimes,
         ),
         debounce_s=a.settle,
         min_interval_s=a.min_interval,
@@ -62,9 +66,27 @@ def controller_settings(config: Config) -> ControllerSettings:
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.recall_every,
         min_charge_s=config.accounting.min_charge,
+        charge_factor=config.accounting.charge_factor,
+        deadline_weight=a.deadline_weight,
+        deadline_ahead=a.deadline_ahead,
         min_lease_s=table.min_lease if isinstance(table, BatchScheduler) else 0.0,
         max_leases_per_owner=table.max_leases_per_user if isinstance(table, BatchScheduler) else 0,
         profiling=profiling if p.enabled else None,
+        shares=share_settings(config),
+    )
+
+
+def share_settings(config: Config) -> ShareSettings | None:
+    """What the site's configuration says of shares; None where they are not counted."""
+    shares = config.shares
+    if shares.by == "none":
+        return None
+    return ShareSettings(
+        shares.weight_of,
+        shares.others,
+        half_life_s=shares.half_life,
+        double_after_s=shares.double_after,
+        classes=shares.class_weights,
     )
 
 

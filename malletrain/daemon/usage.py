@@ -1,5 +1,6 @@
-"""What the leases were used for: node-time by user, class of nodes and month, from what the store
-remembers of leases, jobs and rescales. Pure; :mod:`malletrain.daemon.usage_rows` reads the store.
+"""What the leases were used for: node-time by user, account, class of nodes and month, from what
+the store remembers of leases, jobs and rescales (:mod:`malletrain.daemon.usage_rows` reads it).
+Pure.
 
 Decides what counts as what. A leased node *trains* from the first sample of a round to its last.
 From the decision to start a job to its first sample it is *starting*. From the last sample before a
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from malletrain.store.schema import STARTED, RescaleRow
+from malletrain.store.records import STARTED, RescaleRow
 
 LOST = "loss"
 JOULES_PER_KWH = 3.6e6
@@ -37,6 +38,7 @@ class Key(NamedTuple):
     """``2026-11``."""
     user: str
     node_class: str
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class LeasedSpan(NamedTuple):
     node_class: str
     begin: float
     end: float
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class JobHistory:
     classes: Sequence[tuple[float, str]]
     """Since when it was on nodes of which class, oldest first."""
     samples: float = 0.0
+    account: str = ""
 
 
 def usage(
@@ -100,7 +104,8 @@ def usage(
 
     for lease in leases:
         for month, seconds in by_month(max(lease.begin, since), min(lease.end, until)):
-            add(Key(month, lease.user, lease.node_class), Usage(leased=seconds))
+            key = Key(month, lease.user, lease.node_class, lease.account)
+            add(key, Usage(leased=seconds))
     for job in jobs:
         spans = list(spans_of(job))
         work = sum(n * (end - begin) for kind, n, begin, end in spans if kind == "trained")
@@ -110,7 +115,7 @@ def usage(
                 more = replace(Usage(), **{kind: nodes * seconds})
                 if kind == "trained":
                     more = replace(more, samples=job.samples * nodes * seconds / work)
-                add(Key(month, job.user, node_class), more)
+                add(Key(month, job.user, node_class, job.account), more)
     return found
 
 

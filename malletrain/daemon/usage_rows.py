@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from malletrain.daemon.usage import Drawn, JobHistory, LeasedSpan, kwh_of, usage
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import UsageView
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
@@ -24,7 +24,7 @@ def usage_views(
     visible: Callable[[str], bool],
     now: float,
 ) -> list[UsageView]:
-    """A row for each month, user and class of nodes, in that order.
+    """A row for each month, user, class of nodes and account, in that order.
 
     Args:
         store: where leases, jobs and rescales are.
@@ -43,6 +43,7 @@ def usage_views(
             lease.node_class,
             lease.started,
             until if lease.ended is None else lease.ended,
+            lease.account,
         )
         for lease in leases
         if lease.started is not None
@@ -63,6 +64,7 @@ def usage_views(
             max(0.0, each.leased - each.busy) / 3600.0,
             each.samples,
             kwh.get(key),
+            key.account,
         )
         for key, each in sorted(sums.items())
         if visible(key.user)
@@ -77,4 +79,4 @@ def _history(store: Store, row: JobRow, classes: Mapping[str, str], now: float) 
         elif nodes := event.data.get("nodes"):
             moves.append((event.time, classes.get(nodes[0], "default")))
     stops.append(now if row.ended is None else row.ended)
-    return JobHistory(row.owner, store.rescales(row.id), stops, moves, row.samples)
+    return JobHistory(row.owner, store.rescales(row.id), stops, moves, row.samples, row.account)

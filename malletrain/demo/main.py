@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.config.model import load_config
 from malletrain.demo import plan, story
 from malletrain.demo.account import Account, account, machine_of
@@ -77,6 +77,7 @@ class DemoOptions:
     plain: bool
     as_json: bool
     output: Path
+    web: bool = False
 
 
 def run(options: DemoOptions) -> int:
@@ -142,6 +143,9 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             seed=options.seed,
         )
         stage.start_daemon()
+        if options.web:
+            stage.client().close()  # answers
+            terminal.print(f"Watch it in a browser: {stage.start_page()}", soft_wrap=True)
         watcher = DemoWatcher(
             terminal, stage.client(), "MalleTrain demo: training on nodes that come and go", plain
         )
@@ -239,7 +243,7 @@ def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace
 
 
 def submit(
-    client: Client,
+    client: Connection,
     job: plan.DemoJob,
     script: Path,
     snapshots: Path,
@@ -288,7 +292,7 @@ def _watch(
         watcher.pause(LOOK_EVERY_S)
 
 
-def _chaos(watcher: DemoWatcher, stage: DemoStage) -> Client:
+def _chaos(watcher: DemoWatcher, stage: DemoStage) -> Connection:
     """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
     one.
     """

@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.launch import supervisor
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
 
 LIFETIME_S = 900.0
+PAGE_START_S = 30.0
+PAGE_AT = re.compile(r"^The page is at (\S+)$", re.MULTILINE)
 DAEMON_START_S = 30.0
 LOADING_LIMIT_S = 120.0
 ACCURACY = re.compile(r"^test accuracy ([0-9.]+)$", re.MULTILINE)
@@ -73,6 +75,10 @@ class Folder:
         return self.root / "daemon.log"
 
     @property
+    def page_log(self) -> Path:
+        return self.root / "web.log"
+
+    @property
     def timeline(self) -> Path:
         return self.root / "timeline.png"
 
@@ -90,6 +96,7 @@ class DemoStage:
         self.folder = Folder(root.resolve())
         self.cluster: ClusterProcess | None = None
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.page: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self._undisturbed: list[subprocess.Popen[bytes]] = []
         self._lock = self._take_folder()
@@ -164,7 +171,7 @@ class DemoStage:
                 log,
             )
 
-    def client(self) -> Client:
+    def client(self) -> Connection:
         """A client of the daemon, once it answers. Raises DemoError with the daemon's last words
         when it does not come up.
         """
@@ -172,7 +179,7 @@ class DemoStage:
         while True:
             client = None
             try:
-                client = Client.of(self.folder.state)
+                client = Connection.of(self.folder.state)
                 client.status()
                 return client
             except ClientError as error:
@@ -189,6 +196,27 @@ class DemoStage:
                         f"{self.folder.daemon_log}:\n{said}"
                     ) from None
             time.sleep(0.1)
+
+    def start_page(self) -> str:
+        """``malletrain web`` for the daemon, which answers already; returns the page's address.
+        Raises DemoError when it does not come up.
+        """
+        log_file = self.folder.page_log
+        with open(log_file, "ab") as log, _later():
+            self.page = self._supervised(
+                [
+                    *(sys.executable, "-m", "malletrain", "web", "--no-browser"),
+                    *("--state-dir", str(self.folder.state)),
+                ],
+                log,
+            )
+        deadline = time.monotonic() + PAGE_START_S
+        while not (found := PAGE_AT.search(log_file.read_text(errors="replace"))):
+            if self.page.poll() is not None or time.monotonic() > deadline:
+                words = log_file.read_text(errors="replace").strip() or "it said nothing"
+                raise DemoError(f"The page did not come up: {words}")
+            time.sleep(0.1)
+        return found[1]
 
     def kill_daemon(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -283,7 +311,7 @@ class DemoStage:
         that nothing is left half-way.
         """
         with _deaf():
-            for process in self._undisturbed:
+            for process in (*self._undisturbed, *([self.page] if self.page else [])):
                 if process.poll() is None:
                     process.kill()
                     process.wait()

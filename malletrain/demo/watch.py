@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol.views import EventView, JobView
 from malletrain.render import tables
 from malletrain.render.follow import Follower
@@ -29,7 +29,7 @@ class DemoWatcher:
     ``say`` shows a sentence of the demo itself.
     """
 
-    def __init__(self, terminal: Console, client: Client, title: str, plain: bool) -> None:
+    def __init__(self, terminal: Console, client: Connection, title: str, plain: bool) -> None:
         self.terminal = terminal
         self.plain = plain
         self.screen = Screen(title)
@@ -79,7 +79,7 @@ class DemoWatcher:
         self._draw()
         return list(self.screen.jobs)
 
-    def away(self, restart: Callable[[], Client]) -> None:
+    def away(self, restart: Callable[[], Connection]) -> None:
         """The daemon is down from now until ``restart`` has brought it back."""
         began = time.time()
         self.client.close()

@@ -14,6 +14,8 @@ import msgspec
 
 MAX_NODES = 100_000
 """The most nodes that a job may ask for."""
+MOST_AT_ONCE = 256
+"""Values of one metric in one message."""
 JOB_ID = re.compile(r"j[0-9]+")
 """The form of a job's id, which no job's name may have."""
 

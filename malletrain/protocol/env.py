@@ -7,6 +7,7 @@ scavenger package, which does not know malletrain, writes the names of the lease
 from __future__ import annotations
 
 AGENT = "MALLETRAIN_AGENT"
+ARRAY_INDEX = "MALLETRAIN_ARRAY_INDEX"
 CLUSTER = "MALLETRAIN_CLUSTER"
 CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
@@ -41,13 +42,18 @@ SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
+SWEEPS = "MALLETRAIN_SWEEPS"
+WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
     (STATE_DIR, "Directory of a user's daemon: its keys, database and logs.", "user", "cli"),
     (DAEMON, "File that says where a daemon listens.", "user", "cli, client"),
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
+    (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",
+     "cli"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
+    (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
      "launch"),
     (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),
@@ -69,6 +75,7 @@ TABLE = (
     (HOST, "Address under which other nodes reach this one.", "user, agent",
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
+    (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
     (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",

@@ -67,6 +67,25 @@ class EventKind(Word):
         "lease-ended",
         "The one-node job of the main scheduler is over, or never came up; the sentence says why.",
     )
+    LEASING_PAUSED = (
+        "leasing-paused",
+        "An operator paused the daemon: nothing new is leased until leasing-resumed. The sentence "
+        "says whether the leases are given back too.",
+    )
+    LEASING_RESUMED = ("leasing-resumed", "An operator ended the pause.")
+    NODE_DRAINED = (
+        "node-drained",
+        "An operator drained the node: its job moves off, it is given back and left alone until "
+        "node-resumed.",
+    )
+    NODE_EXCLUDED = (
+        "node-excluded",
+        "An operator excluded the node: no lease is taken there any more; one that is held stays.",
+    )
+    NODE_RESUMED = (
+        "node-resumed",
+        "The node may be leased again: an operator said so, or its drain was until now.",
+    )
     NODE_JOINED = (
         "node-joined",
         "The agent on a leased node has reported; the node can be given to a job.",
@@ -139,7 +158,27 @@ class EventKind(Word):
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
+    JOB_LIMITED = (
+        "job-limited",
+        "The job's owner or an operator gave it other limits of its scale.",
+    )
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")
+    JOB_EXTENDED = (
+        "job-extended",
+        "The job's deadline, budget or work is another from now on; its owner or an operator said "
+        "so.",
+    )
+    GOAL_STANDING = (
+        "goal-standing",
+        "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
+        "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
+        "fiftieth and ninetieth percentile).",
+    )
+    BUDGET_SPENT = (
+        "budget-spent",
+        "The job has used up its budget. It is suspended and keeps its place; `malletrain extend` "
+        "lets it go on.",
+    )
     PROFILE_WAITING = (
         "profile-waiting",
         "The job's scaling is to be measured and cannot be yet; the sentence says why.",

@@ -2,7 +2,8 @@
 
 The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and is mapped by both: eight unsigned 64-bit
 integers in the machine's byte order, since both ends run on one machine. ``[0]`` is magic and
-version, ``[1]`` the number of the drain request (0: none). Who is to have the state after a drain
+version, ``[1]`` the number of the drain request (0: none), ``[2]`` how soon a node is
+expected to be lost, milliseconds (0: none is). Who is to have the state after a drain
 stands in a file beside it, written before the number. Standard library only, because training
 scripts import it.
 """
@@ -10,12 +11,14 @@ scripts import it.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 
 FLAGS_BYTES = 64
 _MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
 _DRAIN = 1
+_LOSS = 2
 _HEIRS = ".heirs"
 
 
@@ -65,6 +68,10 @@ class FlagsWriter:
             number  # one aligned 8-byte store: a reader sees the old number or the new one
         )
 
+    def expect_loss(self, in_s: float) -> None:
+        """On average a node of the job is lost after so many seconds; infinite: none is."""
+        self._words[_LOSS] = max(1, int(1e3 * min(in_s, 1e9))) if in_s < math.inf else 0
+
     def close(self) -> None:
         """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
         self._words.release()
@@ -104,6 +111,10 @@ class FlagsReader:
     def drain_request(self) -> int:
         """Number of the current drain request, 0 when there is none. About 100 ns."""
         return self._words[_DRAIN]
+
+    def loss_expected_ms(self) -> int:
+        """When the job is expected to lose a node, milliseconds from now; 0: none is expected."""
+        return self._words[_LOSS]
 
     def heirs(self, number: int) -> tuple[str, ...]:
         """Who has the state after the drain ``number``: see :meth:`FlagsWriter.request_drain`."""

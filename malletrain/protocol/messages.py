@@ -7,11 +7,12 @@ seconds since the epoch unless a name ends in ``_s`` (a duration in seconds).
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from malletrain.protocol.bounds import (
+    MOST_AT_ONCE,
     Amount,
     Count,
     Duration,
@@ -26,15 +27,20 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.foresight import ExpectLoss as ExpectLoss
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
+from malletrain.protocol.payloads import MetricSample as MetricSample
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
+from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
+from malletrain.protocol.requests import Reply as Reply
+from malletrain.protocol.requests import Request as Request
 
 # --- agent -> daemon ---
 
@@ -146,12 +152,14 @@ class Mark(Message, frozen=True):
 
 
 class Metric(Message, frozen=True):
-    """A named number the script reports, e.g. test accuracy."""
+    """A named number of the script: its newest ``value``, and all ``points`` since (some twice)."""
 
     job: Id
     rank: Rank
     name: Sentence
     value: Number
+    generation: Count = 0
+    points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MOST_AT_ONCE)] = ()
 
 
 class Notice(Message, frozen=True):
@@ -327,27 +335,6 @@ class LogAck(Message, frozen=True):
 # --- clients ---
 
 
-class Request(Message, frozen=True):
-    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``."""
-
-    id: Id
-    op: Id
-    params: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Reply(Message, frozen=True):
-    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
-    ``usage`` | ``internal`` | ``stranger``: say who you are first; ``data`` then tells whether
-    ``login`` with a credential of MUNGE will do).
-    """
-
-    id: str
-    ok: bool
-    data: Any = None
-    error: str = ""
-    code: str = ""
-
-
 class Error(Message, frozen=True):
     """Whatever was sent could not be used; nothing was changed."""
 
@@ -384,6 +371,7 @@ DaemonMessage = (
     | Round
     | Drain
     | Abort
+    | ExpectLoss
     | ProbeOpen
     | ProbeTo
     | Release

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
-from malletrain.protocol.bounds import Amount, Code, Count, Id, Moment, Name, Rank, Sentence, Tail
+from malletrain.protocol.bounds import (
+    Amount,
+    Code,
+    Count,
+    Id,
+    Moment,
+    Name,
+    Number,
+    Rank,
+    Sentence,
+    Tail,
+)
 from malletrain.protocol.phases import AssignmentPhase
 
 
@@ -37,6 +48,17 @@ class SoftwareEnvironment(
     """The site's own words to the runtime."""
 
 
+class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who is told of a job, and of what."""
+
+    to: str
+    """A mail address, the address of a web hook, or a command of the daemon's host."""
+    kind: str
+    """``mail``, ``webhook`` or ``command``."""
+    on: tuple[str, ...]
+    """Of its ``start``, its ``end``, its ``failure``."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
     one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
@@ -44,7 +66,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
     ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
     are taken to scale alike. ``software``: in which environment it runs, None for that of the
-    agent.
+    agent. ``deadline``: when it is to be done, seconds since the epoch; ``budget_nh``: charged
+    node-hours that it may cost; ``work``: samples in all.
     """
 
     name: str
@@ -67,6 +90,17 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_sizes: tuple[int, ...] | None = None
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
+    after: tuple[str, ...] = ()
+    """It begins when these jobs have completed."""
+    time_limit_s: float = 0.0
+    """It is cancelled when it has had nodes for so long; 0: no limit."""
+    notify: tuple[Notification, ...] = ()
+    """Who is told of its start and end."""
+    key: str = ""
+    """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
+    deadline: float | None = None
+    budget_nh: float | None = None
+    work: float | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -92,6 +126,20 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+
+
+class MetricSample(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, array_like=True
+):
+    """One value of a metric."""
+
+    time: Moment
+    """When the script reported it."""
+    value: Number
+    samples: Amount = 0.0
+    """Of its process in its round, by then."""
+    step: Count | None = None
+    """The script's own count."""
 
 
 class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

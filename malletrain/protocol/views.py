@@ -79,6 +79,25 @@ class RescaleView(View, frozen=True):
     ended: float | None = None
 
 
+class GoalView(View, frozen=True):
+    """What a job's owner wants beyond speed, and how it stands with that. ``standing``: on_track |
+    at_risk | infeasible | met | missed, empty while it is not known; ``why`` says then why.
+    ``ends``: the forecast, with its 80 % interval, from the nodes of the last ``history_h`` hours;
+    None: there is none.
+    """
+
+    deadline: float | None = None
+    budget_nh: float | None = None
+    charged_nh: float = 0.0
+    work: float | None = None
+    standing: str = ""
+    ends: float | None = None
+    ends_low: float | None = None
+    ends_high: float | None = None
+    history_h: float = 0.0
+    why: str = ""
+
+
 class JobView(View, frozen=True):
     """One line of ``malletrain status``."""
 
@@ -98,6 +117,7 @@ class JobView(View, frozen=True):
     started: float | None
     ended: float | None
     metrics: dict[str, float] = {}
+    goal: GoalView | None = None
 
 
 class MemberView(View, frozen=True):
@@ -122,6 +142,23 @@ class MembersView(View, frozen=True):
     key: str = ""
 
 
+class ShareView(View, frozen=True):
+    """How a party (a user, group or account) stands with its share, while what is long ago counts
+    less and less (``half_life``).
+    """
+
+    party: str
+    weight: float
+    due_nh: float
+    """Weighted node-hours that were due to it."""
+    served_nh: float
+    """Weighted node-hours that its jobs had."""
+    factor: float
+    """What its bids count."""
+    sentence: str = ""
+    """For people, where it got more or less than what was due."""
+
+
 class JobDetail(View, frozen=True):
     """``malletrain show JOB``."""
 
@@ -136,6 +173,27 @@ class JobDetail(View, frozen=True):
     """By which network its rounds go and how fast that is, where the site names one."""
     memory: str = ""
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
+    share: ShareView | None = None
+    """How its owner's share stands, where shares are counted."""
+
+
+class SeriesView(View, frozen=True):
+    """One metric of a job over time, column by column: the n-th entries belong together. Thinned
+    out evenly where there are many; its first, last, smallest and largest values are always there.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    times: tuple[float, ...]
+    """When the script reported it."""
+    samples: tuple[float, ...]
+    """What the job had processed by then, all ranks together."""
+    nodes: tuple[int, ...]
+    """The job's scale then; 0 where it is not known."""
+    steps: tuple[int | None, ...]
+    """The script's own count, where it gave one."""
+    count: int = 0
+    """How many values were reported in all, those that were thinned out too."""
 
 
 class NodeView(View, frozen=True):
@@ -201,6 +259,10 @@ class StatusView(View, frozen=True):
     poll_error: str
     networks: tuple[NetworkView, ...] = ()
     """Measured since the daemon's start."""
+    shares: tuple[ShareView, ...] = ()
+    """That of who asks; operators see all."""
+    restraint: str = ""
+    """What operators have told it to leave alone, as a sentence; empty: nothing."""
 
 
 class UsageView(View, frozen=True):
@@ -220,6 +282,8 @@ class UsageView(View, frozen=True):
     unused_nh: float
     samples: float = 0.0
     kwh: float | None = None
+    account: str = ""
+    """Empty: none was known."""
 
 
 class LogView(View, frozen=True):

@@ -25,6 +25,8 @@ from typing import Any
 
 VERSION = 1
 MAX_DATAGRAM_BYTES = 4096
+MOST_KEPT = 1024
+"""Datagrams that wait for an agent; of more the oldest go."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,16 @@ class DrainDone:
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """A named number of the script, such as a test accuracy; the last value per name counts."""
+    """A named number of the script, such as a test accuracy. ``samples``: the sender's cumulative
+    count at that moment; ``step``: the script's own count.
+    """
 
     sender: Sender
     name: str
     value: float
+    time: float = 0.0
+    samples: float = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +134,23 @@ class ModelFacts:
     flops_per_sample: float | None = None
 
 
+@dataclass(frozen=True)
+class WorkLeft:
+    """The training ends after so many samples more over all ranks, as the sampler knows."""
+
+    sender: Sender
+    samples: float
+
+
 Datagram = (
-    WorkerProgress | StartupMark | SnapshotTaken | Capable | DrainDone | ScriptMetric | ModelFacts
+    WorkerProgress
+    | StartupMark
+    | SnapshotTaken
+    | Capable
+    | DrainDone
+    | ScriptMetric
+    | ModelFacts
+    | WorkLeft
 )
 
 KINDS: dict[str, type[Any]] = {
@@ -139,6 +161,7 @@ KINDS: dict[str, type[Any]] = {
     "drained": DrainDone,
     "metric": ScriptMetric,
     "profile": ModelFacts,
+    "work": WorkLeft,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
@@ -289,7 +312,7 @@ class Outbox:
     def __init__(self, path: str) -> None:
         self.path = path
         self.unsent = 0
-        self._kept: deque[bytes] = deque(maxlen=64)
+        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
         self._socket: socket.socket | None = None
 
     def send(self, data: bytes, keep: bool = False) -> bool:

@@ -16,7 +16,7 @@ PAGE = 1000
 
 
 class FollowSource(Protocol):
-    """What a look asks; :class:`malletrain.client.Client` has it."""
+    """What a look asks; :class:`malletrain.client.Connection` has it."""
 
     def status(self) -> StatusView: ...
     def jobs(self) -> list[JobView]: ...

@@ -4,6 +4,7 @@ wording; asks nobody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,8 +22,10 @@ from malletrain.protocol.views import (
     JobView,
     NodeView,
     RescaleView,
+    ShareView,
     StatusView,
 )
+from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.scaling import scaling
@@ -72,6 +75,8 @@ JOB_COLUMNS = (
     Column("AGE", drop=7, right=True),
     Column("REASON", note=True),
 )
+GOAL_COLUMN = Column("GOALS", drop=3)
+"""How it stands with deadlines and budgets, where some job has any."""
 NODE_COLUMNS = (
     Column("NODE"),
     Column("STATE", drop=1),
@@ -110,9 +115,25 @@ def headline(status: StatusView) -> Text:
         f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
         f"{status.preemptions:,} preemptions"
     )
+    for share in status.shares:
+        line.append(f"\n{_share(share)}")
+    if status.restraint:
+        line.append(f"\n{plain(status.restraint)}", "yellow")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line
+
+
+def _share(share: ShareView) -> str:
+    """What a party got of what was due to it."""
+    if not share.due_nh:
+        return f"{plain(share.party)}: weight {share.weight:g}, nothing was due yet"
+    part = 100.0 * share.served_nh / share.due_nh
+    return (
+        f"{plain(share.party)}: weight {share.weight:g}, {share.served_nh:,.1f} of "
+        f"{share.due_nh:,.1f} node-hours due of late ({part:.0f} %), bids count "
+        f"{share.factor:.2g} times"
+    )
 
 
 def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
@@ -121,7 +142,9 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
     """
     if not rows:
         return Text("No jobs yet. Submit one with: malletrain submit --nodes 1:4 train.py", "dim")
-    made = FittedTable(*JOB_COLUMNS, alike="these {rows}: ")
+    *most, reason = JOB_COLUMNS
+    due = (GOAL_COLUMN,) if any(j.goal and j.goal.standing for j in rows) else ()
+    made = FittedTable(*most, *due, reason, alike="these {rows}: ")
     for j in rows:
         age = (j.ended - j.submitted) if j.ended else now - j.submitted
         made.add_row(
@@ -135,6 +158,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             count(j.samples),
             str(j.rescales),
             show_duration(round(max(0.0, age))),
+            *(plain(goals.standing(j.goal)) for _ in due),
             plain(j.reason),
         )
     return made
@@ -191,10 +215,22 @@ def _facts(detail: JobDetail) -> Table:
     fact("Now on", f"{len(j.nodes)}: {shorten_nodes(j.nodes, 16)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")
+    if j.goal is not None:
+        now = time.time()
+        for label, text in goals.facts(j.goal, now, ended=j.ended is not None):
+            fact(label, text)
     if j.metrics:
         fact("Metrics", metrics(j.metrics))
+    if spec.get("after"):
+        fact("After", ", ".join(map(str, spec["after"])))
+    if spec.get("time_limit_s"):
+        fact("Time limit", show_duration(float(spec["time_limit_s"])))
+    for told in spec.get("notify", ()):
+        fact("Notifies", f"{told['to']} of its {', '.join(told['on'])}")
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
+    if detail.share is not None:
+        fact("Share", _share(detail.share))
     if detail.network:
         fact("Network", detail.network)
     if detail.memory:

@@ -16,7 +16,7 @@ from malletrain.protocol.views import UsageView
 from malletrain.render.columns import Column, FittedTable
 from malletrain.render.text import count, plain
 
-BY = {"user": "user", "class": "node_class", "month": "month"}
+BY = {"user": "user", "account": "account", "class": "node_class", "month": "month"}
 """What rows can be kept apart by, and the field of it."""
 ALL = "all"
 """Stands in the fields that rows were added up over."""

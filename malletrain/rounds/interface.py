@@ -60,6 +60,9 @@ class Rounds(Protocol):
     def drain_s(self) -> float:
         """Seconds that a drain may take now."""
 
+    min_nodes: int
+    """Fewer train not at all."""
+
     @property
     def lost_member(self) -> bool:
         """Whether a member was lost since the newest round was formed."""

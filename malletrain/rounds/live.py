@@ -88,6 +88,15 @@ class LiveRounds:
         return self.job.drain_s
 
     @property
+    def min_nodes(self) -> int:
+        """Fewer train not at all."""
+        return self.job.min_nodes
+
+    @min_nodes.setter
+    def min_nodes(self, number: int) -> None:
+        self.job.min_nodes = number
+
+    @property
     def lost_member(self) -> bool:
         """Whether a member was lost since the newest round was formed."""
         return self.job.lost_member

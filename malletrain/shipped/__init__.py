@@ -32,10 +32,12 @@ def shipped(name: str) -> Path:
 def names() -> list[str]:
     """Names of all files that ship, in order."""
     found: list[str] = []
-    for folder in (*sorted((HERE / "jobscripts").glob("*")), HERE / "site-configs"):
+    configurations = HERE / "site-configs"
+    folders = (configurations, *(configurations / name for name in ("ood", "ood/template")))
+    for folder in (*sorted((HERE / "jobscripts").glob("*")), *folders):
         found += [
             str(file.relative_to(HERE))
             for file in sorted(folder.glob("*"))
-            if file.suffix in (".py", ".service", ".sh", ".toml", ".json", ".yml", ".yaml")
+            if file.suffix in (".py", ".service", ".sh", ".toml", ".json", ".yml", ".yaml", ".erb")
         ]
     return found

@@ -29,6 +29,7 @@ from typing import Literal
 from allocator import RescaleCost
 from malletrain.core import defaults
 from malletrain.sim.workloads import SimJob, WorkloadError
+from malletrain.training.pace import snapshot_every
 
 Semantics = Literal["freetrain", "real"]
 Mode = Literal["restart", "live"]
@@ -40,6 +41,7 @@ class Cause(str, Enum):
     START = "start"
     RESCALE = "rescale"
     PREEMPTION = "preemption"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class CostModel:
     """The costs of the simulated world, in seconds.
 
     ``up_s``, ``down_s``, ``start_s``: pause of a growth, of a shrinkage, of a start from nothing.
-    ``snapshot_every_s``: time between two snapshots of a training job. ``notice_s``: how long
-    before it goes a preempted node says so (0: not at all). ``step_s``: one training step, which is
-    what ``live`` mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and
-    what the product's library does (a snapshot a minute).
+    ``snapshot_every_s``: time between two snapshots of a training job; where a loss is foretold, at
+    most. ``snapshot_s``: how long one stops the training. ``notice_s``: how long before it goes a
+    preempted node says so (0: not at all). ``step_s``: one training step, which is what ``live``
+    mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and what the
+    product's library does (a snapshot a minute).
     """
 
     semantics: Semantics = "real"
@@ -61,16 +64,31 @@ class CostModel:
     notice_s: float = 0.0
     mode: Mode = "restart"
     step_s: float = 0.5
+    snapshot_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("up_s", "down_s", "start_s", "notice_s", "step_s"):
+        for name in ("up_s", "down_s", "start_s", "notice_s", "step_s", "snapshot_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise WorkloadError(f"The cost {name} is {value}; give seconds, 0 or more.")
+        if self.snapshot_s and not self.snapshot_every_s >= 2 * self.snapshot_s:
+            raise WorkloadError(
+                f"A snapshot of {self.snapshot_s:g} s every {self.snapshot_every_s:g} s leaves no "
+                "time to train; take them more rarely."
+            )
         if not self.snapshot_every_s >= 0:
             raise WorkloadError(
                 f"The time between snapshots is {self.snapshot_every_s}; give seconds, 0 or more."
             )
+
+    @property
+    def work_at_risk_s(self) -> float:
+        """Work that a node takes with it when it goes without notice, seconds, on average."""
+        if self.semantics != "real" or self.notice_s > 0:
+            return 0.0
+        if self.mode == "live":
+            return self.step_s
+        return min(self.snapshot_every_s / 2, defaults.LOST_WORK_S * 10)
 
     def known_to_planner(self) -> RescaleCost:
         """The same costs in the planner's words."""
@@ -85,7 +103,8 @@ class SimRun:
     ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None:
     none is). ``version`` counts changes, so that a completion foreseen earlier is known to be out
     of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
-    that the main scheduler does not want; ``lost``: samples, by cause.
+    that the main scheduler does not want; ``redone_node_s``: of those spent training, the ones
+    whose work was lost; ``lost``: samples, by cause.
     """
 
     __slots__ = (
@@ -103,9 +122,12 @@ class SimRun:
         "preemptions",
         "rate",
         "rates",
+        "redone_node_s",
         "rescales",
         "resumes_at",
+        "saved_at",
         "since",
+        "snapshot_every_s",
         "starting",
         "starts",
         "training",
@@ -129,8 +151,11 @@ class SimRun:
         self.starting = False
         self.training_since = 0.0
         self.version = 0
+        self.snapshot_every_s = costs.snapshot_every_s
+        self.saved_at = 0.0
         self.lost = dict.fromkeys(Cause, 0.0)
         self.node_s: dict[Cause | None, float] = {None: 0.0, **dict.fromkeys(Cause, 0.0)}
+        self.redone_node_s = 0.0
         self.starts = self.rescales = self.preemptions = 0
         self.first_start: float | None = None
         self.ended_at: float | None = None
@@ -143,8 +168,11 @@ class SimRun:
         if dt > 0 and self.nodes:
             offered = len(self.nodes) - self.leaving
             if self.training:
-                self.done += self.rate * dt
-                self.node_s[None] += offered * dt
+                saving = self.saving
+                self.done += self.rate * (1.0 - saving) * dt
+                self.node_s[None] += offered * (1.0 - saving) * dt
+                self.lost[Cause.SNAPSHOT] += self.rate * saving * dt
+                self.node_s[Cause.SNAPSHOT] += offered * saving * dt
             elif self.cause is not None:
                 self.lost[self.cause] += self.pause_rate * dt
                 self.node_s[self.cause] += offered * dt
@@ -156,7 +184,13 @@ class SimRun:
         """
         if not self.training or self.rate <= 0:
             return math.inf
-        return self.since + max(0.0, self.job.samples - self.done) / self.rate
+        rate = self.rate * (1.0 - self.saving)
+        return self.since + max(0.0, self.job.samples - self.done) / rate
+
+    @property
+    def saving(self) -> float:
+        """The share of the time in which snapshots are taken."""
+        return self.costs.snapshot_s / self.snapshot_every_s if self.costs.snapshot_s else 0.0
 
     # --- what the controller says ---
 
@@ -212,6 +246,17 @@ class SimRun:
         self._seat(())
         self._idle()
 
+    def expects_loss(self, in_s: float, now: float) -> None:
+        """A node will be lost within so many seconds on average: save as often as that is worth."""
+        if self.costs.semantics == "freetrain":
+            return
+        self.accrue(now)
+        if self.training:
+            self.saved_at = now - self._unsaved_s(now)
+            self.version += 1
+        most = self.costs.snapshot_every_s
+        self.snapshot_every_s = snapshot_every(self.costs.snapshot_s, in_s, most)
+
     # --- what the trace says ---
 
     def leaves(self, now: float) -> None:
@@ -224,12 +269,12 @@ class SimRun:
     def loses(self, nodes: Sequence[str], now: float) -> None:
         """These nodes are gone."""
         self.accrue(now)
-        announced = self.leaving > 0
+        announced, before = self.leaving > 0, len(self.nodes)
         self.nodes.difference_update(nodes)
         self.leaving = max(0, self.leaving - len(nodes))
         self.preemptions += not announced
         if self.training and self.costs.semantics == "real":
-            self._lose_work(now)
+            self._lose_work(now, before)
         self.rate = self.pause_rate = self.rates[len(self.nodes)]
         if self.costs.semantics == "freetrain":
             self._charge(Cause.PREEMPTION, self.rate, self.costs.down_s, len(self.nodes))
@@ -241,16 +286,20 @@ class SimRun:
 
     # --- steps ---
 
-    def _lose_work(self, now: float) -> None:
-        trained = now - self.training_since
+    def _lose_work(self, now: float, nodes: int) -> None:
         if self.costs.mode == "live" and self.nodes:
-            seconds = min(self.costs.step_s, trained)
+            seconds = min(self.costs.step_s, now - self.training_since)
         else:
-            every = self.costs.snapshot_every_s
-            seconds = trained % every if 0 < every < math.inf else 0.0 if every == 0 else trained
+            seconds = self._unsaved_s(now)
         lost = min(self.rate * seconds, self.done)
         self.done -= lost
         self.lost[Cause.PREEMPTION] += lost
+        self.redone_node_s += nodes * seconds
+
+    def _unsaved_s(self, now: float) -> float:
+        """How long ago the last snapshot was, seconds."""
+        trained, every = now - self.saved_at, self.snapshot_every_s
+        return trained % every if 0 < every < math.inf else 0.0 if every == 0 else trained
 
     def _charge(self, cause: Cause, rate: float, seconds: float, nodes: int) -> None:
         self.done -= rate * seconds
@@ -265,7 +314,7 @@ class SimRun:
 
     def _train(self, now: float) -> None:
         self.training, self.cause, self.resumes_at = bool(self.nodes), None, None
-        self.starting, self.training_since = False, now
+        self.starting, self.training_since, self.saved_at = False, now, now
         self.version += 1
 
     def _pause(self, cause: Cause, rate: float, seconds: float, now: float) -> None:

@@ -16,37 +16,41 @@ from enum import IntEnum
 
 import numpy as np
 
-from malletrain.core.events import (
+from malletrain.core.commands import (
     Announce,
     Command,
-    Event,
-    GapsSeen,
-    JobCompleted,
-    JobState,
-    JobSubmitted,
     KeepScalingModel,
-    LeaseNotTaken,
-    NodeJoined,
-    NodeLeaving,
-    NodeLost,
+    LossExpected,
     ReclaimNodes,
     ReleaseLeases,
     Rescale,
-    RescaleFinished,
     Start,
     Stop,
     Suspend,
     TakeLeases,
+)
+from malletrain.core.events import (
+    Event,
+    Foretold,
+    GapsSeen,
+    JobCompleted,
+    JobState,
+    LeaseNotTaken,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    RescaleFinished,
     Tick,
 )
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
 from malletrain.sim.costs import SimRun
+from malletrain.sim.foresight import foreteller
 from malletrain.sim.report import Result, tally
-from malletrain.sim.reports import Reports, kind_of
+from malletrain.sim.reports import Reports
 from malletrain.sim.settings import SimSettings
+from malletrain.sim.submissions import submission, work_done
 from malletrain.sim.workloads import SimJob, WorkloadError
-from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
 
 TOLD_EVERY = 500
@@ -98,6 +102,7 @@ class Simulation:
         self._number = 0
         self._bound = Bound(len(trace.names))
         self._any_min = any(job.min_nodes > 1 for job in jobs)
+        self._goals = any(job.deadline_s or job.budget_nh for job in jobs)
         self._table = np.zeros(1)
         self._stale = True
         self._idle_since: dict[str, float] = {}
@@ -106,7 +111,7 @@ class Simulation:
         self._holder: dict[str, SimRun] = {}
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
-        self._estimator = SurvivalEstimator() if s.horizons else None
+        self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
         self._reports = Reports(s.seed)
         self.profiles = 0
         self.ideal = 0.0
@@ -144,6 +149,8 @@ class Simulation:
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
                 batch = next(batches, None)
+                if self._foreteller:
+                    self._foreteller.seen(self._idle_since, self.now)
             while self._heap and self._heap[0][0] <= due:
                 _, kind, _, name, version = heapq.heappop(self._heap)
                 events += self._happens(_Kind(kind), name, version)
@@ -194,9 +201,7 @@ class Simulation:
         hit: dict[str, list[str]] = {}
         for k in busy:
             name = names[k]
-            since = self._idle_since.pop(name)
-            if self._estimator is not None:
-                self._estimator.observe(self.now - since)
+            del self._idle_since[name]
             if name not in self._leased:
                 self._gaps_changed |= self._gaps.pop(name, None) is not None
                 continue
@@ -244,7 +249,7 @@ class Simulation:
             self.to_come -= 1
             self.unfinished[name] = run
             self._stale = True
-            return [self._submission(run.job)]
+            return [submission(run.job, self.settings.policy, self._reports)]
         if version != run.version:
             return []
         if kind is _Kind.REPORTED:
@@ -265,9 +270,9 @@ class Simulation:
         events: list[Event] = []
         for name in names:
             if name in self._idle_since:
-                horizon = self._gaps.pop(name)[0]
+                del self._gaps[name]
                 self._leased.add(name)
-                events.append(NodeJoined(name, horizon_s=horizon))
+                events.append(NodeJoined(name))
             else:
                 events.append(LeaseNotTaken(name))
         return events
@@ -281,25 +286,8 @@ class Simulation:
         """Note when the job's pause or work ends if nothing else happens."""
         if run.resumes_at is not None:
             self._at(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
-        elif run.training:
-            when = run.done_at()
-            if when < self.end:
-                self._at(when, _Kind.COMPLETED, run.job.name, run.version)
-
-    def _submission(self, job: SimJob) -> JobSubmitted:
-        policy = self.settings.policy
-        return JobSubmitted(
-            job.name,
-            job.min_nodes,
-            job.max_nodes,
-            weight=job.weight,
-            goal=job.goal,
-            curve=policy.stated(job),
-            sizes=job.sizes,
-            profile=policy.profiled(job),
-            scaling=self._reports.starts_with(job) if policy.profiled(job) else None,
-            kind=kind_of(job) if job.model else "",
-        )
+        elif run.training and (when := run.done_at()) < self.end:
+            self._at(when, _Kind.COMPLETED, run.job.name, run.version)
 
     # --- what is told of progress ---
 
@@ -323,26 +311,24 @@ class Simulation:
 
     def _tell(self, events: list[Event]) -> None:
         """Let the controller know, and do what it says, until it says nothing more."""
+        plan_at = self.controller.state.plan_at
+        plans = self._gaps_changed or (plan_at is not None and plan_at <= self.now)
         if self._gaps_changed:
-            events.append(self._gaps_seen())
+            self._gaps_changed = False
+            events.append(GapsSeen(dict(self._gaps)))
+        if plans and self._foreteller:
+            events.append(Foretold(self._foreteller.tell(self._idle_since, self.now)))
+        if self._goals:
+            events += work_done(self.unfinished.values(), self.now)
         while True:
-            plans = self.controller.plans
+            before = self.controller.plans
             began = time.perf_counter()
             commands = self.controller.handle_all(events or [Tick()], self.now)
-            if self.controller.plans != plans:
+            if self.controller.plans != before:
                 self.decisions_s.append(time.perf_counter() - began)
             events = [event for command in commands for event in self._carry_out(command)]
             if not events:
                 return
-
-    def _gaps_seen(self) -> Event:
-        self._gaps_changed = False
-        if self._estimator is not None:
-            expect, now = self._estimator.expected_remaining, self.now
-            self._gaps = {
-                name: (expect(now - self._idle_since[name]), "default") for name in self._gaps
-            }
-        return GapsSeen(dict(self._gaps))
 
     def _carry_out(self, command: Command) -> list[Event]:
         if isinstance(command, TakeLeases):
@@ -362,6 +348,10 @@ class Simulation:
         run = self.runs[command.job]
         if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
+            return []
+        if isinstance(command, LossExpected):
+            run.expects_loss(command.in_s, self.now)
+            self._foresee(run)
             return []
         if isinstance(command, Announce):
             self.profiles += command.kind == EventKind.PROFILE_FINISHED

@@ -38,7 +38,8 @@ class LogJob:
     """One job of a log; times in seconds since the first submission in it.
 
     ``start_s``: None when the log does not say. ``run_s``: None when it still ran when the log
-    ended. ``nodes``: how many; ``names``: which, empty when the log does not say.
+    ended. ``nodes``: how many; ``names``: which, empty when the log does not say. ``user``:
+    whose, likewise.
     """
 
     submit_s: float
@@ -46,6 +47,7 @@ class LogJob:
     run_s: float | None
     nodes: int
     names: tuple[str, ...] = ()
+    user: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,18 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
         if header.get("MaxNodes", 0) > MOST_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
-    for _, submit, wait, run, used, _, _, asked, *_ in rows:
+    for _, submit, wait, run, used, _, _, asked, _, _, _, user, *_ in rows:
         processors = used if used > 0 else asked
         if processors <= 0 or run <= 0 or submit < 0:
             skipped += 1
             continue
         jobs.append(
             LogJob(
-                submit, submit + wait if wait >= 0 else None, run, math.ceil(processors / per_node)
+                submit,
+                submit + wait if wait >= 0 else None,
+                run,
+                math.ceil(processors / per_node),
+                user=f"u{user:.0f}" if user >= 0 else "",
             )
         )
     nodes = header.get("MaxNodes") or (
@@ -321,7 +327,8 @@ def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
         if not (0 < duration < math.inf and 0 < gpus < math.inf):
             skipped += 1
             continue
-        jobs.append(LogJob(submit, None, duration, math.ceil(gpus / per_node)))
+        user = row.get("user") or row.get("cluster") or ""
+        jobs.append(LogJob(submit, None, duration, math.ceil(gpus / per_node), user=user))
     return _log("CSV of GPU jobs", path, jobs, None, skipped)
 
 

@@ -93,21 +93,31 @@ class Network:
     flops: float
 
 
-def network(cell: Cell, *, size: int = 224, classes: int = 1000) -> Network:
-    """The network made of ``cell`` for images of ``size``×``size``×3 and this many classes."""
+def network(
+    cell: Cell,
+    *,
+    size: int = 224,
+    classes: int = 1000,
+    planes: int = 3,
+    stem: int = STEM_CHANNELS,
+    per_stack: int = CELLS_PER_STACK,
+) -> Network:
+    """The network made of ``cell`` for images of ``size``×``size``×``planes`` and this many
+    classes. ``stem``: channels of the first convolution; ``per_stack``: cells in a stack.
+    """
     cell = cell.pruned()
     total = _Sum()
-    total.convolution(3, 3, STEM_CHANNELS, size)
-    channels, before, side = STEM_CHANNELS, STEM_CHANNELS, size
+    total.convolution(3, planes, stem, size)
+    width, before, side = stem, stem, size
     for stack in range(STACKS):
         if stack:
             side = (side + 1) // 2  # stride 2 with 'same' padding
-            channels *= 2
-        for _ in range(CELLS_PER_STACK):
-            _add_cell(total, cell, before, channels, side)
-            before = channels
-    total.parameters += channels * classes + classes
-    total.flops += 2.0 * channels * classes
+            width *= 2
+        for _ in range(per_stack):
+            _add_cell(total, cell, before, width, side)
+            before = width
+    total.parameters += width * classes + classes
+    total.flops += 2.0 * width * classes
     return Network(total.parameters, total.flops)
 
 
@@ -196,7 +206,7 @@ def _on_paths(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return both if vertices - 1 in ahead else []
 
 
-def _channels(cell: Cell, before: int, after: int) -> list[int]:
+def channels(cell: Cell, before: int, after: int) -> list[int]:
     """Channels of each vertex: those that end in the output share its channels, the others take the
     most of what they feed.
     """
@@ -213,17 +223,17 @@ def _channels(cell: Cell, before: int, after: int) -> list[int]:
 
 def _add_cell(total: _Sum, cell: Cell, before: int, after: int, side: int) -> None:
     n, out = cell.vertices, cell.vertices - 1
-    channels = _channels(cell, before, after)
+    width = channels(cell, before, after)
     for v in range(1, n - 1):
         if (0, v) in cell.edges:
             total.convolution(
-                1, before, channels[v], side
+                1, before, width[v], side
             )  # projects the input to the vertex's channels
         op = cell.ops[v - 1]
         if op is Op.MAXPOOL3X3:
-            total.flops += 9.0 * channels[v] * side * side
+            total.flops += 9.0 * width[v] * side * side
         else:
-            total.convolution(_KERNEL[op], channels[v], channels[v], side)
+            total.convolution(_KERNEL[op], width[v], width[v], side)
     if (0, out) in cell.edges:
         total.convolution(1, before, after, side)
 

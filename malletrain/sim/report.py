@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malletrain.sim.costs import Cause
+from malletrain.sim.costs import Cause, SimRun
+from malletrain.sim.deadlines import held
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from malletrain.sim.engine import Simulation
+
+SHOWN_USERS = 8
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Result:
         harvested_fraction: node-seconds in which samples were processed, of all idle ones.
         start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of
             all idle ones. The rest was not used.
+        snapshot_fraction, redone_fraction: node-seconds in which snapshots were taken; in which
+            samples were processed that were lost with a node.
         rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by
             cause (at the throughput before).
         starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once
@@ -43,10 +48,13 @@ class Result:
         jobs_completed: jobs done.
         mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from
             submission to first start (None: no job done).
+        deadlines, deadlines_met: those that came due, and those of them that were held.
+        budgets_overspent: jobs that cost more than their budget.
         plans, profiles: plans made, profiles ended.
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
         wall_s: wall time of the simulation.
+        node_hours_by_user: that jobs held, by the user of each; empty where no job has one.
     """
 
     policy: str
@@ -73,12 +81,19 @@ class Result:
     jobs_completed: int
     mean_job_hours: float | None
     mean_wait_hours: float | None
+    deadlines: int
+    deadlines_met: int
+    budgets_overspent: int
     plans: int
     profiles: int
     mean_decision_ms: float
     p95_decision_ms: float
     max_decision_ms: float
     wall_s: float
+    node_hours_by_user: dict[str, float] = dataclasses.field(default_factory=dict)
+    snapshot_fraction: float = 0.0
+    snapshot_loss: float = 0.0
+    redone_fraction: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -95,6 +110,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
+    goals = held(runs, sim.now)
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(
         policy=sim.settings.policy.name,
@@ -112,6 +128,9 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         start_fraction=node_s[Cause.START] / idle if idle > 0 else 0.0,
         rescale_fraction=node_s[Cause.RESCALE] / idle if idle > 0 else 0.0,
         preemption_fraction=node_s[Cause.PREEMPTION] / idle if idle > 0 else 0.0,
+        snapshot_fraction=node_s[Cause.SNAPSHOT] / idle if idle > 0 else 0.0,
+        snapshot_loss=lost[Cause.SNAPSHOT],
+        redone_fraction=sum(run.redone_node_s for run in runs) / idle if idle > 0 else 0.0,
         rescale_loss=lost[Cause.RESCALE],
         preemption_loss=lost[Cause.PREEMPTION],
         start_loss=lost[Cause.START],
@@ -125,13 +144,26 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0
         if started
         else None,
+        deadlines=goals.deadlines,
+        deadlines_met=goals.met,
+        budgets_overspent=goals.overspent,
         plans=sim.controller.plans,
         profiles=sim.profiles,
         mean_decision_ms=float(decisions.mean()),
         p95_decision_ms=float(np.percentile(decisions, 95)),
         max_decision_ms=float(decisions.max()),
         wall_s=wall_s,
+        node_hours_by_user=_by_user(runs),
     )
+
+
+def _by_user(runs: list[SimRun]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in runs:
+        if run.job.user:
+            held = math.fsum(run.node_s.values()) / 3600.0
+            found[run.job.user] = found.get(run.job.user, 0.0) + held
+    return dict(sorted(found.items()))
 
 
 def table(result: Result) -> Table:
@@ -143,6 +175,7 @@ def table(result: Result) -> Table:
         ("starting", r.start_fraction, r.start_loss),
         ("rescaling", r.rescale_fraction, r.rescale_loss),
         ("preemption", r.preemption_fraction, r.preemption_loss),
+        *([("snapshots", r.snapshot_fraction, r.snapshot_loss)] if r.snapshot_loss else []),
     ]
     unused = 1.0 - r.harvested_fraction - sum(fraction for _, fraction, _ in lost)
     rows = [
@@ -179,6 +212,15 @@ def table(result: Result) -> Table:
                 "queue before",
             )
         )
+    if r.node_hours_by_user:
+        total = math.fsum(r.node_hours_by_user.values()) or 1.0
+        most = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])
+        words = [f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)" for user, hours in most]
+        if len(words) > SHOWN_USERS:
+            words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
+        rows.append(("node-hours", ", ".join(words)))
+    if r.deadlines:
+        rows.append(("deadlines", f"{r.deadlines_met} held of {r.deadlines} that came due"))
     if r.profiles:
         rows.append(("profiles", f"{r.profiles}"))
     rows.append(

@@ -17,7 +17,8 @@ import numpy as np
 
 from jpa import ModelSize, RescaleCosts
 from malletrain.core import siblings
-from malletrain.core.events import KeepScalingModel, PriorSuggested, Progressed
+from malletrain.core.commands import KeepScalingModel
+from malletrain.core.events import PriorSuggested, Progressed
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
 from malletrain.sim.costs import SimRun

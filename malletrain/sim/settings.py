@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings
 from malletrain.sim.costs import CostModel
+from malletrain.sim.foresight import Foresight
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.workloads import WorkloadError
 
@@ -31,6 +32,12 @@ class SimSettings:
     """Tell the controller how long gaps are expected to last, learned from those that ended
     before.
     """
+    foresight: Foresight = "none"
+    """Who foretells how long gaps last yet."""
+    heed_lifetimes: bool = False
+    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
+    epoch_s: float = 0.0
+    """When the trace begins, seconds since the epoch, for hours and weekdays."""
     hours: float | None = None
     """Stop there; None: where the trace ends."""
     seed: int = 0
@@ -41,6 +48,11 @@ class SimSettings:
     site: ControllerSettings = field(default_factory=ControllerSettings)
     """Everything else that the controller is told."""
 
+    @property
+    def foretells(self) -> Foresight:
+        """Who foretells; with ``horizons`` alone bids do not heed it."""
+        return "age" if self.horizons and self.foresight == "none" else self.foresight
+
     def controller(self) -> ControllerSettings:
         """What the controller is told."""
         planning = replace(
@@ -49,6 +61,12 @@ class SimSettings:
             max_running=self.max_running,
             time_limit_s=self.time_limit_s,
         )
+        if self.foresight != "none" and planning.look_ahead_s is None:
+            work_s = self.costs.work_at_risk_s
+            heed = self.heed_lifetimes or planning.heed_lifetimes
+            planning = replace(
+                planning, look_ahead_s=self.t_fwd_s, lost_work_s=work_s, heed_lifetimes=heed
+            )
         return replace(self.site, planning=planning, starvation_s=self.starvation_s)
 
     def __post_init__(self) -> None:

@@ -54,9 +54,9 @@ def read_workload(
 
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
-    ``goal``, ``sizes``, ``told`` may be left out. A curve is an object such as ``{"1": 100, "2":
-    190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``told`` the owner
-    states the true curve; with ``none``, no curve.
+    ``goal``, ``sizes``, ``told``, ``deadline_s``, ``budget_nh`` may be left out. A curve is an
+    object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1
+    2 4``. Without ``told`` the owner states the true curve; with ``none``, no curve.
 
     Raises WorkloadError with the line or entry of the problem.
     """
@@ -100,6 +100,9 @@ _FIELDS = (
     "weight",
     "goal",
     "sizes",
+    "deadline_s",
+    "budget_nh",
+    "user",
 )
 
 
@@ -151,6 +154,12 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             Goal(goal),
             None if sizes is None else tuple(_whole(k, where, "sizes") for k in sizes),
             model,
+            **{
+                key: _number(entry[key], where, key)
+                for key in ("deadline_s", "budget_nh")
+                if key in entry
+            },
+            user=str(entry.get("user", "")).strip(),
         )
     except WorkloadError as error:
         raise WorkloadError(

@@ -41,7 +41,9 @@ class SimJob:
     linear, and a job never runs on more nodes than ``max_nodes``. ``told``: the curve its owner
     states, None when the owner states none. ``submit_s``: seconds from the start. ``model``: jobs
     of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell
-    their models apart. ``batch``: samples a step and node.
+    their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be done,
+    seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``: whose
+    share it is served from.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
@@ -62,6 +64,9 @@ class SimJob:
     parameters: float | None = None
     flops: float | None = None
     batch: float = 0.0
+    deadline_s: float | None = None
+    budget_nh: float | None = None
+    user: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -81,6 +86,16 @@ class SimJob:
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise WorkloadError(
                 f"Job {self.name} has weight {self.weight}; give a finite number, 0 or more."
+            )
+        if self.deadline_s is not None and not self.submit_s < self.deadline_s < math.inf:
+            raise WorkloadError(
+                f"Job {self.name} is submitted at {self.submit_s:g} s and its deadline is "
+                f"{self.deadline_s:g} s; give seconds from the start, later than that."
+            )
+        if self.budget_nh is not None and not 0 < self.budget_nh < math.inf:
+            raise WorkloadError(
+                f"Job {self.name} has a budget of {self.budget_nh:g} node-hours; give a number "
+                "above 0."
             )
         if not self.curve.covers(self.max_nodes):
             raise WorkloadError(

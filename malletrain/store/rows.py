@@ -11,17 +11,34 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from malletrain.store.schema import (
+from malletrain.store.records import (
     CurveRow,
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
+    MetricRow,
+    NodeSpanRow,
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
 
-Row = TypeVar("Row", JobRow, LeaseRow, EventRow, ObservationRow, RescaleRow, ProfileRow, CurveRow)
+Row = TypeVar(
+    "Row",
+    JobRow,
+    LeaseRow,
+    EventRow,
+    ObservationRow,
+    RescaleRow,
+    ProfileRow,
+    CurveRow,
+    MetricRow,
+    GoalRow,
+    NodeSpanRow,
+    ServiceRow,
+)
 
 _JSON = frozenset(
     {

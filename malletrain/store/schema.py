@@ -10,10 +10,6 @@ JSON as text, so that every database stores the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -25,9 +21,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
-HEAD = "0002"
+HEAD = "0005"
 """The newest schema version this code knows: the revision of the last file in
 ``migrations/versions``.
 """
@@ -43,6 +40,7 @@ metadata = MetaData(
 
 _Name = String(255)
 _Id = String(64)
+_EMPTY = text("''")
 # SQLite numbers rows by itself in a column of type INTEGER only.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
@@ -75,6 +73,7 @@ jobs = Table(
     Column("notices", Text, nullable=False),
     Column("snapshot", Text, nullable=False),
     Column("failure", Text, nullable=False),
+    Column("account", _Name, nullable=False, server_default=_EMPTY),
 )
 
 leases = Table(
@@ -92,6 +91,17 @@ leases = Table(
     Column("started", Float(53)),
     Column("ended", Float(53)),
     Column("end_reason", Text, nullable=False),
+    Column("account", _Name, nullable=False, server_default=_EMPTY),
+)
+
+service = Table(
+    "service",
+    metadata,
+    Column("party", _Name, primary_key=True),
+    Column("served", Float(53), nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("seconds", Float(53), nullable=False),
+    Column("updated", Float(53), nullable=False),
 )
 
 events = Table(
@@ -150,6 +160,19 @@ profiles = Table(
     Column("flops", Float(53)),
 )
 
+metric_points = Table(
+    "metric_points",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("name", _Name, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("time", Float(53), nullable=False),
+    Column("value", Float(53), nullable=False),
+    Column("step", BigInteger),
+    Column("samples", Float(53), nullable=False),
+    Column("nodes", Integer, nullable=False),
+)
+
 curves = Table(
     "curves",
     metadata,
@@ -163,156 +186,23 @@ curves = Table(
     Column("updated", Float(53), nullable=False, index=True),
 )
 
+goals = Table(
+    "goals",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("deadline", Float(53)),
+    Column("budget_s", Float(53)),
+    Column("work", Float(53)),
+    Column("stated", Integer, nullable=False),
+    Column("charged_s", Float(53), nullable=False),
+    Column("charged_at", Float(53)),
+    Column("standing", _Id, nullable=False),
+)
 
-@dataclass(frozen=True)
-class JobRow:
-    """One malleable job."""
-
-    id: str
-    name: str
-    owner: str
-    spec: str
-    """JSON text of the job as submitted, kept as it came."""
-    state: str
-    """A :class:`malletrain.core.events.JobState`."""
-    reason: str = ""
-    """Why it is in this state, as a sentence."""
-    submitted: float = 0.0
-    started: float | None = None
-    ended: float | None = None
-    generation: int = 0
-    """Number of its last round."""
-    planned_nodes: tuple[str, ...] = ()
-    """The nodes that the last plan gave it."""
-    members: tuple[str, ...] = ()
-    """The nodes in its last round."""
-    tries: int = 0
-    """Starts that ended in a failure of its workers, as far as they still count."""
-    last_broke: float | None = None
-    """When the last of them did."""
-    samples: float = 0.0
-    """Processed so far, over all its restarts."""
-    samples_before: float = 0.0
-    """Of these, those before its last round."""
-    last_progress: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Last value of each number that the script reported."""
-    notices: tuple[str, ...] = ()
-    """Sentences for its owner, oldest first."""
-    snapshot: Mapping[str, Any] = field(default_factory=dict)
-    """Where its state is saved, and up to which sample."""
-    failure: str = ""
-    """The last lines of the rank that failed."""
-
-
-@dataclass(frozen=True)
-class LeaseRow:
-    """One hold on one node."""
-
-    id: str
-    node: str
-    state: str
-    """A :class:`malletrain.protocol.event_kinds.LeaseStatus`."""
-    scheduler_id: str = ""
-    """What the main scheduler calls the one-node job."""
-    public_key: str = ""
-    """z85 text of the CURVE key that its agent proves itself with."""
-    node_class: str = "default"
-    owner: str = ""
-    """As whom it was submitted; empty: as the daemon's own user."""
-    requested: float = 0.0
-    started: float | None = None
-    ended: float | None = None
-    end_reason: str = ""
-
-
-@dataclass(frozen=True)
-class EventRow:
-    """One line of the audit log."""
-
-    time: float
-    kind: str
-    """An :class:`malletrain.protocol.event_kinds.EventKind`."""
-    job: str = ""
-    node: str = ""
-    lease: str = ""
-    generation: int | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
-    seq: int = 0
-    """Given by the database (0: not stored yet); it grows and is never used twice."""
-
-
-@dataclass(frozen=True)
-class ObservationRow:
-    """Throughput of a job, observed at one scale."""
-
-    job: str
-    nodes: int
-    batch: float
-    """Global batch size, samples."""
-    rate: float
-    """Samples/s."""
-    spread: float
-    """Half width of the interval around ``rate``, samples/s."""
-    seconds: float
-    samples: float
-    """Processed in ``seconds``."""
-    time: float
-
-
-STARTED = "start"
-"""The kind of a change from no node at all: a start, which people do not count as a rescale."""
-
-
-@dataclass(frozen=True)
-class RescaleRow:
-    """One change of scale."""
-
-    job: str
-    generation: int
-    kind: str
-    """``start``, ``up``, ``down``, ``loss`` or ``same``."""
-    from_nodes: int
-    to_nodes: int
-    began: float
-    ended: float | None = None
-    cost_s: float | None = None
-    """Last sample before to first sample after, seconds; None until that is known."""
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """Its parts in seconds, by name."""
-
-
-@dataclass(frozen=True)
-class ProfileRow:
-    """What is known of one job's scaling."""
-
-    job: str
-    key: str = ""
-    """Its profile key: jobs with the same key scale alike."""
-    node_class: str = "default"
-    learned: Mapping[str, Any] = field(default_factory=dict)
-    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping, empty at first."""
-    waits: str = ""
-    """Why its profile does not begin."""
-    interruptions: tuple[Mapping[str, Any], ...] = ()
-    """When it gave nodes to a profile, each ``{"time", "by", "before", "nodes"}``."""
-    parameters: float | None = None
-    """Of its model, as its script says."""
-    flops: float | None = None
-    """Of a sample, forward and backward, as its script says."""
-
-
-@dataclass(frozen=True)
-class CurveRow:
-    """The newest curve of a kind of job, kept for the next of its kind."""
-
-    key: str
-    node_class: str
-    processes: int
-    """On each node."""
-    learned: Mapping[str, Any]
-    job: str
-    """Which one it is from."""
-    updated: float
-    parameters: float | None = None
-    flops: float | None = None
+node_history = Table(
+    "node_history",
+    metadata,
+    Column("began", Float(53), primary_key=True),
+    Column("node_class", _Name, primary_key=True),
+    Column("nodes", Float(53), nullable=False),
+)

@@ -23,8 +23,9 @@ from sqlalchemy import Connection, Select, func, insert, or_, select
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
-from malletrain.store.rows import encode
-from malletrain.store.schema import (
+from malletrain.store.goal_table import GoalTable
+from malletrain.store.records import (
+    STARTED,
     CurveRow,
     EventRow,
     JobRow,
@@ -32,7 +33,12 @@ from malletrain.store.schema import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceRow,
 )
+from malletrain.store.retention import forget
+from malletrain.store.rows import encode
+from malletrain.store.series_table import SeriesTable
+from malletrain.store.service_table import ServiceTable
 from malletrain.store.session import Session
 
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "ObservationRow",
     "ProfileRow",
     "RescaleRow",
+    "ServiceRow",
     "Store",
     "StoreError",
     "Totals",
@@ -77,6 +84,10 @@ class Totals:
     """Processed by all jobs."""
 
 
+RESTRAINT = "restraint"
+"""The key of what operators have told the daemon to leave alone."""
+
+
 class Store:
     """An open database. Make one with :meth:`open`; :meth:`close` it, or use it as a context
     manager.
@@ -84,6 +95,10 @@ class Store:
 
     def __init__(self, session: Session) -> None:
         self._db = session
+        self.series = SeriesTable(session)
+        self.goals = GoalTable(session)
+        self.services = ServiceTable(session)
+        """The metrics of jobs over time."""
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -130,6 +145,15 @@ class Store:
             self._db.set_meta("daemon_id", daemon_id)
             return Boot(daemon_id, self._db.next("boots"))
 
+    def told(self) -> int | None:
+        """The number of the last event of which owners were told; None: they never were."""
+        told = self._db.get_meta("told")
+        return None if told is None else int(told)
+
+    def set_told(self, seq: int) -> None:
+        """Owners have been told of the events up to number ``seq``."""
+        self._db.set_meta("told", str(seq))
+
     # --- jobs ---
 
     def new_job_id(self) -> str:
@@ -149,6 +173,14 @@ class Store:
         unknown field.
         """
         return self._db.update(schema.jobs, JobRow, job_id, changes)
+
+    def restraint(self) -> str | None:
+        """What operators have told the daemon to leave alone, as JSON; None: nothing ever."""
+        return self._db.get_meta(RESTRAINT)
+
+    def put_restraint(self, text: str) -> None:
+        """Keep what is to be left alone."""
+        self._db.set_meta(RESTRAINT, text)
 
     def get_job(self, job_id: str) -> JobRow | None:
         """The job with exactly this id."""
@@ -301,7 +333,7 @@ class Store:
         """How often each job was rescaled, its starts not counted; jobs that never were are left
         out.
         """
-        return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != schema.STARTED)
+        return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != STARTED)
 
     def put_profile(self, row: ProfileRow) -> ProfileRow:
         """Store what is known of a job's scaling as it is now."""
@@ -333,6 +365,14 @@ class Store:
         return self._db.all(
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
         )
+
+    # --- what is kept no longer ---
+
+    def forget(self, before: float) -> int:
+        """Delete some of the leases and jobs that ended before this time, epoch seconds; how many,
+        0 when there are no more.
+        """
+        return forget(self._db, before)
 
     def totals(self) -> Totals:
         """Sums over everything stored."""

@@ -20,6 +20,8 @@ from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError, about
+from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
+from malletrain.submission.promises import notification, time_limit_of
 from malletrain.submission.script import script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import VALUE_HELP, read_value, span
@@ -153,7 +155,13 @@ def build(
     profile_key: str | None = None,
     service: bool = False,
     value: Path | None = None,
+    after: Sequence[str] = (),
+    time_limit: str | None = None,
+    notify: Sequence[str] = (),
     software: SoftwareOptions = NO_SOFTWARE,
+    deadline: str | None = None,
+    budget: str | None = None,
+    work: str | None = None,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -214,8 +222,24 @@ def build(
         )
     with about("env"):
         variables = parse_env(env)
+    with about("time_limit"):
+        limit_s = time_limit_of(time_limit)
+    with about("notify"):
+        told = tuple(notification(text) for text in notify)
     with about("profile_sizes"):
         sizes = None if profile_sizes is None else parse_sizes(profile_sizes, low, high)
+    with about("deadline"):
+        due = None if deadline is None else parse_deadline(deadline)
+    with about("budget"):
+        hours = None if budget is None else parse_budget(budget)[0]
+    with about("work"):
+        samples = None if work is None else parse_work(work)
+    if service and (due is not None or samples is not None):
+        raise SpecError(
+            "A service has no end, so that it can have a --budget but no --deadline and no --work.",
+            "deadline",
+            "work",
+        )
     with about("curve"):
         known = worth or (read_curve(curve) if curve else None)
     return JobSpec(
@@ -239,4 +263,10 @@ def build(
         profile_sizes=sizes,
         profile_key=profile_key or "",
         software=environment,
+        after=tuple(after),
+        time_limit_s=limit_s,
+        notify=told,
+        deadline=due,
+        budget_nh=hours,
+        work=samples,
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from malletrain.training.report import tell
+from malletrain.protocol.worker_channel import WorkLeft
+from malletrain.training.report import send, tell
 
 
 class CountedEpochs:
@@ -19,6 +20,7 @@ class CountedEpochs:
     epoch: int
     seed: int
     shuffle: bool
+    rank: int
 
     _name = ""
     """What scripts call it, for sentences."""
@@ -38,6 +40,9 @@ class CountedEpochs:
         Raises:
             RuntimeError: when an epoch ends without its steps having been counted by ``advance``.
         """
+        left = self._samples_left(count)
+        if left is not None and self.rank == 0:
+            send(WorkLeft, samples=float(left))
         while self.epoch < count and not self._ended:
             epoch, advances = self.epoch, self._advances
             yield epoch
@@ -58,6 +63,10 @@ class CountedEpochs:
         is.
         """
         self._ended = True
+
+    def _samples_left(self, count: int) -> int | None:
+        """Samples of all ranks to the end of ``count`` epochs; None: nobody knows."""
+        return None
 
     def _leave_epoch(self) -> None:
         """The loop has left the epoch early: say so, and go to the next one."""

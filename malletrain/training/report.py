@@ -101,16 +101,7 @@ class _Worker:
             self.due = now + SEND_INTERVAL_S
             self.flush()
         elif not self._late:
-            self._late = True
-            self._left.set()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._send_late, name="malletrain-reports", daemon=True
-                )
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # no thread can be had, or the interpreter ends: then without
-                    self._thread.start()
+            self._wake()
 
     def flush(self) -> None:
         with self._lock:  # against the thread below
@@ -131,9 +122,23 @@ class _Worker:
         with self._lock:
             return self.outbox.agent_is_slow()
 
+    def _wake(self) -> None:
+        """Have the thread send what is left."""
+        self._late = True
+        self._left.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._send_late, name="malletrain-reports", daemon=True
+            )
+            with contextlib.suppress(
+                RuntimeError
+            ):  # no thread can be had, or the interpreter ends: then without
+                self._thread.start()
+
     def _send_late(self) -> None:
-        """In a thread: send what no later report took along. A worker may be stopped in the
-        collective after its last report, and then says nothing any more.
+        """In a thread: send what no later report took along, and what the agent was too slow for. A
+        worker may be stopped in the collective after its last report, and then says nothing any
+        more.
         """
         while self._left.wait() and not self.forgotten:
             steps = -1
@@ -143,6 +148,8 @@ class _Worker:
             self._left.clear()
             self._late = False
             self.flush()
+            while self.agent_is_slow() and not self.forgotten:
+                time.sleep(QUIET_S)
 
     def put(self, message: Datagram) -> None:
         try:
@@ -152,7 +159,9 @@ class _Worker:
             tell(f"Something reported is ignored: {error}", once=f"put {error}")
             return
         with self._lock:
-            self.outbox.send(data, keep=True)
+            sent = self.outbox.send(data, keep=True)
+        if not sent and not self._late:
+            self._wake()
 
 
 _worker: _Worker | None = None
@@ -245,12 +254,21 @@ def report(batch_size: float) -> None:
         worker.add(batch_size)
 
 
-def metric(name: str, value: float) -> None:
-    """Report a named number, such as ``metric("accuracy", 0.97)``; the last value per name is shown
-    with the job. Never raises.
+def metric(name: str, value: float, step: int | None = None) -> None:
+    """Report a named number, such as ``metric("loss", 0.97, step=300)``. All values are kept over
+    time, with the samples that were processed by then and the job's scale; of very many a selection
+    that keeps the picture. Never raises.
+
+    Args:
+        name: what it is, in 100 characters at most.
+        value: a finite number.
+        step: the script's own count from 0, such as an epoch.
     """
     try:
         value = float(value)
+        step = None if step is None else int(step)
+        if step is not None and step < 0:
+            value = math.nan
     except Exception:  # as in report(): the training run goes on
         value = math.nan
     if not isinstance(name, str) or not name or not math.isfinite(value):
@@ -260,14 +278,15 @@ def metric(name: str, value: float) -> None:
             else f"a name of type {type(name).__name__}"
         )
         tell(
-            f"metric() takes a name and a finite number, but with {shown} it got something "
-            "else; it is ignored.",
+            f"metric() takes a name, a finite number and a step from 0, but with {shown} it got "
+            "something else; it is ignored.",
             once=f"metric {shown}",
         )
         return
     worker = _worker or _connect()
     if worker is not None:
-        worker.put(ScriptMetric(worker.sender, name, value))
+        worker.flush()
+        worker.put(ScriptMetric(worker.sender, name, value, time.time(), worker.samples, step))
 
 
 def mark(name: str, at: float | None = None) -> None:

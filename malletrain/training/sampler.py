@@ -185,6 +185,11 @@ class ElasticSampler(CountedEpochs):
 
     # --- what the training loop needs ---
 
+    def _samples_left(self, count: int) -> int:
+        batch = self.global_batch_size
+        epoch = self.num_samples - (self.num_samples % batch if self.drop_last else 0)
+        return max(0, (count - self.epoch) * epoch - self.position)
+
     def _leave_epoch(self) -> None:
         tell(
             f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples, "

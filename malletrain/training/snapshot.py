@@ -28,6 +28,7 @@ from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.outcomes import Attempt, Outcomes
+from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
@@ -119,7 +120,7 @@ class Snapshot:
         self._objects = objects
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
-        self._due = time.monotonic() + every_s
+        self._pace = Pace(every_s, self._flags)
         self._outcomes = Outcomes(self.path)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
@@ -180,7 +181,7 @@ class Snapshot:
                 self._disk.is_behind(wanted)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
-        self._due = time.monotonic() + max(0.0, due_in)
+        self._pace.begins(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
 
@@ -238,12 +239,12 @@ class Snapshot:
         finished = time.monotonic()
         attempt = Attempt(finished - started, *totals)
         if failed is None:
-            self._due = finished + self.every_s
+            self._pace.saved(finished - started)
             if leads:
                 self._outcomes.good(size, attempt)
             return None
         wait = min(self.every_s, _RETRY_S)
-        self._due = finished + wait
+        self._pace.failed(wait)
         return self._outcomes.bad(failed, wait, attempt) if leads else str(failed)
 
     def _write(self, taken: Taken | None) -> int:
@@ -264,6 +265,7 @@ class Snapshot:
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
+            "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],
         }
@@ -295,7 +297,7 @@ class Snapshot:
                 return
         if self._replicates() and self._memory is not None:
             self._memory.replicate(self._steps)
-        if time.monotonic() >= self._due or not self._announced:
+        if self._pace.is_due() or not self._announced:
             self._announce_or_save()
 
     def _replicates(self) -> bool:
@@ -314,8 +316,9 @@ class Snapshot:
             number = self._flags.drain_request() if self._flags is not None else 0
             if number and number not in (self._served, self._asked):
                 self._asked, wish = number, 1 + number
-            elif time.monotonic() >= self._due:
-                self._due, wish = time.monotonic() + self.every_s, 1
+            elif self._pace.is_due():
+                self._pace.saved()
+                wish = 1
         decided = agreement.exchange(wish)
         if not self._announced:
             self._announce()
@@ -329,9 +332,9 @@ class Snapshot:
     def _announce_or_save(self) -> None:
         if not self._announced:
             self._announce()
-        if time.monotonic() >= self._due:
+        if self._pace.is_due():
             if rank_and_world()[0] != 0:
-                self._due = time.monotonic() + self.every_s
+                self._pace.saved()
             elif not self._saves_behind():
                 self._save()
 
@@ -345,10 +348,11 @@ class Snapshot:
         if self._copies.busy:
             return True
         self._copies.raise_refused()
+        began = time.monotonic()
         moment = memory.save(self._steps)
         if moment is None:
             return False
-        self._due = time.monotonic() + self.every_s
+        self._pace.saved(time.monotonic() - began)
         self._copies.begin(memory.tier.file(moment), report.totals(), self.every_s)
         return True
 
@@ -389,7 +393,7 @@ class Snapshot:
         assert self._flags is not None
         self._served = wait_to_be_stopped(self._flags, number, again=again)
         if not in_memory:
-            self._due = time.monotonic() + self.every_s
+            self._pace.saved()
 
     def _heirs(self, number: int) -> tuple[str, ...]:
         return self._flags.heirs(number) if self._flags is not None else ()

@@ -49,6 +49,8 @@ class SchedulerAnswer:
     """Running leases that have to leave for a reason of this scheduler's, and why."""
     urgent: bool = False
     """Nodes are just being taken back: the next look should come soon."""
+    wanted: float | None = None
+    """Nodes that the waiting jobs of others ask for; None: not shown."""
 
 
 @dataclass(frozen=True)

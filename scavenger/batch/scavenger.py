@@ -206,6 +206,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             leases=(*self.ender.with_asked(view.leases, grace_s), *gone.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
+            foretold=self.memory.foretold,
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
             room=min(self.submitter.pace.whole, self.budget.room) * self._shared_by(view.site),
@@ -235,7 +236,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
         free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*free, *(facts.keys() & leased)], now)
+        self.memory.update([*free, *(facts.keys() & leased)], now, answer.wanted)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),

@@ -150,6 +150,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             kept=claimed.kept,
             leave=leave,
             urgent=bool(hold or self._lacked),
+            wanted=sum(job.nodes for job in jobs.pending),
         )
 
     def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:

@@ -106,7 +106,10 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """
     called = job.part.id if job.part else job.id
     if job.state in ENDED_STATES:
-        return Lease(lease_id, called, LeaseState.ENDED, job.node_list, ENDED_STATES[job.state])
+        why, began = ENDED_STATES[job.state], job.start
+        return Lease(
+            lease_id, called, LeaseState.ENDED, job.node_list, why, started=began, ended=job.end
+        )
     if job.state in PENDING_STATES:
         return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)
     leaving = job.state == "COMPLETING" or (job.end is not None and job.end - now <= grace_s + 1.0)
@@ -118,6 +121,8 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
         job.node_list,
         "it is ending" if leaving else "",
         leaving_by,
+        job.start,
+        job.end if job.state == "COMPLETING" else None,  # it has ended, and its node is cleaned up
     )
 
 

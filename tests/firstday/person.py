@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol.views import EventView, JobView
 from tests import waiting
 from tests.firstday.terminal import Said, Terminal
@@ -89,8 +89,8 @@ class Person:
         with self._client() as client:
             return client.events(limit=1000, job=job)
 
-    def _client(self) -> Client:
-        return Client.of(Path(self.variables["HOME"]) / ".local" / "state" / "malletrain")
+    def _client(self) -> Connection:
+        return Connection.of(Path(self.variables["HOME"]) / ".local" / "state" / "malletrain")
 
     def until_ended(self, job: str) -> JobView:
         """Wait until a job has ended; the job."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.protocol import messages
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
@@ -92,8 +92,8 @@ class Site:
         self.daemon.send_signal(number)
         return self.daemon.wait()
 
-    def client(self) -> Client:
-        return Client.of(self.state)
+    def client(self) -> Connection:
+        return Connection.of(self.state)
 
     def script(self, name: str, text: str) -> Path:
         path = self.work / name

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from malletrain.client import Client, ClientError
+from malletrain.client import ClientError, Connection
 from malletrain.identity.keys import KeyPair, new_pair
 from malletrain.identity.state_directory import INFO, read_daemon_info
 from malletrain.protocol import messages
@@ -60,10 +60,10 @@ def pbs_site(
     return running(PbsSite(root / "site", FakePbs(root / "machine", **options), daemon, lines))  # type: ignore[arg-type]
 
 
-def client_with(site: PbsSite, pair: KeyPair) -> Client:
+def client_with(site: PbsSite, pair: KeyPair) -> Connection:
     """The client of somebody else."""
     info = read_daemon_info(site.state / INFO)
-    return Client(
+    return Connection(
         info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode()
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from tests.waiting import PATIENCE_S
 
 UNIT = Path(__file__).parents[2] / "site-configs" / "malletrain.service"
@@ -38,7 +38,7 @@ def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
     )
     try:
         assert manager.recv(100) == b"READY=1"
-        with Client.of(tmp_path / "state") as client:
+        with Connection.of(tmp_path / "state") as client:
             assert client.status().pid == daemon.pid
         daemon.terminate()
         assert manager.recv(100) == b"STOPPING=1"

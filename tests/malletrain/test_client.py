@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from malletrain.client import Client, ClientError, Unreachable
+from malletrain.client import ClientError, Connection, Unreachable
 from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
 from malletrain.protocol import messages, wire
@@ -29,7 +29,7 @@ SPEC = messages.JobSpec(
 
 
 def test_operations(daemon):
-    with Client.of(daemon.state_dir) as client:
+    with Connection.of(daemon.state_dir) as client:
         assert client.submit(SPEC).state == "queued"
         assert daemon.seen[0][1]["spec"]["curve"] == {"1": 2.0}
         assert client.jobs() == [job_view()]
@@ -46,7 +46,7 @@ def test_refused(daemon):
         raise Refuse("No such job.")
 
     daemon.answers["job"] = refuse
-    with Client.of(daemon.state_dir) as client:
+    with Connection.of(daemon.state_dir) as client:
         with pytest.raises(ClientError, match=r"^No such job\.$") as caught:
             client.job("x")
         assert caught.value.code == "refused"
@@ -55,14 +55,14 @@ def test_refused(daemon):
 
 def test_never_started(tmp_path):
     with pytest.raises(Unreachable, match="Start one with: malletrain daemon --config"):
-        Client.of(tmp_path / "nothing")
+        Connection.of(tmp_path / "nothing")
 
 
 def test_killed(daemon):
     """kill -9 leaves daemon.json; this process is alive, so only the address tells."""
     daemon.stop(forget=False)
     with (
-        Client.of(daemon.state_dir) as client,
+        Connection.of(daemon.state_dir) as client,
         pytest.raises(Unreachable, match=r"not running\. Start one with"),
     ):
         client.status()
@@ -71,18 +71,18 @@ def test_killed(daemon):
 def test_process_gone(daemon):
     write_daemon_info(daemon.state_dir / INFO, dataclasses.replace(daemon.info, pid=2**22 + 1))
     with pytest.raises(Unreachable, match="is gone"):
-        Client.of(daemon.state_dir)
+        Connection.of(daemon.state_dir)
 
 
 def test_restarted_between_two_calls(daemon, tmp_path):
-    with Client.of(daemon.state_dir) as client:
+    with Connection.of(daemon.state_dir) as client:
         assert client.status().pid == 42
         daemon.stop(forget=False)
         with pytest.raises(Unreachable):
             client.status()
     again = FakeDaemon(tmp_path / "state", default_answers())
     try:
-        with Client.of(tmp_path / "state") as client:
+        with Connection.of(tmp_path / "state") as client:
             assert client.status().pid == 42
     finally:
         again.stop()
@@ -90,7 +90,7 @@ def test_restarted_between_two_calls(daemon, tmp_path):
 
 def test_deaf(daemon):
     daemon.answers["submit"] = lambda p: SILENCE
-    with Client.of(daemon.state_dir, timeout_s=0.2) as client:
+    with Connection.of(daemon.state_dir, timeout_s=0.2) as client:
         with pytest.raises(
             Unreachable,
             match=r"did not answer within 0\.2 s\. Whether it carried the request out is not known",
@@ -100,7 +100,7 @@ def test_deaf(daemon):
         with pytest.raises(Unreachable) as caught:
             client.jobs()
         assert "carried" not in str(caught.value)
-    with Client.of(daemon.state_dir) as client:
+    with Connection.of(daemon.state_dir) as client:
         assert client.status().pid == 42
 
 
@@ -108,7 +108,7 @@ def test_stranger(daemon):
     """Somebody else's key is told so at once."""
     write_key(daemon.state_dir / "keys" / "client.key", new_pair())
     with (
-        Client.of(daemon.state_dir) as client,
+        Connection.of(daemon.state_dir) as client,
         pytest.raises(Unreachable, match="does not accept this client's key"),
     ):
         client.status()
@@ -116,7 +116,7 @@ def test_stranger(daemon):
 
 def test_wrong_server_key(daemon):
     foreign, own = new_pair(), new_pair()
-    client = Client(
+    client = Connection(
         daemon.info.endpoint, foreign.public.encode(), own.public.encode(), own.secret.encode()
     )
     with client, pytest.raises(Unreachable):
@@ -126,14 +126,14 @@ def test_wrong_server_key(daemon):
 def test_answer_of_another_version(daemon):
     daemon.answers["status"] = lambda p: {"surprise": 1}
     with (
-        Client.of(daemon.state_dir) as client,
+        Connection.of(daemon.state_dir) as client,
         pytest.raises(ClientError, match="data this version does not know"),
     ):
         client.status()
 
 
 def test_request_too_large(daemon):
-    with Client.of(daemon.state_dir) as client:
+    with Connection.of(daemon.state_dir) as client:
         with pytest.raises(ClientError, match="over the limit") as caught:
             client.submit(msgspec.structs.replace(SPEC, env={"A": "x" * wire.MAX_MESSAGE_BYTES}))
         assert caught.value.code == "usage"
@@ -150,7 +150,7 @@ def test_request_too_large(daemon):
 )
 def test_an_address_that_cannot_be_used_is_told_and_leaves_nothing_open(endpoint, server):
     own = new_pair()
-    client = Client(
+    client = Connection(
         endpoint, server.encode(), own.public.encode(), own.secret.encode(), start_hint="Ask them."
     )
     for _ in range(2):
@@ -166,11 +166,11 @@ def test_a_site_file_with_a_wrong_key_is_told(tmp_path, daemon, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MALLETRAIN_DAEMON", str(tmp_path / "site.json"))
     write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, server_key="#" * 40))
-    with Client.of() as client, pytest.raises(Unreachable, match="key cannot be used"):
+    with Connection.of() as client, pytest.raises(Unreachable, match="key cannot be used"):
         client.status()
     write_daemon_info(tmp_path / "site.json", dataclasses.replace(daemon.info, server_key="x"))
     with pytest.raises(Unreachable, match=r"damaged \(its server_key .*ask the operators"):
-        Client.of()
+        Connection.of()
 
 
 def test_a_site_daemon_that_stopped_is_the_operators_business(tmp_path, daemon, monkeypatch):
@@ -180,13 +180,13 @@ def test_a_site_daemon_that_stopped_is_the_operators_business(tmp_path, daemon, 
         tmp_path / "site.json", dataclasses.replace(daemon.info, pid=2**22 + 1)
     )  # a copy of before the last start
     with (
-        Client.of() as client,
+        Connection.of() as client,
         pytest.raises(Unreachable, match="does not accept this client's key"),
     ):
         client.status()
     daemon.stop()
     with (
-        Client.of() as client,
+        Connection.of() as client,
         pytest.raises(Unreachable, match=r"not running\. Ask the operators"),
     ):
         client.status()

@@ -20,7 +20,8 @@ def test_every_name_is_that_of_a_file_in_the_tree():
 def test_everything_that_operators_need_is_there():
     kinds = {"slurm", "pbs"}
     assert {f"jobscripts/{kind}/lease.sh" for kind in kinds} <= set(names())
-    configurations = {str(f.relative_to(ROOT)) for f in (ROOT / "site-configs").iterdir()}
+    tree = (ROOT / "site-configs").rglob("*")
+    configurations = {str(f.relative_to(ROOT)) for f in tree if f.is_file()}
     assert configurations <= set(names())
 
 

@@ -58,7 +58,7 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
     }
 
 
-@pytest.mark.parametrize("name", ["infinicache", "windsr"])
+@pytest.mark.parametrize("name", ["infinicache", "nas", "windsr"])
 def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, name):
     build("wheel", tree / "jobscripts" / name, tmp_path)
     (made,) = tmp_path.glob("*.whl")

@@ -25,9 +25,9 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 def _where(options: argparse.Namespace) -> tuple[list[str], bytes]:
     """Addresses and key: from the options, or of the service job that ``--job`` names."""
     if options.job:
-        from malletrain.client import Client
+        from malletrain.client import Connection
 
-        with Client.of() as client:
+        with Connection.of() as client:
             found = client.members(options.job)
         return [m.address for m in found.members if m.address], bytes.fromhex(found.key)
     return [a for a in options.at.split(",") if a], bytes.fromhex(

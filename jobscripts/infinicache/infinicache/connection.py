@@ -49,7 +49,7 @@ class CallFailed(RuntimeError):
         self.code = code
 
 
-class Connection:
+class CacheConnection:
     """A socket in the running loop. ``on_message(connection, head, body)`` is called in order;
     ``allocate(head, length)`` names the memory for a body; ``on_close(connection)`` is called once.
     """
@@ -60,9 +60,9 @@ class Connection:
         key: bytes,
         *,
         serves: bool,
-        on_message: Callable[[Connection, dict[str, Any], Any], None],
+        on_message: Callable[[CacheConnection, dict[str, Any], Any], None],
         allocate: Callable[[dict[str, Any], int], Buffer],
-        on_close: Callable[[Connection], None],
+        on_close: Callable[[CacheConnection], None],
     ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -249,7 +249,7 @@ class PeerConnection:
     def __init__(self, address: str, key: bytes) -> None:
         self.address = address
         self._key = key
-        self._connection: Connection | None = None
+        self._connection: CacheConnection | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
         self._number = 0
         self._waiting: dict[
@@ -288,7 +288,7 @@ class PeerConnection:
             raise CallFailed(head["error"], head.get("code", "refused"))
         return head, answer
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> CacheConnection:
         async with self._connecting:
             if self._connection is not None and not self._connection.closed:
                 return self._connection
@@ -304,7 +304,7 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"Nothing answers at {self.address} ({error or 'no answer in time'})."
                 ) from None
-            made = Connection(
+            made = CacheConnection(
                 sock,
                 self._key,
                 serves=False,
@@ -326,12 +326,12 @@ class PeerConnection:
             return known[1]
         return bytearray(length)
 
-    def _answered(self, connection: Connection, head: dict[str, Any], body: Any) -> None:
+    def _answered(self, connection: CacheConnection, head: dict[str, Any], body: Any) -> None:
         known = self._waiting.get(head["id"])
         if known is not None and not known[0].done():
             known[0].set_result((head, body))
 
-    def _closed(self, connection: Connection) -> None:
+    def _closed(self, connection: CacheConnection) -> None:
         if self._connection is connection:
             self._connection = None
         waiting, self._waiting = self._waiting, {}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from infinicache.connection import CallFailed, Connection, ConnectionLost
+from infinicache.connection import CacheConnection, CallFailed, ConnectionLost
 from infinicache.isal import Buffer
 from infinicache.objects import CacheError, TooLarge, Unavailable
 from infinicache.store import Refusal
@@ -44,8 +44,8 @@ class Server:
         port: int = 0,
     ) -> None:
         self._handlers, self._key = handlers, key
-        self._connections: set[Connection] = set()
-        self._tasks: dict[tuple[Connection, int], asyncio.Task[Any]] = {}
+        self._connections: set[CacheConnection] = set()
+        self._tasks: dict[tuple[CacheConnection, int], asyncio.Task[Any]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind((host, port))
@@ -62,7 +62,7 @@ class Server:
             sock, _ = self._socket.accept()
         except OSError:
             return
-        made = Connection(
+        made = CacheConnection(
             sock,
             self._key,
             serves=True,
@@ -74,16 +74,16 @@ class Server:
         self._loop.call_later(HANDSHAKE_S, self._give_up, made)
 
     @staticmethod
-    def _give_up(connection: Connection) -> None:
+    def _give_up(connection: CacheConnection) -> None:
         if not connection.ready.done():
             connection.close("no handshake in time")
 
-    def _closed(self, connection: Connection) -> None:
+    def _closed(self, connection: CacheConnection) -> None:
         self._connections.discard(connection)
         for key in [k for k in self._tasks if k[0] is connection]:
             self._tasks.pop(key).cancel()
 
-    def _request(self, connection: Connection, head: dict[str, Any], body: Buffer) -> None:
+    def _request(self, connection: CacheConnection, head: dict[str, Any], body: Buffer) -> None:
         number, op = head.pop("id"), head.pop("op")
         if op == "cancel":
             connection.withdraw(number)
@@ -113,7 +113,7 @@ class Server:
         self._answer(connection, number, answer)
 
     def _finished(
-        self, connection: Connection, number: int, op: str, task: asyncio.Task[Any]
+        self, connection: CacheConnection, number: int, op: str, task: asyncio.Task[Any]
     ) -> None:
         self._tasks.pop((connection, number), None)
         if not task.cancelled():
@@ -121,7 +121,7 @@ class Server:
             self._answer(connection, number, _told(error, op) if error else task.result())
 
     @staticmethod
-    def _answer(connection: Connection, number: int, answer: Any) -> None:
+    def _answer(connection: CacheConnection, number: int, answer: Any) -> None:
         head, body = answer if isinstance(answer, tuple) else (answer or {}, [])
         connection.send({"id": number, **head}, body, number)
 

@@ -31,6 +31,8 @@ while True:
     for step in range(1, 10**9):
         out.send(local.encode(local.WorkerProgress(who(), step * 32.0, step, 32.0, 1.0, 1.0 + step)))
         number = flags.drain_request()
+        if flags.loss_expected_ms():
+            out.send(local.encode(local.ScriptMetric(who(), "loss", flags.loss_expected_ms())))
         if number and number != served:
             served = number
             out.send(local.encode(local.DrainDone(who(), number, True)))

@@ -274,6 +274,14 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 
+def test_the_worker_hears_how_soon_a_loss_is_expected(daemon, start, tmp_path):
+    start()
+    running(daemon, tmp_path)
+    daemon.send("n0", messages.ExpectLoss("another", 1.0))
+    daemon.send("n0", messages.ExpectLoss("j1", 450.0))
+    assert daemon.expect("n0", messages.Metric, name="loss").value == 450e3
+
+
 def test_a_drain_without_a_worker_that_can_is_answered_at_once(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path, 'say("ready")\njoin()\nnext_message(messages.Round)\n')

@@ -54,24 +54,59 @@ def test_the_newest_counts_of_every_worker_are_sent_once(reports, daemon):
     ]
 
 
+def measured(value, at=0.0, rank=0, name="accuracy"):
+    return local.ScriptMetric(sender(rank), name, value, at or 100.0 + value, 8.0, 1)
+
+
+def test_values_of_metrics_go_together_after_the_counts_that_they_belong_to(reports, daemon):
+    reports.take(progress(1))
+    for value in (0.5, 0.25, 0.75):
+        reports.take(measured(value))
+    reports.take(measured(3.0, name="loss"))
+    assert daemon.got == []
+    reports.flush_due(now=10.0)
+    assert [type(m) for m in daemon.got] == [messages.Progress, messages.Metric, messages.Metric]
+    accuracy, loss = daemon.got[1:]
+    assert (accuracy.name, accuracy.value, accuracy.generation) == ("accuracy", 0.75, 1)
+    assert [p.value for p in accuracy.points] == [0.5, 0.25, 0.75]
+    assert accuracy.points[0] == messages.MetricSample(100.5, 0.5, 8.0, 1)
+    assert loss.points == (messages.MetricSample(103.0, 3.0, 8.0, 1),)
+    reports.take(measured(0.8))
+    reports.flush_due(now=10.1)
+    assert len(daemon.got) == 3, "half a second is not over"
+    reports.flush_due(now=10.6)
+    assert daemon.got[3].points[0].value == 0.8
+
+
+def test_of_many_values_that_wait_the_extremes_and_the_newest_stay(reports, daemon):
+    daemon.there = False
+    values = [float(i % 7) for i in range(1000)]
+    values[500], values[501] = -9.0, 99.0
+    for number, value in enumerate(values):
+        reports.take(measured(value, at=1.0 + number))
+    daemon.there = True
+    reports.flush_metrics()
+    (message,) = daemon.got
+    kept = [point.value for point in message.points]
+    assert len(kept) <= 256
+    assert (min(kept), max(kept), kept[-1]) == (-9.0, 99.0, values[-1])
+    assert [p.time for p in message.points] == sorted(p.time for p in message.points)
+
+
 def test_everything_else_is_sent_at_once(reports, daemon):
     reports.take(local.StartupMark(sender(), "import", 5.0))
-    reports.take(local.ScriptMetric(sender(2), "accuracy", 0.9))
     reports.take(local.SnapshotTaken(sender(), True, "/p", 10, 0.5, 80.0, 10))
     reports.take(local.SnapshotTaken(sender(), False, "/p", 0, 0.5, 80.0, 10, "The disk is full."))
     reports.take(local.ModelFacts(sender(), 1000, None))
-    assert daemon.got[:2] == [
-        messages.Mark("j1", 1, 0, "import", 5.0),
-        messages.Metric("j1", 2, "accuracy", 0.9),
-    ]
+    assert daemon.got[0] == messages.Mark("j1", 1, 0, "import", 5.0)
     assert [
-        (m.kind, m.sentence, m.data.get("saved"), m.data.get("parameters")) for m in daemon.got[2:]
+        (m.kind, m.sentence, m.data.get("saved"), m.data.get("parameters")) for m in daemon.got[1:]
     ] == [
         ("snapshot", "", True, None),
         ("snapshot", "The disk is full.", False, None),
         ("profile", "", None, 1000),
     ]
-    assert daemon.got[2].data["samples"] == 80.0
+    assert daemon.got[1].data["samples"] == 80.0
 
 
 def test_drains_and_the_ability_to_serve_them(reports, daemon):
@@ -104,21 +139,24 @@ def test_nothing_that_counts_is_lost_while_the_daemon_is_away(reports, daemon):
     reports.flush()
     daemon.there = False
     reports.take(local.StartupMark(sender(), "first", 5.0))
-    reports.take(local.ScriptMetric(sender(), "accuracy", 0.1))
-    reports.take(local.ScriptMetric(sender(), "accuracy", 0.9))
-    reports.take(local.ScriptMetric(sender(1), "loss", 0.3))
-    reports.flush()
+    reports.take(measured(0.1))
+    reports.take(measured(0.9))
+    reports.take(measured(0.3, rank=1, name="loss"))
+    reports.flush_metrics()
     daemon.there, daemon.got = True, []
     reports.reconnected()
     assert daemon.got[0] == messages.Mark("j1", 1, 0, "first", 5.0)
-    assert [(m.name, m.value) for m in daemon.got[1:3]] == [("accuracy", 0.9), ("loss", 0.3)]
-    assert daemon.got[3].steps == 1  # the last message before may have been lost
+    assert daemon.got[1].steps == 1  # the last message before may have been lost
+    assert [(m.name, [p.value for p in m.points]) for m in daemon.got[2:]] == [
+        ("accuracy", [0.1, 0.9]),
+        ("loss", [0.3]),
+    ]
     daemon.got = []
     reports.reconnected()
     assert [type(m) for m in daemon.got] == [
-        messages.Metric,
-        messages.Metric,
         messages.Progress,
+        messages.Metric,
+        messages.Metric,
     ]  # marks went out once
 
 

@@ -296,7 +296,7 @@ def test_a_closed_pipe_is_no_error(daemon):
 
 
 def test_an_unexpected_error_is_a_sentence(run, daemon, monkeypatch):
-    monkeypatch.setattr("malletrain.client.Client.status", lambda self: 1 / 0)
+    monkeypatch.setattr("malletrain.client.Connection.status", lambda self: 1 / 0)
     result = run("status")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1

@@ -9,10 +9,10 @@ import sys
 import msgspec
 import pytest
 
-from malletrain.cli.snapshot_paths import snapshot_paths
 from malletrain.identity.keys import user_name
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
+from malletrain.submission.snapshot_paths import snapshot_paths
 from malletrain.submission.spec import parse_env, parse_nodes
 from tests.malletrain.cli.fake_daemon import Refuse, detail, job_view
 

@@ -9,7 +9,7 @@ import pytest
 from malletrain.protocol.views import UsageView
 
 ROWS = [
-    UsageView("2026-10", "ann", "a100", 10.0, 8.0, 0.5, 0.25, 0.25, 1.0, 1000.0, 12.0),
+    UsageView("2026-10", "ann", "a100", 10.0, 8.0, 0.5, 0.25, 0.25, 1.0, 1000.0, 12.0, "lab"),
     UsageView("2026-10", "bob", "a100", 2.0, 1.0, 0.0, 0.0, 0.0, 1.0, 50.0, 2.0),
     UsageView("2026-11", "ann", "default", 4.0, 3.0, 0.5, 0.0, 0.0, 0.5, 30.0, None),
 ]
@@ -44,6 +44,8 @@ def test_json_by_what_is_asked_for(usage):
     assert by(rows, "node_class") == {"a100": (12.0, 14.0, 1050.0), "default": (4.0, None, 30.0)}
     rows = json.loads(usage("--json", "--by", "month", "--by", "user").stdout)
     assert len(rows) == 3
+    rows = json.loads(usage("--json", "--by", "account").stdout)
+    assert by(rows, "account") == {"": (6.0, None, 80.0), "lab": (10.0, 12.0, 1000.0)}
 
 
 def test_csv(usage):

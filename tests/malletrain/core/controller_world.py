@@ -6,6 +6,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from malletrain.core.commands import (
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Stop,
+    Suspend,
+    TakeLeases,
+)
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
     GapsSeen,
@@ -15,14 +24,7 @@ from malletrain.core.events import (
     LeaseNotYet,
     NodeJoined,
     NodeLost,
-    ReclaimNodes,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
-    Start,
-    Stop,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 

@@ -8,23 +8,25 @@ import heapq
 
 from allocator import RescaleCost
 from jpa import Advisor
-from malletrain.core.events import (
+from malletrain.core.commands import (
     Announce,
-    JobState,
-    JobSubmitted,
     KeepScalingModel,
-    NodeJoined,
-    NodeLost,
-    Progressed,
     ReleaseLeases,
     Rescale,
-    RescaleCosted,
-    RescaleFinished,
-    RoundFormed,
     Start,
     Stop,
     Suspend,
     TakeLeases,
+)
+from malletrain.core.events import (
+    JobState,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    RescaleCosted,
+    RescaleFinished,
+    RoundFormed,
     Tick,
     WorkersFailed,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import (
     JobCompleted,
     JobState,
@@ -11,10 +12,7 @@ from malletrain.core.events import (
     NodeLeaving,
     NodeLost,
     NodeRejected,
-    Rescale,
     RescaleFinished,
-    Start,
-    Suspend,
     Tick,
 )
 from tests.malletrain.core.controller_script import (

@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.commands import ReleaseLeases, Rescale, Start, Stop, Suspend
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
     CurveLearned,
     JobCancelled,
     JobCompleted,
     JobState,
+    JobWeighed,
     NodeJoined,
     NodeLeaving,
     NodeLost,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
     RoundInterrupted,
-    Start,
-    Stop,
-    Suspend,
     Tick,
     WorkersFailed,
 )
@@ -227,6 +224,17 @@ def test_a_learned_curve_changes_the_plan():
 
 
 # --- restart of the daemon ---
+
+
+def test_a_new_weight_moves_nodes_to_the_job_that_counts_more():
+    c = controller(min_interval_s=0.0)
+    linear = ScalingCurve.of((k, 100.0 * k) for k in range(1, 4))
+    play(c, [(0.0, job("a", 1, 3, curve=linear, weight=2.0)), (0.0, job("b", 1, 3, curve=linear))])
+    play(c, [*nodes("n1", "n2", "n3", "n4"), (1.0, Tick()), (5.0, RescaleFinished("a"))])
+    play(c, [(5.0, RescaleFinished("b"))])
+    assert [len(c.jobs[name].nodes) for name in "ab"] == [3, 1]
+    play(c, [(10.0, JobWeighed("b", 8.0)), (12.0, Tick())])
+    assert [len(c.jobs[name].nodes) for name in "ab"] == [1, 3]
 
 
 def test_after_a_restart_nothing_is_planned_before_everybody_had_time_to_report():

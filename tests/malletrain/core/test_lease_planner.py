@@ -5,26 +5,31 @@ from __future__ import annotations
 import pytest
 
 from malletrain.core.bidders import Bidders
+from malletrain.core.commands import (
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Suspend,
+    TakeLeases,
+)
 from malletrain.core.events import (
     GapsSeen,
     LeaseNotTaken,
     NodeJoined,
     NodeRejected,
-    ReclaimNodes,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
-    Start,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 from malletrain.core.gaps import Gaps
+from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
+from malletrain.core.quotas import Quotas
 from malletrain.core.settings import ControllerSettings
+from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
 from tests.malletrain.core.controller_script import (
     controller,
@@ -248,7 +253,9 @@ def planner(*nodes, jobs, settings=None, gaps=()):
     seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
     queue = AdmissionQueue(state, seen, 20, 600.0)
     runner = ProfileRunner(state, settings)
-    bidders = Bidders(state, seen, queue, runner, settings.min_interval_s)
+    goals = GoalKeeper(state, seen, settings)
+    shares, quotas = Shares(state, None), Quotas(state)
+    bidders = Bidders(state, seen, queue, runner, goals, shares, quotas, settings.min_interval_s)
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):

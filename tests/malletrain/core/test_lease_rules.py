@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.core.commands import ReclaimNodes, ReleaseLeases, TakeLeases
 from malletrain.core.events import (
     GapsSeen,
     JobCancelled,
     LeaseNotYet,
     NodeJoined,
     NodeLost,
-    ReclaimNodes,
-    ReleaseLeases,
     RescaleFinished,
-    TakeLeases,
     Tick,
 )
 from tests.malletrain.core.controller_script import controller, gaps, job, play, running

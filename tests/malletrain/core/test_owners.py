@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.commands import (
+    ReclaimNodes,
+    ReleaseLeases,
+    Rescale,
+    Start,
+    Suspend,
+    TakeLeases,
+)
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
     GapsSeen,
@@ -14,13 +22,7 @@ from malletrain.core.events import (
     NodeJoined,
     NodeLost,
     NodeRejected,
-    ReclaimNodes,
-    ReleaseLeases,
-    Rescale,
     RescaleFinished,
-    Start,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 from malletrain.core.pools import by_class, class_of, largest, owner_of, pool

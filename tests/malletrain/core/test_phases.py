@@ -43,3 +43,14 @@ def test_a_few_odd_reports_and_none_at_all_decide_nothing():
     feed(tracker, 2, 64.0)
     feed(tracker, 2, 640.0, 3)
     assert feed(tracker, 2, 0.0) == "batch xnonsense"
+
+
+def test_another_model_is_another_phase_at_every_batch_and_survives_a_restart():
+    tracker = PhaseTracker()
+    feed(tracker, 2, 32.0)
+    tracker.another_model("3e+06")
+    assert feed(tracker, 2, 32.0) == "default, model 3e+06"
+    assert feed(tracker, 2, 64.0) == "batch x2, model 3e+06"
+    again = PhaseTracker("batch x2, model 3e+06")
+    assert feed(again, 2, 64.0) == "batch x2, model 3e+06"
+    assert feed(again, 2, 32.0) == "default, model 3e+06"

@@ -8,13 +8,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, precondition, rule
 
+from malletrain.core.commands import Announce, KeepScalingModel, Rescale
 from malletrain.core.events import (
-    Announce,
     JobState,
     JobSubmitted,
-    KeepScalingModel,
     Progressed,
-    Rescale,
     RescaleCosted,
     RescaleFinished,
     RoundFormed,

@@ -18,16 +18,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.controller import Controller, ControllerSettings
 from malletrain.core.events import (
     Event,
     JobCompleted,
     JobSubmitted,
     NodeJoined,
-    Rescale,
     RescaleFinished,
-    Start,
-    Suspend,
     Tick,
 )
 from malletrain.core.planning import PlanningSettings

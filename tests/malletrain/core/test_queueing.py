@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from allocator import ScalingCurve
+from malletrain.core.commands import Start, Suspend, TakeLeases
 from malletrain.core.events import (
     JobCancelled,
     JobCompleted,
     JobState,
     NodeJoined,
     RescaleFinished,
-    Start,
-    Suspend,
-    TakeLeases,
     Tick,
 )
 from malletrain.core.gaps import Gaps

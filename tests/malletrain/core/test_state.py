@@ -9,7 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from malletrain.core.events import JobState, JobSubmitted, NodeJoined, Rescale, Start, Suspend
+from malletrain.core.commands import Rescale, Start, Suspend
+from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.state import ControllerState
 
 

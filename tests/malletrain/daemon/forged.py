@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from malletrain.client import Client
+from malletrain.client import Connection
 from malletrain.config.model import parse_config
 from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
@@ -171,9 +171,9 @@ class RunningDaemon:
         """Call ``function`` in the daemon's own thread."""
         self._loop.call_soon_threadsafe(function)
 
-    def client(self, user: str = "") -> Client:
+    def client(self, user: str = "") -> Connection:
         pair = USERS[user] if user else self.daemon.keys.client
-        return Client(
+        return Connection(
             self.daemon.endpoint,
             self.daemon.keys.server.public.encode(),
             pair.public.encode(),

@@ -11,7 +11,7 @@ from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
 from malletrain.daemon.curves import Curves
 from malletrain.protocol import messages
-from malletrain.store.schema import CurveRow, JobRow
+from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store
 
 
@@ -240,3 +240,16 @@ def test_caution_counts_after_a_profile_only():
     assert ScalingModel().bid_curve(sizes, 1.0) is None
     cautious = MEASURED.bid_curve(sizes, 1.0)
     assert cautious.at(3) < MEASURED.curve.estimate(3)[0]
+
+
+def test_another_model_is_told_from_the_same_one_said_again(curves):
+    _, made = new(curves, "j1")
+    first = {"parameters": 1_000_000, "flops_per_sample": 2e9}
+    assert curves.another_model("j1", first) == ""
+    curves.described("j1", made, first)
+    assert curves.another_model("j1", first) == ""
+    assert curves.another_model("j1", {"parameters": 1_000_000, "flops_per_sample": None}) == ""
+    larger = {"parameters": 3_000_000, "flops_per_sample": 2e9}
+    assert curves.another_model("j1", larger) == "3e+06 2e+09"
+    curves.described("j1", made, larger)
+    assert curves.another_model("j1", larger) == ""

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.redaction import FAILED
 from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
+from malletrain.protocol.discretion import FAILED
 from malletrain.protocol.payloads import NodeNetwork
-from malletrain.store.schema import JobRow
+from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 

@@ -17,7 +17,7 @@ from malletrain.daemon.usage import (
     spans_of,
     usage,
 )
-from malletrain.store.schema import RescaleRow
+from malletrain.store.records import RescaleRow
 
 NOVEMBER = float(timegm((2026, 11, 1, 0, 0, 0)))
 DECEMBER = float(timegm((2026, 12, 1, 0, 0, 0)))
@@ -83,16 +83,18 @@ def test_only_what_is_between_the_two_times_counts():
     assert usage(leases, [HISTORY], T + 5000, END) == {}
 
 
-def test_months_users_and_classes_are_kept_apart():
+def test_months_users_classes_and_accounts_are_kept_apart():
     leases = [
         LeasedSpan("ann", "a100", DECEMBER - 100, DECEMBER + 50),
         LeasedSpan("bob", "default", DECEMBER - 100, DECEMBER - 50),
+        LeasedSpan("bob", "default", DECEMBER - 100, DECEMBER - 70, "lab"),
     ]
     found = usage(leases, (), 0.0, DECEMBER + 1000)
     assert {key: each.leased for key, each in found.items()} == {
-        ("2026-11", "ann", "a100"): 100,
-        ("2026-12", "ann", "a100"): 50,
-        ("2026-11", "bob", "default"): 50,
+        ("2026-11", "ann", "a100", ""): 100,
+        ("2026-12", "ann", "a100", ""): 50,
+        ("2026-11", "bob", "default", ""): 50,
+        ("2026-11", "bob", "default", "lab"): 30,
     }
 
 

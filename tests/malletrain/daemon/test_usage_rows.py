@@ -5,7 +5,7 @@ import pytest
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.store.schema import EventRow, JobRow, LeaseRow, RescaleRow
+from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
 from malletrain.store.store import Store
 
 T = 1_795_000_000.0

@@ -280,14 +280,14 @@ os.setuid(54321)
 for name in ("HOME", "XDG_CONFIG_HOME", "MALLETRAIN_STATE_DIR", "MALLETRAIN_DAEMON"):
     os.environ.pop(name, None)
 state_directory.SITE_INFO = Path(sys.argv[1])
-for call in (state_directory.default_state_dir, keys.own_key, client.Client.of):
+for call in (state_directory.default_state_dir, keys.own_key, client.Connection.of):
     try:
         call()
     except (state_directory.StateDirError, client.Unreachable) as error:
         print(error)
 os.environ["MALLETRAIN_DAEMON"] = "~/x"
 try:
-    client.Client.of()
+    client.Connection.of()
 except client.Unreachable as error:
     print(error)
 """

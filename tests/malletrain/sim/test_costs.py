@@ -45,6 +45,7 @@ class TestReal:
             Cause.START: 80.0,
             Cause.RESCALE: 0.0,
             Cause.PREEMPTION: 0.0,
+            Cause.SNAPSHOT: 0.0,
         }
 
     @pytest.mark.parametrize(("to", "pause"), [(6, UP), (2, DOWN)])
@@ -171,3 +172,28 @@ class TestFreeTrain:
 def test_costs_that_make_no_sense_are_refused(wrong):
     with pytest.raises(WorkloadError, match="seconds, 0 or more"):
         CostModel(**wrong)
+
+
+class TestSnapshots:
+    def test_taking_them_costs_time(self):
+        run = training(4, snapshot_s=6.0, snapshot_every_s=60.0)
+        run.accrue(600.0)
+        assert run.done == pytest.approx(0.9 * 600 * 40)
+        assert run.node_s[Cause.SNAPSHOT] == pytest.approx(0.1 * 600 * 4)
+        assert run.lost[Cause.SNAPSHOT] == pytest.approx(0.1 * 600 * 40)
+
+    def test_a_loss_that_is_expected_makes_them_more_frequent(self):
+        run = training(4, snapshot_s=1.0, snapshot_every_s=60.0)
+        run.accrue(130.0)
+        run.expects_loss(200.0, 130.0)  # every 20 s, the last one at 120
+        run.loses(nodes(4)[:1], 155.0)
+        assert run.redone_node_s == pytest.approx(15.0 * 4)
+
+    def test_the_script_says_how_long_it_waits_at_most(self):
+        run = training(4, snapshot_s=1.0, snapshot_every_s=60.0)
+        run.expects_loss(1e9, 10.0)
+        assert run.snapshot_every_s == 60.0
+
+    def test_more_time_for_snapshots_than_for_training_is_refused(self):
+        with pytest.raises(WorkloadError, match="take them more rarely"):
+            CostModel(snapshot_s=40.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -342,3 +343,31 @@ def test_a_site_is_simulated_with_its_own_settings():
     assert world.controller.settings == site
     r = world.run()
     assert r.samples == pytest.approx((720 - 2 - 9) * 40)
+
+
+class TestForesight:
+    """Six nodes of which two are taken every ten minutes, after 100 s."""
+
+    GAPS: ClassVar = {f"n{k}": [(0.0, 7200.0)] for k in range(4)} | {
+        f"x{k}": [(t, t + 100.0) for t in range(60, 7200, 600)] for k in range(2)
+    }
+
+    @pytest.mark.parametrize("foresight", ["age", "lifetimes", "known"])
+    def test_less_work_is_done_again_where_losses_are_foretold(self, foresight):
+        blind, told = (
+            play(self.GAPS, [job(most=6)], 7200.0, snapshot_s=0.5, foresight=kind)
+            for kind in ("none", foresight)
+        )
+        assert told.preemption_loss <= blind.preemption_loss
+        if foresight == "known":
+            assert told.redone_fraction < 0.5 * blind.redone_fraction
+            assert told.samples > blind.samples
+
+    def test_it_is_the_same_every_time(self):
+        a, b = (
+            play(self.GAPS, [job(most=6)], 7200.0, foresight="lifetimes").to_dict()
+            for _ in range(2)
+        )
+        for wall in ("wall_s", "mean_decision_ms", "p95_decision_ms", "max_decision_ms"):
+            del a[wall], b[wall]
+        assert a == b

@@ -37,7 +37,8 @@ def seconds(text):
 
 def test_swf(tmp_path):
     log = read_log(write(tmp_path, SWF))
-    assert log.jobs == (LogJob(0.0, 10.0, 60.0, 2), LogJob(60.0, None, 30.0, 2))
+    first, second = LogJob(0.0, 10.0, 60.0, 2, user="u1"), LogJob(60.0, None, 30.0, 2, user="u1")
+    assert log.jobs == (first, second)
     assert (log.nodes, log.skipped) == (50, 1)
     assert read_swf(write(tmp_path, SWF), per_node=1).jobs[0].nodes == 4
 
@@ -145,7 +146,8 @@ def test_gpu_csv(tmp_path):
     text = "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,9,1,a\n"
     text += "2017-10-09 07:00:55,10,1,1,a\n2017-10-09 07:00:56,0,1,1,a\n"
     log = read_log(write(tmp_path, text), per_node=8)
-    assert log.jobs == (LogJob(0.0, None, 10.0, 1), LogJob(60.0, None, 66.0, 2))
+    first, second = LogJob(0.0, None, 10.0, 1, user="a"), LogJob(60.0, None, 66.0, 2, user="a")
+    assert log.jobs == (first, second)
     assert log.skipped == 1
     with pytest.raises(WorkloadError, match="line 2: The job cannot be read"):
         read_gpu_csv(write(tmp_path, text.replace("66.0", "x")))

@@ -11,7 +11,7 @@ import pytest
 
 from allocator import ScalingCurve
 from jpa import MeasuredCurve
-from malletrain.core.events import Announce, KeepScalingModel
+from malletrain.core.commands import Announce, KeepScalingModel
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.sim.costs import CostModel, SimRun
 from malletrain.sim.engine import Simulation

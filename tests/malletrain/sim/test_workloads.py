@@ -226,3 +226,13 @@ def test_the_laws_by_hand():
     assert NODE.curve(1e12, 1e6, [1, 8], serial=0.5).at(8) == pytest.approx(
         amdahl(NODE.rate(1e12, 1e6, 1), 0.5, 8)
     )
+
+
+def test_a_log_says_whose_its_jobs_are(tmp_path):
+    from malletrain.sim.joblogs import read_log
+
+    swf = tmp_path / "log.swf"
+    swf.write_text("; MaxProcs: 4\n1 0 0 60 2 -1 -1 2 60 -1 1 17 1 -1 -1 -1 -1 -1\n")
+    gpus = tmp_path / "gpus.csv"
+    gpus.write_text("timestamp,duration,num_gpus,cluster\n2017-10-09 07:01:55,66,1,11cb48\n")
+    assert [read_log(path).jobs[0].user for path in (swf, gpus)] == ["u17", "11cb48"]

@@ -15,7 +15,7 @@ from tests.malletrain.store.conftest import new_job
 
 WRITER = """
 import os, sys
-from malletrain.store.schema import EventRow, JobRow
+from malletrain.store.records import EventRow, JobRow
 from malletrain.store.store import Store
 store = Store.open(sys.argv[1])
 job = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "running"))

@@ -7,6 +7,7 @@ from sqlalchemy import text
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store import migrations, schema
 from malletrain.store.database import open_engine, schema_version
+from malletrain.store.records import GoalRow, NodeSpanRow
 from malletrain.store.schema import HEAD
 from malletrain.store.store import EventRow, JobRow, Store, StoreError
 
@@ -158,3 +159,26 @@ def test_no_migration_no_alembic(url):
         ).stdout.strip()
         == "False"
     )
+
+
+def test_goals_and_node_history_come_back_from_a_database_that_had_none(url):
+    engine = at_version(url, "0002")
+    with engine.begin() as connection:
+        connection.execute(
+            text(FIRST_JOB.replace("node_seconds, ", "").replace("2.0, '{}'", "'{}'"))
+        )
+    engine.dispose()
+    goal = GoalRow("j7", 1e9, 7200.0, 1e6, 1, 36.5, 1e8, "on_track")
+    with Store.open(url) as store:
+        assert store.goals.all() == {}
+        assert store.goals.of("j7") is None
+        store.goals.put(GoalRow("j7"))
+        store.goals.put(goal)
+        old, new = NodeSpanRow(100.0, "default", 3.5), NodeSpanRow(400.0, "default", 4.0)
+        store.goals.put_spans([old], forget_before=0.0)
+        store.goals.put_spans([new], forget_before=50.0)
+        assert store.goals.spans(0.0) == [old, new]
+        store.goals.put_spans([], forget_before=200.0)
+    with Store.open(url) as store:
+        assert store.goals.all() == {"j7": goal}
+        assert store.goals.spans(0.0) == [new]

@@ -15,16 +15,16 @@ from malletrain.config import model as config, reference
 from malletrain.daemon import logs, metrics
 from malletrain.identity import keys
 from malletrain.identity import state_directory
-from malletrain.store import schema, store
+from malletrain.store import records, store
 state = Path(sys.argv[1])
 logs.configure("info", "json")
 lock = state_directory.lock_state_dir(state)
 ring = keys.KeyRing(state)
 # a new database: Alembic is loaded too
 opened = store.Store.open(f"sqlite:///{state}/malletrain.db")
-job = opened.add_job(schema.JobRow(opened.new_job_id(), "x", "ada", "{}", "queued"))
+job = opened.add_job(records.JobRow(opened.new_job_id(), "x", "ada", "{}", "queued"))
 for i in range(2000):
-    opened.add_event(schema.EventRow(float(i), "step", job=job.id, data={"i": i}))
+    opened.add_event(records.EventRow(float(i), "step", job=job.id, data={"i": i}))
 m = metrics.Metrics()
 m.serve("127.0.0.1:0")
 config.parse_config(reference.example_toml())

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from malletrain import ElasticSampler
+from malletrain.protocol.worker_channel import WorkLeft
 from malletrain.training import report
+from tests.malletrain.training.worker_side import as_worker
 
 
 def group(world, **arguments):
@@ -374,3 +376,19 @@ def test_a_loader_that_accelerate_shares_out_once_more_is_refused():
     shard = data_loader.BatchSamplerShard(sampler, num_processes=2, even_batches=False)
     with pytest.raises(TypeError, match="leave it out of prepare"):
         next(iter(DataLoader(torch.arange(20), batch_sampler=shard)))
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "position", "left"),
+    [(False, (0, 0), 300), (False, (1, 40), 160), (True, (1, 32), 160)],
+)
+def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position, left):
+    for rank in (0, 1):
+        with as_worker(monkeypatch, rank=rank, world=2) as agent:
+            sampler = ElasticSampler(
+                100, global_batch_size=32, rank=rank, world_size=2, drop_last=drop_last
+            )
+            sampler.set_position(*position)
+            next(sampler.epochs(3))
+            said = [message.samples for message in agent.received(WorkLeft)]
+            assert said == ([left] if rank == 0 else [])

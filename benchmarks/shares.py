@@ -1,0 +1,207 @@
+"""Fair shares in the simulator: what five users get of the idle nodes of a month, against what is
+due to them, and what that costs in samples.
+
+    python -m benchmarks.shares --log KTH-SP2-1996.swf.gz [--from-day 60] [--days 30] [--json]
+
+The idle nodes are those of the log. The jobs are drawn from a log too (``--jobs``; default: the
+same): its arrivals, sizes and run times, each with the scaling curve of a model drawn at random
+(``--curves``), made malleable. They belong to five users: dealt out one by one (``--users even``),
+or the log's users dealt out to the five (``--users log``). The same jobs run twice on the same
+nodes: under the plain plan, and with shares of ``--weights``. ``--queued`` has every job there from
+the beginning, so that each user wants more than there is all the time.
+
+A user's *target* is recounted from the outcome, apart from the product's own counters: every
+``--every`` seconds the nodes that jobs held are shared out by weight, and no user gets more than
+the largest sizes of its unfinished jobs. ``off`` is how far the node-hours held are from it,
+relative to it. ``samples`` are relative to the plain plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from malletrain.core.settings import ControllerSettings, ShareSettings
+from malletrain.sim.engine import Simulation
+from malletrain.sim.idle import idle_nodes
+from malletrain.sim.joblogs import read_log
+from malletrain.sim.observation import Observation
+from malletrain.sim.report import Result
+from malletrain.sim.settings import SimSettings
+from malletrain.sim.throughput import built_in
+from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workloads import SimJob, arriving, given, hpo
+from scavenger.trace.trace import Trace
+
+DAY_S = 86400.0
+USERS = ("ada", "bob", "cyd", "dan", "eve")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulation, and what was due to whom in it, node-hours."""
+
+    result: Result
+    due: Mapping[str, float]
+
+
+def level(
+    wanted: Mapping[str, float], weights: Mapping[str, float], total: float
+) -> dict[str, float]:
+    """``total`` shared out by weight, nobody more than wanted: the level is found by bisection."""
+    if sum(wanted.values()) <= total:
+        return dict(wanted)
+    low, high = 0.0, max(wanted[u] / weights[u] for u in wanted)
+    for _ in range(60):
+        mid = (low + high) / 2
+        used = sum(min(wanted[u], mid * weights[u]) for u in wanted)
+        low, high = (mid, high) if used < total else (low, mid)
+    return {u: min(wanted[u], high * weights[u]) for u in wanted}
+
+
+def run(
+    trace: Trace, jobs: Sequence[SimJob], settings: SimSettings, weights: Mapping[str, float]
+) -> Outcome:
+    """Simulate, and recount what was due."""
+    simulation = Simulation(trace, jobs, settings)
+    result = simulation.run()
+    changes: list[tuple[float, str, int]] = []
+    for each in simulation.runs.values():
+        end = each.ended_at if each.ended_at is not None else float("inf")
+        changes.append((each.job.submit_s, each.job.user, each.job.max_nodes))
+        changes.append((end, each.job.user, -each.job.max_nodes))
+    changes.sort()
+    wanted = dict.fromkeys(weights, 0.0)
+    due = dict.fromkeys(weights, 0.0)
+    done = 0
+    every = settings.sample_s or 60.0
+    for at, _, held in simulation.series:
+        while done < len(changes) and changes[done][0] <= at:
+            _, user, more = changes[done]
+            wanted[user] += more
+            done += 1
+        for user, part in level(wanted, weights, held).items():
+            due[user] += part * every / 3600.0
+    return Outcome(result, due)
+
+
+def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict[str, Any]:
+    """What came of it."""
+    total = sum(weights.values())
+
+    def users(outcome: Outcome) -> dict[str, dict[str, float]]:
+        held, due = outcome.result.node_hours_by_user, outcome.due
+        everything, all_due = sum(held.values()), sum(due.values())
+        return {
+            user: {
+                "weight": weights[user] / total,
+                "due": due[user] / all_due,
+                "share": held.get(user, 0.0) / everything,
+                "off": (held.get(user, 0.0) / everything) / (due[user] / all_due) - 1.0,
+            }
+            for user in weights
+        }
+
+    found = {"plain": users(plain), "shares": users(fair)}
+    return {
+        "users": found,
+        "worst_off": {k: max(abs(u["off"]) for u in v.values()) for k, v in found.items()},
+        "samples": fair.result.samples / plain.result.samples,
+        "harvested": [plain.result.harvested_fraction, fair.result.harvested_fraction],
+        "rescales": [plain.result.rescales, fair.result.rescales],
+        "starts": [plain.result.starts, fair.result.starts],
+        "jobs_completed": [plain.result.jobs_completed, fair.result.jobs_completed],
+        "mean_decision_ms": [plain.result.mean_decision_ms, fair.result.mean_decision_ms],
+        "equivalent_nodes": plain.result.equivalent_nodes,
+        "days": plain.result.hours / 24.0,
+        "jobs": plain.result.jobs,
+        "wall_s": plain.result.wall_s + fair.result.wall_s,
+    }
+
+
+def jobs_of(args: argparse.Namespace) -> list[SimJob]:
+    """The jobs of the five users."""
+    log = read_log(args.jobs or args.log, per_node=args.per_node)
+    begin = args.jobs_from_day * DAY_S
+    end = begin + (args.jobs_days or args.days) * DAY_S
+    there = [job for job in log.jobs if begin <= job.submit_s < end and job.run_s][:: args.thin]
+    curves = read_curves(args.curves) if args.curves else built_in(64)
+    drawn = hpo(curves, len(there), args.seed)
+    arrived = arriving(drawn, [(job.submit_s - begin, job.nodes, job.run_s) for job in there])
+    names = sorted({job.user for job in there})
+    owners = [
+        USERS[(names.index(job.user) if args.users == "log" else number) % len(USERS)]
+        for number, job in enumerate(there)
+    ]
+    jobs = [
+        replace(job, user=owner, submit_s=0.0 if args.queued else job.submit_s)
+        for job, owner in zip(arrived, owners, strict=True)
+    ]
+    return given(jobs, args.given, args.seed) if args.given != "exact" else jobs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--log", type=Path, required=True, help="whose idle nodes (SWF, sacct, PBS)"
+    )
+    parser.add_argument("--jobs", type=Path, help="log whose jobs arrive; default: the same")
+    parser.add_argument("--from-day", type=float, default=60.0, help="of the idle nodes")
+    parser.add_argument("--jobs-from-day", type=float, default=60.0)
+    parser.add_argument("--jobs-days", type=float, help="default: as --days")
+    parser.add_argument("--days", type=float, default=30.0)
+    parser.add_argument("--per-node", type=int, help="processors or GPUs of a node, in both logs")
+    parser.add_argument("--thin", type=int, default=1, help="take one of so many jobs")
+    parser.add_argument("--curves", type=Path, help="CSV model,nodes,samples_per_s")
+    parser.add_argument("--weights", default="1,1,2,2,4", help="of the five users")
+    parser.add_argument("--users", choices=("even", "log"), default="even")
+    parser.add_argument("--queued", action="store_true", help="all jobs are there at the beginning")
+    parser.add_argument("--given", choices=("exact", "other", "linear", "none"), default="exact")
+    parser.add_argument("--max-jobs", type=int, default=20, help="jobs at a time")
+    parser.add_argument("--half-life-days", type=float, default=7.0)
+    parser.add_argument("--double-after-hours", type=float, default=4.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between two samples")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    weights = dict(zip(USERS, map(float, args.weights.split(",")), strict=True))
+    before = os.getloadavg()[0]
+    begin = args.from_day * DAY_S
+    log = read_log(args.log, per_node=args.per_node)
+    trace = idle_nodes(log, observed=Observation(begin, begin + args.days * DAY_S)).trace
+    jobs = jobs_of(args)
+    settings = SimSettings(max_running=args.max_jobs, sample_s=args.every, seed=args.seed)
+    shares = ShareSettings(
+        weights,
+        half_life_s=args.half_life_days * DAY_S,
+        double_after_s=args.double_after_hours * 3600.0,
+    )
+    plain = run(trace, jobs, settings, weights)
+    fair = run(trace, jobs, replace(settings, site=ControllerSettings(shares=shares)), weights)
+    row = {
+        **account(plain, fair, weights),
+        "load": [round(before, 1), round(os.getloadavg()[0], 1)],
+        "arguments": {k: str(v) for k, v in vars(args).items()},
+    }
+    if args.json:
+        print(json.dumps(row))
+        return
+    print(f"{'user':>8} {'weight':>8} {'due':>8} {'plain':>8} {'shares':>8} {'off':>8}")
+    for user, found in row["users"]["shares"].items():
+        before_share = row["users"]["plain"][user]["share"]
+        cells = (found["weight"], found["due"], before_share, found["share"], found["off"])
+        print(f"{user:>8} " + " ".join(f"{100 * cell:7.2f}%" for cell in cells))
+    for name in ("samples", "harvested", "rescales", "starts", "jobs_completed", "jobs", "load"):
+        print(f"{name}: {row[name]}")
+    print(f"mean_decision_ms: {row['mean_decision_ms']}, wall_s: {row['wall_s']:.0f}")
+
+
+if __name__ == "__main__":
+    main()

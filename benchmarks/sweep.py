@@ -1,0 +1,166 @@
+"""A sweep of malleable trials beside the same trials on fixed slots of one node, on nodes that come
+and go: the demo's trace, the embedded cluster, one machine, one after the other.
+
+    python -m benchmarks.sweep
+
+Both are sweeps by ASHA over the same values in the same order, on the same trace from its
+beginning. The slots' trials have one node each, as many at a time as there are nodes, and begin
+anew when their node is taken, as a job without snapshots does. Malleable trials go on from their
+snapshots and take what is idle.
+
+Not measured here: Optuna with processes of its own, and Ray Tune. Neither knows of nodes that go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from malletrain.demo import plan
+from malletrain.demo.main import DemoOptions, cut_trace, example_script
+from malletrain.demo.stage import DemoStage
+from malletrain.sweep import Sweep, run_sweep
+from malletrain.sweep.ledger import NODE_S
+from scavenger.trace import files
+
+IMAGES = 1437
+"""Of the digits that an epoch trains on."""
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What a sweep came to."""
+
+    way: str
+    """How its trials ran."""
+    wall_s: float
+    """From its beginning to its end."""
+    best: float
+    """The best accuracy at the end of a trial."""
+    trials: dict[str, int]
+    """State → trials."""
+    processed: float
+    """Samples that its jobs trained on."""
+    thrown_away: float
+    """Of those, the samples that no reported epoch contains."""
+    used_s: float
+    """Node-seconds that its trials had."""
+    idle_s: float
+    """Node-seconds that the trace offered meanwhile and no trial had."""
+
+
+def described(way: str, args: argparse.Namespace, workdir: Path) -> Sweep:
+    """The sweep, in one of the two ways."""
+    malleable = way == "malleable"
+    words = ["--epochs", args.epochs, "--evaluate-every", 1, "--sample-delay", args.sample_delay]
+    if malleable:
+        words += ["--snapshot", "--snapshot-every", 5]
+    return Sweep.model_validate(
+        {
+            "sweep": {
+                "name": way,
+                "metric": "accuracy",
+                "direction": "maximize",
+                "trials": args.trials,
+                "at_once": args.at_once if malleable else args.nodes,
+                "every": "500 ms",
+                "most_failed": args.trials,
+            },
+            "job": {
+                "script": str(example_script()),
+                "args": [str(word) for word in words],
+                "nodes": f"1:{args.most_nodes}" if malleable else "1",
+                "workdir": str(workdir),
+                "profile": "off",
+            },
+            "space": {
+                "lr": {"low": 1e-3, "high": 1.0, "log": True},
+                "hidden": [16, 32, 64, 128],
+            },
+            "sampler": {"kind": "random", "seed": args.seed},
+            "pruner": {"kind": "asha", "max_steps": args.epochs},
+        }
+    )
+
+
+def measured(way: str, args: argparse.Namespace) -> SweepCost:
+    """Run one sweep on a stage of its own."""
+    root = Path(tempfile.mkdtemp(prefix=f"sweep-{way}-"))
+    options = DemoOptions(args.nodes, None, args.duration, args.seed, False, True, False, root)
+    with DemoStage(root / "stage") as stage:
+        folder = stage.folder
+        folder.config.write_text(
+            plan.config_text(folder.state, folder.cluster, stage.port, args.nodes)
+        )
+        cut = cut_trace(options)
+        files.write(cut, folder.trace)
+        stage.start_cluster(
+            args.nodes,
+            trace=folder.trace,
+            trace_end_s=cut.duration_s,
+            at_end="idle",
+            grace_s=plan.GRACE_S,
+            notice_fraction=plan.NOTICE,
+            seed=args.seed,
+        )
+        stage.start_daemon()
+        client = stage.client()  # once it answers
+        began = time.time()
+        study = run_sweep(described(way, args, folder.root), folder.state, print)
+        wall = time.time() - began
+        processed = client.status().samples
+    times, counts = cut.idle_count()
+    idle = list(zip(times.tolist(), counts.tolist(), strict=True))
+    offered = plan.offered_node_seconds(idle, min(wall, cut.duration_s))
+    offered += max(0.0, wall - cut.duration_s) * args.nodes
+    states: dict[str, int] = {}
+    for trial in study.trials:
+        states[trial.state.name.lower()] = states.get(trial.state.name.lower(), 0) + 1
+    counted = IMAGES * sum(trial.last_step or 0 for trial in study.trials)
+    used = sum(trial.user_attrs.get(NODE_S, 0.0) for trial in study.trials)
+    best = max((t.value or 0.0 for t in study.trials if t.state.name == "COMPLETE"), default=0.0)
+    return SweepCost(
+        way,
+        wall,
+        best,
+        states,
+        processed,
+        max(0.0, processed - counted),
+        used,
+        max(0.0, offered - used),
+    )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--most-nodes", type=int, default=4, help="of a malleable trial")
+    parser.add_argument("--at-once", type=int, default=6, help="malleable trials at a time")
+    parser.add_argument("--duration", type=float, default=300.0, help="of the trace, seconds")
+    parser.add_argument("--sample-delay", type=float, default=0.001, help="seconds a sample")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found: list[dict[str, Any]] = [asdict(measured(way, args)) for way in ("malleable", "slots")]
+    if args.json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        print(
+            f"{row['way']:10} {row['wall_s']:7.0f} s  best {row['best']:.4f}  {row['trials']}  "
+            f"{row['processed']:,.0f} samples, {row['thrown_away']:,.0f} thrown away  "
+            f"{row['used_s']:,.0f} node-seconds used, {row['idle_s']:,.0f} idle"
+        )
+    print(f"malleable ÷ slots: {found[0]['wall_s'] / found[1]['wall_s']:.2f} of the time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""A daemon, from asyncio: the twin of :class:`malletrain.Client`, with the same methods and the
+same arguments. Many may be awaited at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from malletrain.api.copies import copy_snapshot, write_log
+from malletrain.api.event_files import write_events
+from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.functions import function_spec, result_of
+from malletrain.api.options import SubmitOptions, limits_of, spec_of
+from malletrain.api.series import JobMetrics
+from malletrain.api.weights import export_weights
+from malletrain.client import ClientError, Unreachable, operations
+from malletrain.client.address import find
+from malletrain.client.aio import AsyncConnection
+from malletrain.client.exchange import TIMEOUT_S
+from malletrain.client.operations import Operation
+from malletrain.protocol import env
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    MembersView,
+    NodeView,
+    StatusView,
+    UsageView,
+)
+from malletrain.submission.array import indices, one_of
+from malletrain.submission.goals import changes_of
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """The jobs and nodes of one daemon, for use within one event loop. Usable as an asynchronous
+    context manager.
+
+    Args:
+        state_dir: state directory of the daemon. Default: ``$MALLETRAIN_STATE_DIR``, your own
+            daemon's, else the site's.
+        timeout_s: how long an answer may take, seconds.
+
+    Raises:
+        malletrain.client.Unreachable: no daemon answers. Every method does when it went away.
+        malletrain.client.ClientError: the daemon refuses; the text is a sentence.
+    """
+
+    def __init__(
+        self, state_dir: str | os.PathLike[str] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
+        self.state_dir = Path(place) if place else None
+        """Of which daemon; None: your own, else the site's."""
+        self._connection = AsyncConnection(find(self.state_dir), timeout_s)
+
+    async def do(self, operation: Operation[T]) -> T:
+        """Carry out one operation of :mod:`malletrain.client.operations`."""
+        try:
+            return await self._connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            with contextlib.suppress(Unreachable):
+                self._connection.address = find(self.state_dir)
+            raise
+
+    async def submit(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        **options: Unpack[SubmitOptions],
+    ) -> AsyncJob:
+        """As :meth:`malletrain.Client.submit`."""
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or (await self.job(source)).id)
+        return await self.submit_spec(with_snapshots_bound(spec))
+
+    async def submit_array(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        *,
+        array: str | Iterable[int],
+        **options: Unpack[SubmitOptions],
+    ) -> list[AsyncJob]:
+        """As :meth:`malletrain.Client.submit_array`."""
+        numbers = indices(array if isinstance(array, str) else ",".join(map(str, array)))
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or (await self.job(source)).id)
+        return [await self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
+    async def submit_spec(self, spec: JobSpec) -> AsyncJob:
+        """Submit a job that is put together already."""
+        return AsyncJob(self, await self.do(operations.submit(spec)))
+
+    async def submit_function(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> AsyncJob:
+        """As :meth:`malletrain.Client.submit_function`; the result is that of
+        :meth:`AsyncJob.result`.
+        """
+        return await self.submit_spec(function_spec(function, args, named, options or {}))
+
+    async def job(self, job: str) -> AsyncJob:
+        """A job by id or name (of several of one name the newest)."""
+        return AsyncJob(self, (await self.do(operations.job(job))).job)
+
+    async def jobs(self, *, ended: int = 1000) -> list[AsyncJob]:
+        """As :meth:`malletrain.Client.jobs`."""
+        return [AsyncJob(self, view) for view in await self.do(operations.jobs(ended=ended))]
+
+    async def cancel(self, *jobs: AsyncJob | str) -> list[bool]:
+        """As :meth:`malletrain.Client.cancel`."""
+        meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
+        return [await job.cancel() for job in meant]
+
+    async def wait(
+        self, jobs: Iterable[AsyncJob | str], timeout: float | None = None
+    ) -> list[AsyncJob]:
+        """Wait until all these jobs have ended; returns them.
+
+        Raises:
+            TimeoutError: they have not after ``timeout`` seconds.
+        """
+        meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
+        known = {job.id: job for job in meant}
+        endings = Endings(job.id for job in meant if job.view.state not in ENDED)
+        until = None if timeout is None else time.monotonic() + timeout
+        while endings.waiting:
+            left = float("inf") if until is None else until - time.monotonic()
+            try:
+                news = await self.do(endings.request(left))
+                for name in endings.heard(news):
+                    endings.looked(await known[name].refresh())
+            except Unreachable:
+                if left <= 0:
+                    raise
+                await asyncio.sleep(max(0.0, min(AGAIN_S, left)))
+            if endings.waiting and left <= 0:
+                raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
+        return meant
+
+    async def status(self) -> StatusView:
+        """The daemon and the machine at a glance."""
+        return await self.do(operations.status())
+
+    async def nodes(self, *, explain: bool = False) -> list[NodeView]:
+        """As :meth:`malletrain.Client.nodes`."""
+        return await self.do(operations.nodes(explain=explain))
+
+    async def events(
+        self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
+    ) -> list[EventView]:
+        """As :meth:`malletrain.Client.events`."""
+        return await self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
+
+    async def usage(self, **between: float) -> list[UsageView]:
+        """As :meth:`malletrain.Client.usage`."""
+        return await self.do(operations.usage(**between))
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncJob:
+    """One job of a daemon: the twin of :class:`malletrain.api.job.Job`."""
+
+    def __init__(self, client: AsyncClient, view: JobView) -> None:
+        self._client = client
+        self.view = view
+        """What was known of it when the daemon was last asked."""
+
+    def __repr__(self) -> str:
+        return f"<AsyncJob {self.id} {self.name!r} {self.view.state}>"
+
+    @property
+    def id(self) -> str:
+        """Such as ``j7``."""
+        return self.view.id
+
+    @property
+    def name(self) -> str:
+        """As it was submitted."""
+        return self.view.name
+
+    async def refresh(self) -> JobView:
+        """Ask the daemon how it is."""
+        return (await self.detail()).job
+
+    async def status(self) -> str:
+        """Its state now."""
+        return self.view.state if self.view.state in ENDED else (await self.refresh()).state
+
+    async def detail(self) -> JobDetail:
+        """Everything about it, as ``malletrain show``."""
+        detail = await self._client.do(operations.job(self.id))
+        self.view = detail.job
+        return detail
+
+    async def wait(self, timeout: float | None = None) -> str:
+        """As :meth:`malletrain.api.job.Job.wait`."""
+        await self._client.wait([self], timeout)
+        return self.view.state
+
+    async def logs(
+        self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
+    ) -> AsyncIterator[str]:
+        """What it has printed, line by line: ``async for line in job.logs(follow=True)``."""
+        tail = LogTail(self.id, stream_of(rank, launcher, service), follow)
+        async for line in self._lines(tail):
+            yield line
+
+    async def _lines(self, tail: LogTail) -> AsyncIterator[str]:
+        while not tail.over:
+            for line in tail.heard(await self._client.do(tail.request())):
+                yield line
+            if not tail.over:
+                await asyncio.sleep(tail.pause_s)
+
+    async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
+        """As :meth:`malletrain.api.job.Job.metrics`."""
+        asked = operations.metrics(self.id, names=names, since=since, most=most)
+        found = await self._client.do(asked)
+        return JobMetrics(found)
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """As :meth:`malletrain.api.job.Job.result`."""
+        await self.wait(timeout)
+        return await asyncio.to_thread(result_of, await self.detail())
+
+    async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
+        """As :meth:`malletrain.api.job.Job.export`."""
+        return await asyncio.to_thread(export_weights, await self.detail(), out, name)
+
+    async def copy(
+        self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
+    ) -> list[Path]:
+        """As :meth:`malletrain.api.job.Job.copy`."""
+        place, files = Path(folder), []
+        if snapshot:
+            files += await asyncio.to_thread(copy_snapshot, await self.detail(), place)
+        if logs:
+            for stream in (await self._client.do(operations.logs(self.id))).streams:
+                lines = [line async for line in self._lines(LogTail(self.id, stream, False))]
+                files.append(await asyncio.to_thread(write_log, place, stream, lines))
+        return files
+
+    async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """As :meth:`malletrain.api.job.Job.tensorboard`."""
+        detail, metrics = await self.detail(), await self.metrics()
+        return await asyncio.to_thread(write_events, Path(folder), detail, metrics.values())
+
+    async def events(self, since: int = 0) -> list[EventView]:
+        """As :meth:`malletrain.api.job.Job.events`."""
+        found: list[EventView] = []
+        while page := await self._client.events(since=since, limit=1000, job=self.id):
+            found += page
+            since = page[-1].seq
+        return found
+
+    async def members(self) -> MembersView:
+        """Who is in it, where it is a service."""
+        return await self._client.do(operations.members(self.id))
+
+    async def extend(
+        self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
+    ) -> JobView:
+        """Give it other goals, in the words of ``malletrain extend``."""
+        changes = changes_of(deadline, budget, work)
+        return await self._client.do(operations.extend(self.id, **changes))
+
+    async def scale(self, nodes: int | str | tuple[int, int]) -> str:
+        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        return await self._client.do(operations.scale(self.id, *limits_of(nodes)))
+
+    async def cancel(self) -> bool:
+        """Stop it and free its nodes. False when it had ended already."""
+        (result,) = await self._client.do(operations.cancel([self.id]))
+        if not result["ok"] and (await self.refresh()).state not in ENDED:
+            raise ClientError(result["sentence"])
+        return bool(result["ok"])

@@ -1,0 +1,235 @@
+"""A daemon, from Python: submit, look, wait, cancel. The asyncio twin is
+:class:`malletrain.api.aio.AsyncClient`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from malletrain.api.functions import FunctionExecutor, FunctionFuture
+from malletrain.api.job import Job, wait_for
+from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.client import Connection, Unreachable, operations
+from malletrain.client.exchange import TIMEOUT_S
+from malletrain.client.operations import Operation
+from malletrain.protocol import env
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.submission.array import indices, one_of
+from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Client:
+    """The jobs and nodes of one daemon. May be used from several threads: each has a connection of
+    its own. Usable as a context manager.
+
+    Args:
+        state_dir: state directory of the daemon. Default: ``$MALLETRAIN_STATE_DIR``, your own
+            daemon's, else the site's.
+        timeout_s: how long an answer may take, seconds.
+
+    Raises:
+        malletrain.client.Unreachable: no daemon answers. Every method does when it went away.
+        malletrain.client.ClientError: the daemon refuses; the text is a sentence.
+    """
+
+    def __init__(
+        self, state_dir: str | os.PathLike[str] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
+        self.state_dir = Path(place) if place else None
+        """Of which daemon; None: your own, else the site's."""
+        self.timeout_s = timeout_s
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._open: list[Connection] = []
+        self._functions = FunctionExecutor(self, {})
+        self._connection()
+
+    def _connection(self) -> Connection:
+        """This thread's."""
+        made: Connection | None = getattr(self._mine, "connection", None)
+        if made is None:
+            made = self._mine.connection = Connection.of(self.state_dir, timeout_s=self.timeout_s)
+            with self._lock:
+                self._open.append(made)
+        return made
+
+    def do(self, operation: Operation[T]) -> T:
+        """Carry out one operation of :mod:`malletrain.client.operations`."""
+        connection = self._connection()
+        try:
+            return connection.do(operation)
+        except Unreachable:  # when it is started again it may be at another address
+            self._forget(connection)
+            raise
+
+    def _forget(self, connection: Connection) -> None:
+        """This thread's next call looks for the daemon anew."""
+        self._mine.connection = None
+        with self._lock:
+            if connection in self._open:
+                self._open.remove(connection)
+        connection.close()
+
+    # --- jobs ---
+
+    def submit(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        **options: Unpack[SubmitOptions],
+    ) -> Job:
+        """Submit ``script`` as a job that follows the idle nodes.
+
+        Args:
+            script: a torchrun script that reports its progress (:func:`malletrain.report`).
+            args: its arguments.
+            **options: those of ``malletrain submit``, see
+                :class:`malletrain.api.options.SubmitOptions`.
+
+        Raises:
+            malletrain.submission.error.SpecError: it cannot be submitted so; the sentence says
+                what is accepted.
+        """
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or self.job(source).id)
+        return self.submit_spec(with_snapshots_bound(spec))
+
+    def submit_array(
+        self,
+        script: str | os.PathLike[str],
+        args: Sequence[object] = (),
+        *,
+        array: str | Iterable[int],
+        **options: Unpack[SubmitOptions],
+    ) -> list[Job]:
+        """Submit a job for each index: ``{index}`` in arguments and variables stands for it.
+
+        Args:
+            script: as in :meth:`submit`.
+            args: its arguments.
+            array: indices, as numbers or as text such as ``"1-10"``.
+            **options: as in :meth:`submit`.
+        """
+        numbers = indices(array if isinstance(array, str) else ",".join(map(str, array)))
+        source = options.pop("resume_from", None)
+        spec = spec_of(script, args, options)
+        if source is not None:
+            spec = resuming(spec, file_of(source) or self.job(source).id)
+        return [self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
+    def submit_spec(self, spec: JobSpec) -> Job:
+        """Submit a job that is put together already."""
+        return Job(self, self.do(operations.submit(spec)))
+
+    def submit_function(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        options: SubmitOptions | None = None,
+        **named: Any,
+    ) -> FunctionFuture[R]:
+        """Run ``function(*args, **named)`` as a job. Every rank calls it; what rank 0 returns is
+        the future's result. The function and its arguments are packed by cloudpickle.
+
+        Args:
+            function: what is called on the nodes, from the beginning after each rescale; with
+                :class:`malletrain.Snapshot` it goes on where it was.
+            *args: its arguments.
+            options: of the job.
+            **named: its arguments by name.
+        """
+        return self._functions.run(function, args, named, options or {})
+
+    def executor(self, **options: Unpack[SubmitOptions]) -> FunctionExecutor:
+        """A :class:`concurrent.futures.Executor` that runs functions as jobs with these options."""
+        return FunctionExecutor(self, options)
+
+    def job(self, job: str) -> Job:
+        """A job by id or name (of several of one name the newest)."""
+        return Job(self, self.do(operations.job(job)).job)
+
+    def jobs(self, *, ended: int = 1000) -> list[Job]:
+        """Unfinished jobs and the newest of the others, the oldest first.
+
+        Args:
+            ended: so many of the others.
+        """
+        return [Job(self, view) for view in self.do(operations.jobs(ended=ended))]
+
+    def cancel(self, *jobs: Job | str) -> list[bool]:
+        """Cancel jobs; of each whether it had not ended yet."""
+        return [(self.job(job) if isinstance(job, str) else job).cancel() for job in jobs]
+
+    def wait(self, jobs: Iterable[Job | str], timeout: float | None = None) -> list[Job]:
+        """Wait until all these jobs have ended; returns them.
+
+        Raises:
+            TimeoutError: they have not after ``timeout`` seconds.
+        """
+        meant = [self.job(job) if isinstance(job, str) else job for job in jobs]
+        wait_for(self, meant, timeout)
+        return meant
+
+    # --- the machine ---
+
+    def status(self) -> StatusView:
+        """The daemon and the machine at a glance."""
+        return self.do(operations.status())
+
+    def nodes(self, *, explain: bool = False) -> list[NodeView]:
+        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        failed.
+        """
+        return self.do(operations.nodes(explain=explain))
+
+    def events(
+        self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
+    ) -> list[EventView]:
+        """Lines of the audit log with ``seq > since``, the oldest first; a negative ``since``: so
+        many of the newest. When there are none, waits up to ``wait_s`` seconds for one.
+        """
+        return self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
+
+    def usage(self, **between: float) -> list[UsageView]:
+        """What was leased and what for; ``since`` and ``until`` in seconds since the epoch."""
+        return self.do(operations.usage(**between))
+
+    # --- its end ---
+
+    def close(self) -> None:
+        """End the connections of all threads; none may be asking. Functions go on; their futures
+        do not hear of it any more.
+        """
+        self._functions.leave()
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+        self._mine = threading.local()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

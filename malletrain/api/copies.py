@@ -1,0 +1,48 @@
+"""What is left of a job, copied into a folder: its newest snapshot with its shards, its logs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from malletrain.api.weights import snapshot_of
+from malletrain.protocol.views import JobDetail
+
+SHARDS = ".shards"
+TRIES = 5
+"""A job that runs may write its next snapshot, and remove this one, while it is copied."""
+
+
+def copy_snapshot(detail: JobDetail, folder: Path) -> list[Path]:
+    """Copy the job's newest snapshot; returns the file, and the folder of its shards if it has any.
+
+    Raises:
+        malletrain.training.snapshot_file.SnapshotError: there is none.
+        OSError: it cannot be read, or not be written.
+    """
+    source = snapshot_of(detail)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / os.path.basename(source)
+    shards = Path(f"{target}{SHARDS}")
+    for left in reversed(range(TRIES)):
+        try:
+            shutil.copy2(source, target)
+            if not os.path.isdir(source + SHARDS):
+                return [target]
+            shutil.rmtree(shards, ignore_errors=True)
+            shutil.copytree(source + SHARDS, shards)
+            if os.stat(source).st_mtime_ns == os.stat(target).st_mtime_ns or not left:
+                return [target, shards]
+        except (FileNotFoundError, shutil.Error):
+            if not left:
+                raise
+    return [target]
+
+
+def write_log(folder: Path, stream: str, lines: list[str]) -> Path:
+    """Write one log; returns its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{stream}.log"
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return file

@@ -1,0 +1,105 @@
+"""A job as a notebook shows it: its state, and pictures of its scale and of a metric over time.
+Pure: views in, HTML out, every text of a script or a person escaped.
+
+The pictures are SVG of this module's own making, so that a notebook needs nothing more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from malletrain.api.series import MetricSeries
+from malletrain.protocol.views import JobDetail, RescaleView
+
+WIDTH, HEIGHT, EDGE = 360, 96, 4
+"""Of a picture, and of its empty border, pixels."""
+PREFERRED = ("loss", "train_loss", "val_loss", "accuracy")
+"""JobMetrics that are shown before others."""
+COLOURS = {
+    "running": "#2e7d32",
+    "profiling": "#1565c0",
+    "queued": "#616161",
+    "suspended": "#ef6c00",
+    "completed": "#2e7d32",
+    "failed": "#c62828",
+    "cancelled": "#616161",
+}
+Point = tuple[float, float]
+
+
+def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float) -> str:
+    """The job as HTML.
+
+    Args:
+        detail: what ``malletrain show`` shows.
+        metrics: its metrics over time; one of them is drawn.
+        now: seconds since the epoch, where the pictures of an unfinished job end.
+    """
+    job = detail.job
+    end = job.ended or now
+    facts = [
+        ("State", f"{job.state}{f': {job.reason}' if job.reason else ''}"),
+        ("Nodes", f"{len(job.nodes)} of {job.min_nodes}:{job.max_nodes}"),
+        ("Samples", f"{job.samples:,.0f}, now {job.rate:,.1f}/s"),
+        ("Submitted", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.submitted))),
+    ]
+    facts += [(name, f"{value:.6g}") for name, value in sorted(job.metrics.items())[:8]]
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in facts
+    )
+    pictures = _picture("nodes", scale(detail.rescales, end, bool(job.nodes)), steps=True)
+    if name := shown(metrics):
+        series = metrics[name]
+        pictures += _picture(name, list(zip(series.times, series.values, strict=True)))
+    colour = COLOURS.get(job.state, "#616161")
+    return (
+        f"<div><b>{escape(job.name)}</b> ({escape(job.id)}) of {escape(job.owner)} "
+        f'<span style="color:{colour}">&#9679; {escape(job.state)}</span>'
+        f"<table>{rows}</table>{pictures}</div>"
+    )
+
+
+def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Point]:
+    """Nodes over time as (time, nodes), up to ``end``; ``holds``: it has nodes then."""
+    points = [(step.ended or step.began, float(step.to_nodes)) for step in rescales]
+    if not points:
+        return []
+    return [(points[0][0], 0.0), *points, (max(end, points[-1][0]), points[-1][1] * holds)]
+
+
+def shown(metrics: Mapping[str, MetricSeries]) -> str:
+    """Which metric is drawn: the first of the preferred ones, else the one with most values."""
+    there = [name for name in metrics if len(metrics[name]) > 1]
+    preferred = [name for name in PREFERRED if name in there]
+    return (preferred or sorted(there, key=lambda name: -len(metrics[name])) or [""])[0]
+
+
+def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str:
+    """A line, from left to right and from its smallest to its largest value."""
+    if len(points) < 2:
+        return ""
+    (left, right), values = (points[0][0], points[-1][0]), [value for _, value in points]
+    low, high = (0.0 if steps else min(values)), max(values)
+    across, up = (right - left) or 1.0, (high - low) or 1.0
+
+    def place(at: float, value: float) -> str:
+        x = EDGE + (WIDTH - 2 * EDGE) * (at - left) / across
+        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (value - low) / up
+        return f"{x:.1f},{y:.1f}"
+
+    corners = []
+    for number, (at, value) in enumerate(points):
+        if steps and number:
+            corners.append(place(at, values[number - 1]))
+        corners.append(place(at, value))
+    told = f"{title}: {low:.4g} to {high:.4g} in {right - left:.0f} s"
+    return (
+        f'<figure style="display:inline-block;margin:4px"><svg role="img" aria-label='
+        f'"{escape(told)}" width="{WIDTH}" height="{HEIGHT}" style="border:1px solid #bdbdbd">'
+        f'<polyline fill="none" stroke="#1565c0" stroke-width="1.5" points="{" ".join(corners)}"/>'
+        f"</svg><figcaption>{escape(told)}</figcaption></figure>"
+    )

@@ -1,0 +1,223 @@
+"""Functions as jobs: :class:`concurrent.futures.Executor` whose workers are the idle nodes.
+
+Decides where a function's folder is and when its future is done. What runs on the nodes is
+:mod:`malletrain.training.functions`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from malletrain.api.following import AGAIN_S, ENDED, Endings
+from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.client import ClientError, Unreachable
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import JobDetail
+from malletrain.submission.resuming import with_snapshots_bound
+from malletrain.training.functions import FUNCTION, FunctionLost, outcome, pack
+
+if TYPE_CHECKING:
+    from malletrain.api.client import Client
+    from malletrain.api.job import Job
+
+R = TypeVar("R")
+
+FOLDER = Path(".malletrain") / "functions"
+"""Below the working directory."""
+SEEN_WITHIN_S = 15.0
+"""How long a shared file system may take to show a result that was written on a node."""
+LISTEN_S = 1.0
+"""How long one request for news lasts, and so what :meth:`FunctionExecutor.leave` waits for."""
+
+
+def function_spec(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    options: SubmitOptions,
+) -> JobSpec:
+    """The job that calls ``function``; the function is packed into a folder of its own below the
+    job's working directory.
+    """
+    text = str(options.get("name") or getattr(function, "__name__", "") or type(function).__name__)
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
+    workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
+    folder = workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
+    script = pack(folder, "call", function, args, named)
+    spec = spec_of(script, (), {**options, "name": name})
+    return with_snapshots_bound(msgspec.structs.replace(spec, workdir=str(workdir)))
+
+
+def result_of(detail: JobDetail) -> Any:
+    """What the function of a job that has ended returned.
+
+    Raises:
+        FunctionLost: it has none; the sentence says why.
+        ClientError: the job is no function's.
+        BaseException: what the function raised.
+    """
+    folder = Path(str(detail.spec.get("script", ""))).parent
+    if not (folder / FUNCTION).is_file():
+        raise ClientError(
+            f"Job {detail.job.id} ({detail.job.name}) is a script's and not a function's, so it "
+            "has no result; read its logs or its files."
+        )
+    if os.stat(folder).st_uid != os.getuid():  # reading a pickle runs what is in it
+        raise ClientError(
+            f"The result of job {detail.job.id} is {detail.job.owner}'s, in {folder}; reading it "
+            "would run code of its owner as you."
+        )
+    job = detail.job
+    made = outcome(folder)
+    until = time.monotonic() + SEEN_WITHIN_S
+    while made is None and job.state == "completed" and time.monotonic() < until:
+        time.sleep(0.2)
+        made = outcome(folder)
+    if made is None or job.state == "cancelled":
+        why = job.reason or detail.failure.strip() or "nothing more is known"
+        raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
+    return made.result()
+
+
+class FunctionFuture(Future[R]):
+    """The result of a function that runs as a job."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+        """The job: its state, logs, metrics."""
+
+    def cancel(self) -> bool:
+        """Cancel the job. False when the function has ended."""
+        if self.done():
+            return self.cancelled()
+        self.job.cancel()
+        if self.job.status != "cancelled":
+            return False
+        self.told()
+        return self.cancelled()
+
+    def told(self) -> None:
+        """The job has ended: take over what came of it."""
+        if self.done():
+            return
+        if self.job.view.state == "cancelled":
+            if super().cancel():
+                self.set_running_or_notify_cancel()
+            return
+        try:
+            self.set_result(result_of(self.job.detail()))
+        except Unreachable:
+            raise
+        except BaseException as error:
+            self.set_exception(error)
+
+
+class FunctionExecutor(Executor):
+    """Runs functions as jobs: ``with client.executor(nodes="1:4") as pool: pool.submit(f, x)``.
+
+    Args:
+        client: of which daemon.
+        options: of every job, as :meth:`malletrain.Client.submit` has them.
+    """
+
+    def __init__(self, client: Client, options: SubmitOptions) -> None:
+        self._client = client
+        self._options = options
+        self._endings = Endings(())
+        self._futures: dict[str, FunctionFuture[Any]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._shut = False
+        self._work = threading.Event()
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> FunctionFuture[R]:
+        """Submit a job that calls ``fn(*args, **kwargs)``; what rank 0 returns is the result.
+
+        Raises:
+            RuntimeError: the executor was shut down.
+            TypeError: the function or its arguments cannot be sent to another process.
+        """
+        return self.run(fn, args, kwargs, {})
+
+    def run(
+        self,
+        function: Callable[..., R],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        options: SubmitOptions,
+    ) -> FunctionFuture[R]:
+        """As :meth:`submit`, with options of this job alone."""
+        with self._lock:
+            if self._shut:
+                raise RuntimeError("This executor was shut down; make another.")
+            if self._thread is None:
+                self._listen()
+            merged: SubmitOptions = {**self._options, **options}
+            spec = function_spec(function, args, named, merged)
+            future: FunctionFuture[R] = FunctionFuture(self._client.submit_spec(spec))
+            self._futures[future.job.id] = future
+            self._endings.waiting[future.job.id] = None
+            self._work.set()
+            return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """No more functions; with ``wait`` return when all have ended."""
+        with self._lock:
+            self._shut = True
+            futures, thread = list(self._futures.values()), self._thread
+        if cancel_futures:
+            for future in futures:
+                future.cancel()
+        self._work.set()
+        if wait and thread is not None:
+            thread.join()
+
+    def leave(self) -> None:
+        """Hear no more of the functions that have not ended."""
+        with self._lock:
+            self._shut, thread = True, self._thread
+            self._futures.clear()
+        self._work.set()
+        if thread is not None:
+            thread.join()
+
+    def _listen(self) -> None:
+        """From here on no ending is missed."""
+        news = self._client.do(self._endings.request(0.0))
+        self._endings.heard(news)
+        self._thread = threading.Thread(target=self._watch, name="malletrain-futures", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            if not self._futures:
+                if self._shut:
+                    return
+                self._work.clear()
+                if not self._futures and not self._shut:
+                    self._work.wait()
+                continue
+            try:
+                news = self._client.do(self._endings.request(LISTEN_S))
+                for name in self._endings.heard(news):
+                    self._ended(name)
+            except Unreachable:  # the daemon is started again, say
+                time.sleep(AGAIN_S)
+
+    def _ended(self, name: str) -> None:
+        future = self._futures.get(name)
+        if future is not None and future.job.refresh().state in ENDED:
+            future.told()
+            self._endings.looked(future.job.view)
+            self._futures.pop(name, None)

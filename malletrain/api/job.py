@@ -1,0 +1,243 @@
+"""One job, from Python: how it is, what it prints, what it measures. The asyncio twin is
+:class:`malletrain.api.aio.AsyncJob`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+from malletrain.api.copies import copy_snapshot, write_log
+from malletrain.api.display import job_html
+from malletrain.api.event_files import write_events
+from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.functions import result_of
+from malletrain.api.options import limits_of
+from malletrain.api.series import JobMetrics
+from malletrain.api.weights import export_weights
+from malletrain.client import ClientError, Unreachable, operations
+from malletrain.client.operations import Operation
+from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView
+from malletrain.submission.goals import changes_of
+
+T = TypeVar("T")
+
+
+class Asker(Protocol):
+    """Who carries out operations: a client."""
+
+    def do(self, operation: Operation[T]) -> T:
+        """Carry out one operation."""
+
+
+class Job:
+    """One job of a daemon. Made by :class:`malletrain.Client`."""
+
+    def __init__(self, asker: Asker, view: JobView) -> None:
+        self._asker = asker
+        self.view = view
+        """What was known of it when the daemon was last asked."""
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.name!r} {self.view.state}>"
+
+    @property
+    def id(self) -> str:
+        """Such as ``j7``."""
+        return self.view.id
+
+    @property
+    def name(self) -> str:
+        """As it was submitted."""
+        return self.view.name
+
+    def refresh(self) -> JobView:
+        """Ask the daemon how it is."""
+        return self.detail().job
+
+    @property
+    def status(self) -> str:
+        """Its state now: queued, profiling, running, suspended, completed, failed or cancelled."""
+        return self.view.state if self.view.state in ENDED else self.refresh().state
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self.status in ENDED
+
+    def detail(self) -> JobDetail:
+        """Everything about it, as ``malletrain show``."""
+        detail = self._asker.do(operations.job(self.id))
+        self.view = detail.job
+        return detail
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until it has ended; returns its state. A daemon that is started again meanwhile is
+        waited for.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds.
+        """
+        wait_for(self._asker, [self], timeout)
+        return self.view.state
+
+    @overload
+    def logs(
+        self,
+        *,
+        follow: Literal[False] = False,
+        rank: int = 0,
+        launcher: bool = False,
+        service: bool = False,
+    ) -> str: ...
+    @overload
+    def logs(
+        self, *, follow: Literal[True], rank: int = 0, launcher: bool = False, service: bool = False
+    ) -> Iterator[str]: ...
+    def logs(
+        self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
+    ) -> str | Iterator[str]:
+        """What it has printed; with ``follow`` an iterator of lines, as they come, until it has
+        ended.
+
+        Args:
+            follow: go on over every rescale until the job has ended.
+            rank: global rank of the worker.
+            launcher: the launcher's log instead.
+            service: the logs of a service's processes instead.
+        """
+        lines = self._lines(LogTail(self.id, stream_of(rank, launcher, service), follow))
+        return lines if follow else "".join(f"{line}\n" for line in lines)
+
+    def _lines(self, tail: LogTail) -> Iterator[str]:
+        while not tail.over:
+            yield from tail.heard(self._asker.do(tail.request()))
+            if not tail.over:
+                time.sleep(tail.pause_s)
+
+    def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
+        """What its script reported by :func:`malletrain.metric`, over time.
+
+        Args:
+            names: of these metrics; none: of all.
+            since: only what was reported later, seconds since the epoch.
+            most: so many points of each at most, thinned out evenly; 0: all that are kept.
+        """
+        found = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
+        return JobMetrics(found)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What its function returned, where the job is one of
+        :meth:`malletrain.Client.submit_function`; waits for its end.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds.
+            malletrain.training.functions.FunctionLost: it ended without a result.
+            BaseException: what the function raised.
+        """
+        self.wait(timeout)
+        return result_of(self.detail())
+
+    def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
+        """Write the weights of its newest snapshot as safetensors, as ``malletrain export``;
+        returns the file.
+
+        Args:
+            out: where. Default: ``NAME.safetensors`` in the present directory.
+            name: what the script calls the model. Default: model, or the only one.
+
+        Raises:
+            malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
+        """
+        return export_weights(self.detail(), out, name)
+
+    def copy(
+        self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
+    ) -> list[Path]:
+        """Copy its newest snapshot and its logs into ``folder``, as ``malletrain cp``; returns the
+        files.
+
+        Raises:
+            malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
+            OSError: something cannot be read, or not be written.
+        """
+        place = Path(folder)
+        files = copy_snapshot(self.detail(), place) if snapshot else []
+        if logs:
+            for stream in self._asker.do(operations.logs(self.id)).streams:
+                lines = list(self._lines(LogTail(self.id, stream, False)))
+                files.append(write_log(place, stream, lines))
+        return files
+
+    def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
+        """Write its metrics and its scale as a run of TensorBoard below ``folder``, as ``malletrain
+        export --tensorboard``; returns the file.
+        """
+        return write_events(Path(folder), self.detail(), self.metrics().values())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its state, and pictures of its scale and of a metric over time."""
+        detail = self.detail()
+        return job_html(detail, self.metrics(most=200), time.time())
+
+    def events(self, since: int = 0) -> list[EventView]:
+        """Its lines of the audit log with a number above ``since``."""
+        found: list[EventView] = []
+        while True:
+            asked = operations.events(since=since, limit=1000, job=self.id)
+            page: list[EventView] = self._asker.do(asked)
+            if not page:
+                return found
+            found += page
+            since = page[-1].seq
+
+    def members(self) -> MembersView:
+        """Who is in it, where it is a service."""
+        return self._asker.do(operations.members(self.id))
+
+    def extend(
+        self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
+    ) -> JobView:
+        """Give it other goals, in the words of ``malletrain extend``."""
+        changes = changes_of(deadline, budget, work)
+        return self._asker.do(operations.extend(self.id, **changes))
+
+    def scale(self, nodes: int | str | tuple[int, int]) -> str:
+        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        return self._asker.do(operations.scale(self.id, *limits_of(nodes)))
+
+    def cancel(self) -> bool:
+        """Stop it and free its nodes; snapshots and logs stay. False when it had ended already."""
+        (result,) = self._asker.do(operations.cancel([self.id]))
+        if not result["ok"] and self.refresh().state not in ENDED:
+            raise ClientError(result["sentence"])
+        return bool(result["ok"])
+
+
+def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
+    """Wait until all these jobs have ended.
+
+    Raises:
+        TimeoutError: they have not after ``timeout`` seconds.
+    """
+    known = {job.id: job for job in jobs}
+    endings = Endings(job.id for job in known.values() if job.view.state not in ENDED)
+    until = None if timeout is None else time.monotonic() + timeout
+
+    def left() -> float:
+        return float("inf") if until is None else until - time.monotonic()
+
+    while endings.waiting:
+        try:
+            news = asker.do(endings.request(left()))
+            for name in endings.heard(news):
+                endings.looked(known[name].refresh())
+        except Unreachable:
+            if left() <= 0:
+                raise
+            time.sleep(max(0.0, min(AGAIN_S, left())))
+        if endings.waiting and left() <= 0:
+            raise TimeoutError(overdue(endings.waiting, timeout or 0.0))

@@ -1,0 +1,50 @@
+"""``malletrain cp``: what is left of a job, in a folder of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import Refused, asking, json_option, print_json, state_dir_option
+from malletrain.cli.completion import folders, job_names
+
+
+@click.command()
+@click.argument("job", metavar="JOB", shell_complete=job_names())
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), shell_complete=folders)
+@click.option("--snapshot", is_flag=True, help="Only its newest snapshot.")
+@click.option("--logs", is_flag=True, help="Only its logs.")
+@state_dir_option
+@json_option
+def cp(
+    job: str, folder: Path, snapshot: bool, logs: bool, state_dir: Path | None, as_json: bool
+) -> None:
+    """Copy the newest snapshot and the logs of JOB (id or name) into FOLDER.
+
+    A snapshot in shards is copied with them. It is read where the job wrote it, so on a machine
+    that sees that folder; logs come from the daemon. The job may still run.
+
+    \b
+    Examples:
+      malletrain cp train results
+      malletrain cp j3 results --logs
+    """
+    from malletrain.api.job import Job
+    from malletrain.training.snapshot_file import SnapshotError
+
+    both = not (snapshot or logs)
+    try:
+        with asking(state_dir) as client:
+            files = Job(client, client.job(job).job).copy(
+                folder, snapshot=snapshot or both, logs=logs or both
+            )
+    except SnapshotError as error:
+        raise Refused(f"{error} Its logs: malletrain cp {job} {folder} --logs") from None
+    except OSError as error:
+        raise Refused(f"{error.filename or folder} cannot be copied: {error.strerror}.") from None
+    if as_json:
+        print_json([str(file) for file in files])
+        return
+    for file in files:
+        click.echo(f"Wrote {file}.")

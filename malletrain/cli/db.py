@@ -1,0 +1,111 @@
+"""``malletrain db``: copies of the daemon's database, while it runs; what it holds, and whether it
+is whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from malletrain.cli.common import Refused, Sentences, config_option
+from malletrain.cli.daemon import load, missing
+
+config_file = config_option("Configuration of the site (TOML), which names the database.")
+
+
+@click.group(cls=Sentences)
+def db() -> None:
+    """Back up, restore, check and export the daemon's database.
+
+    SQLite is copied while the daemon runs, by its own means. PostgreSQL has tools for all of this:
+    pg_dump and pg_restore.
+
+    \b
+    Examples:
+      malletrain db backup /backup/malletrain.db
+      malletrain db check
+    """
+
+
+def _copies() -> Any:
+    try:
+        from malletrain.store import copies
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    return copies
+
+
+@db.command()
+@config_file
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def backup(config_file: Path, file: Path) -> None:
+    """Copy the database to FILE, which must not be there yet. The daemon may run.
+
+    The copy is of one moment, and is checked before it gets its name.
+
+    \b
+    Example:
+      malletrain db backup --config site.toml /backup/malletrain-$(date +%F).db
+    """
+    copies, config = _copies(), load(config_file)
+    try:
+        size = copies.backup(config.database_url, file)
+    except copies.CopyError as error:
+        raise Refused(str(error)) from None
+    click.echo(f"{file} is a copy of the database of {config.state_dir} ({size:,} bytes).")
+
+
+@db.command()
+@config_file
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def restore(config_file: Path, file: Path) -> None:
+    """Put the copy in FILE in the place of the database. The daemon must not run.
+
+    What was there is kept beside it. The copy knows nothing of jobs and leases that came after it:
+    give all leases back first ('malletrain pause --release'), then stop the daemon.
+
+    \b
+    Example:
+      malletrain db restore --config site.toml /backup/malletrain-2026-11-22.db
+    """
+    from malletrain.identity.state_directory import StateDirError, lock_state_dir
+
+    copies, config = _copies(), load(config_file)
+    try:
+        with lock_state_dir(config.state_dir):
+            kept = copies.restore(config.database_url, file)
+    except (copies.CopyError, StateDirError) as error:
+        raise Refused(str(error)) from None
+    click.echo(f"The database is that of {file} now." + (f" {kept} is what was." if kept else ""))
+
+
+@db.command()
+@config_file
+def check(config_file: Path) -> None:
+    """Say whether the database is whole, of which version it is and what is in it. The daemon may
+    run.
+    """
+    copies, config = _copies(), load(config_file)
+    try:
+        click.echo(copies.check(config.database_url))
+    except copies.CopyError as error:
+        raise Refused(str(error)) from None
+
+
+@db.command()
+@config_file
+def export(config_file: Path) -> None:
+    """Print jobs, leases and events as JSON, one a line, for other programs. The daemon may run.
+
+    \b
+    Example:
+      malletrain db export --config site.toml | gzip > malletrain.jsonl.gz
+    """
+    copies, config = _copies(), load(config_file)
+    try:
+        copies.export(config.database_url, sys.stdout)
+    except copies.CopyError as error:
+        raise Refused(str(error)) from None

@@ -1,0 +1,90 @@
+"""``malletrain extend``, and the options of ``malletrain submit`` that say what a job's owner wants
+beyond speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from malletrain.cli.common import asking, json_option, print_json, say, state_dir_option
+from malletrain.cli.completion import job_names
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def goal_options(command: F) -> F:
+    """``--deadline``, ``--budget``, ``--work``."""
+    for option in (
+        click.option(
+            "--work",
+            metavar="SAMPLES",
+            help="Samples to train on in all. Default: what the script's sampler.epochs(N) says.",
+        ),
+        click.option(
+            "--budget",
+            metavar="Nnh",
+            help="Charged node-hours that the job may cost, such as 200nh. It is suspended, not "
+            "failed, when they are spent.",
+        ),
+        click.option(
+            "--deadline",
+            metavar="TIME",
+            help='When the job is to be done: 2026-12-01T08:00, or "in 6 h".',
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def tell_goal(goal: Any) -> None:
+    """Say when a job ends by the forecast, and how it stands with its goals."""
+    import time
+
+    from malletrain.render.goals import sentence
+
+    if goal is not None and (said := sentence(goal, time.time())):
+        click.echo(said)
+
+
+@click.command()
+@click.argument("job", shell_complete=job_names(unfinished=True))
+@goal_options
+@state_dir_option
+@json_option
+def extend(
+    job: str,
+    deadline: str | None,
+    budget: str | None,
+    work: str | None,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Give JOB (id or name) another deadline, budget or amount of work.
+
+    A job whose budget was spent goes on. "+50nh" adds to the budget that there is; "none" takes a
+    goal away.
+
+    \b
+    Examples:
+      malletrain extend train --budget +50nh
+      malletrain extend train --deadline "in 2 d"
+      malletrain extend train --deadline none
+    """
+    from malletrain.submission.error import SpecError
+    from malletrain.submission.goals import changes_of
+
+    try:
+        changes = changes_of(deadline, budget, work)
+    except SpecError as error:
+        raise click.UsageError(str(error)) from None
+    with asking(state_dir) as client:
+        view = client.extend(job, **changes)
+    if as_json:
+        print_json(view)
+        return
+    say(f"Job {view.id} ({view.name}) goes by its new goals.")
+    tell_goal(view.goal)

@@ -1,0 +1,128 @@
+"""``malletrain pause``, ``resume``, ``drain`` and ``exclude``: what operators let be leased."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from malletrain.cli.common import asking, state_dir_option
+
+EVERY_NODE = "*"
+why_option = click.option(
+    "--why", default="", metavar="TEXT", help="Stands in the audit log, and where nodes are shown."
+)
+
+
+def _until(text: str) -> float:
+    """A time in seconds since the epoch: a duration from now on, or a local date and time."""
+    from malletrain.config.units import UnitError, parse_duration
+
+    for form in ("%Y-%m-%dT%H:%M", "%Y-%m-%d"):
+        try:
+            return datetime.datetime.strptime(text, form).astimezone().timestamp()
+        except ValueError:
+            continue
+    try:
+        return time.time() + parse_duration(text)
+    except UnitError:
+        raise click.UsageError(
+            f"--until {text}: give a local time such as 2026-11-30T18:00, or how long, such as "
+            "'8 h'."
+        ) from None
+
+
+def _do(state_dir: Path | None, op: str, **params: Any) -> None:
+    with asking(state_dir) as client:
+        done = client.call(op, params, changes=True)
+    click.echo(done["sentence"])
+
+
+@click.command()
+@click.option(
+    "--release", is_flag=True, help="Give all leases back, too, once their jobs have moved off."
+)
+@why_option
+@state_dir_option
+def pause(release: bool, why: str, state_dir: Path | None) -> None:
+    """Lease nothing new until 'malletrain resume'. For operators.
+
+    What is held stays, and jobs go on there; with --release everything is given back. A daemon that
+    is started again stays paused.
+
+    \b
+    Examples:
+      malletrain pause
+      malletrain pause --release --why "the network is being looked at"
+    """
+    _do(state_dir, "pause", release=release, why=why)
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, metavar="[NODE...]")
+@click.option("--all", "everything", is_flag=True, help="End what 'drain --all' began.")
+@state_dir_option
+def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> None:
+    """End a pause; with NODEs, let them be leased again. For operators.
+
+    \b
+    Examples:
+      malletrain resume
+      malletrain resume n7 n8
+      malletrain resume --all
+    """
+    _do(state_dir, "resume", nodes=[*nodes, *([EVERY_NODE] if everything else [])])
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, metavar="[NODE...]")
+@click.option("--all", "everything", is_flag=True, help="All nodes of the machine.")
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="When they may be leased again: 2026-11-30T18:00 (local), or how long: '8 h'.  "
+    "[default: until 'malletrain resume NODE']",
+)
+@why_option
+@state_dir_option
+def drain(
+    nodes: tuple[str, ...], everything: bool, until: str | None, why: str, state_dir: Path | None
+) -> None:
+    """Give NODEs back and leave them alone, as before maintenance. For operators.
+
+    Jobs move off as they do when the main scheduler wants a node. The main scheduler is told
+    nothing: it may use the nodes.
+
+    \b
+    Examples:
+      malletrain drain n7 n8 --why "new memory"
+      malletrain drain --all --until 2026-11-30T18:00
+    """
+    if bool(nodes) == everything:
+        raise click.UsageError("Name the nodes to drain, or give --all.")
+    _do(
+        state_dir,
+        "drain",
+        nodes=[EVERY_NODE] if everything else list(nodes),
+        until=None if until is None else _until(until),
+        why=why,
+    )
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@why_option
+@state_dir_option
+def exclude(nodes: tuple[str, ...], why: str, state_dir: Path | None) -> None:
+    """Take no lease on NODEs any more, until 'malletrain resume NODE'. For operators.
+
+    A lease that is held there stays until it ends by itself; 'drain' gives it back.
+
+    \b
+    Example:
+      malletrain exclude n7 --why "its fan is loud"
+    """
+    _do(state_dir, "exclude", nodes=list(nodes), why=why)

@@ -1,0 +1,310 @@
+"""``malletrain sweep``: many trials of one script, each a malleable job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from malletrain.cli.common import (
+    Refused,
+    Sentences,
+    asking,
+    json_option,
+    print_json,
+    print_text,
+    say,
+    state_dir_option,
+)
+from malletrain.protocol import env
+
+if TYPE_CHECKING:
+    from malletrain.sweep.ledger import Ledger, Summary
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=Sentences)
+def sweep() -> None:
+    """Search for good parameters or architectures: many trials of one script.
+
+    Each trial is a malleable job. A sweep is described in a file; its results are an Optuna study,
+    which optuna-dashboard and Optuna's plots read. Needs Optuna: pip install 'malletrain[sweep]'.
+
+    \b
+    Examples:
+      malletrain sweep run lr.toml
+      malletrain sweep status
+      malletrain sweep show lr --csv > lr.csv
+    """
+
+
+def storage_option(command: F) -> F:
+    """``--storage``: which database of sweeps is meant."""
+    return click.option(
+        "--storage",
+        metavar="URL",
+        default="",
+        envvar=env.SWEEPS,
+        show_envvar=True,
+        help="SQLAlchemy URL of the sweeps' database.  [default: sweeps.db in the state directory]",
+    )(command)
+
+
+detach_option = click.option(
+    "--detach", is_flag=True, help="Go on in a process of its own, and return at once."
+)
+
+
+@sweep.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Of the sweep. Default: as in the file, else the file's name.")
+@detach_option
+@storage_option
+@state_dir_option
+def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Path | None) -> None:
+    """Begin the sweep that FILE describes, and attend to it until it is over.
+
+    This process asks for trials, gives up those without promise and weighs the others. It may be
+    stopped, or die, at any time: its jobs train on, and 'malletrain sweep resume' takes over.
+
+    \b
+    Examples:
+      malletrain sweep run lr.toml
+      malletrain sweep run lr.toml --name second --detach
+    """
+    with _sentences():
+        from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+        from malletrain.sweep.spec import load_sweep
+        from malletrain.sweep.trials import check
+
+        made = load_sweep(file, name)
+        check(made)
+        with asking(state_dir) as client:
+            client.status()  # where no daemon runs, that is said before anything is kept
+        home = _home(state_dir)
+        url = storage_url(storage or made.sweep.storage, home)
+        ledger = Ledger.create(open_storage(url), made)
+    click.echo(f"Sweep {ledger.name}: {_trials(ledger.wanted)} of {made.job.script}.")
+    _attend(ledger, state_dir, url, detach)
+
+
+@sweep.command()
+@click.argument("name")
+@detach_option
+@storage_option
+@state_dir_option
+def resume(name: str, detach: bool, storage: str, state_dir: Path | None) -> None:
+    """Go on with a sweep that nobody attends to, or that was cancelled.
+
+    Trials whose jobs trained on meanwhile are followed from where they are; none begins anew.
+    """
+    with _sentences():
+        ledger, url = _ledger(name, storage, state_dir)
+        ledger.cancel(False)
+    _attend(ledger, state_dir, url, detach)
+
+
+@sweep.command()
+@click.argument("name", required=False)
+@storage_option
+@state_dir_option
+@json_option
+def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool) -> None:
+    """List sweeps, or say how the sweep NAME stands."""
+    from malletrain.render import sweeps as render
+
+    with _sentences():
+        from malletrain.sweep.ledger import open_storage, storage_url, summaries
+        from malletrain.sweep.process import attended
+
+        home = _home(state_dir)
+        if name:
+            found = [_ledger(name, storage, state_dir)[0].summary()]
+        else:
+            found = summaries(open_storage(storage_url(storage, home)))
+        rows = [
+            {
+                "name": each.name,
+                "trials": dict(each.trials),
+                "wanted": each.wanted,
+                "best": each.best,
+                "attended": attended(home, each.name),
+                "sentence": _stands(each, attended(home, each.name)),
+            }
+            for each in found
+        ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_text(render.sweeps(rows))
+
+
+@sweep.command()
+@click.argument("name")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@storage_option
+@state_dir_option
+@json_option
+def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json: bool) -> None:
+    """List the trials of a sweep, the best first."""
+    from malletrain.render import sweeps as render
+
+    with _sentences():
+        from malletrain.sweep.results import results
+
+        ledger, _ = _ledger(name, storage, state_dir)
+        rows = results(ledger)
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        click.echo(render.as_csv(rows), nl=False)
+    else:
+        print_text(render.trials(rows, ledger.sweep.sweep.metrics))
+
+
+@sweep.command()
+@click.argument("name")
+@storage_option
+@state_dir_option
+@json_option
+def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None:
+    """Say which trial is the best, with what values, and where its snapshot is."""
+    with _sentences():
+        from malletrain.sweep.results import results
+        from malletrain.sweep.trials import best_snapshot
+
+        ledger, _ = _ledger(name, storage, state_dir)
+        rows = [row for row in results(ledger) if row["best"]]
+        snapshot = best_snapshot(ledger)
+    if not rows:
+        raise Refused(f"No trial of {name} has completed yet.")
+    if as_json:
+        print_json({"trials": rows, "snapshot": str(snapshot) if snapshot else None})
+        return
+    for row in rows:
+        values = ", ".join(f"{m} {v:.6g}" for m, v in row["values"].items())
+        click.echo(f"Trial {row['trial']} ({row['job']}): {values}")
+        for parameter, value in row["parameters"].items():
+            click.echo(f"  {parameter} = {value}")
+    click.echo(f"Snapshot: {snapshot}" if snapshot else "It left no snapshot.")
+
+
+@sweep.command()
+@click.argument("name")
+@storage_option
+@state_dir_option
+def cancel(name: str, storage: str, state_dir: Path | None) -> None:
+    """End a sweep: cancel the jobs of its trials. What has ended stays."""
+    with _sentences():
+        from malletrain.sweep.process import attended
+
+        ledger, url = _ledger(name, storage, state_dir)
+        ledger.cancel()
+        if attended(_home(state_dir), name):
+            click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
+            return
+    _attend(ledger, state_dir, url, detach=False)
+
+
+@sweep.command("add-trials")
+@click.argument("name")
+@click.argument("count", type=click.IntRange(min=1))
+@storage_option
+@state_dir_option
+def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> None:
+    """Let a sweep have COUNT trials more. One that is over goes on by 'malletrain sweep resume'."""
+    with _sentences():
+        from malletrain.sweep.process import attended
+
+        ledger, _ = _ledger(name, storage, state_dir)
+        ledger.want(ledger.wanted + count)
+        click.echo(f"Sweep {name} is to have {_trials(ledger.wanted)}.")
+        if not attended(_home(state_dir), name):
+            say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
+
+
+# --- what they share ---
+
+
+def _stands(summary: Summary, attended: bool) -> str:
+    if summary.end:
+        return summary.end
+    if attended:
+        return "It is being run."
+    return f"Nobody attends to it: malletrain sweep resume {summary.name}"
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What is wrong with a sweep becomes a sentence and an exit code, and so does a package that is
+    not there.
+    """
+    try:
+        from malletrain.sweep.spec import SweepError
+    except ImportError as error:
+        raise Refused(
+            f"Sweeps need a package that is not here ({error}): pip install 'malletrain[sweep]'"
+        ) from None
+    try:
+        yield
+    except SweepError as error:
+        raise Refused(str(error)) from None
+
+
+def _home(state_dir: Path | None) -> Path:
+    """Where this user's sweeps are kept."""
+    from malletrain.identity.state_directory import StateDirError, default_state_dir
+
+    try:
+        return state_dir or default_state_dir()
+    except StateDirError as error:
+        raise Refused(str(error)) from None
+
+
+def _ledger(name: str, storage: str, state_dir: Path | None) -> tuple[Ledger, str]:
+    from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+
+    url = storage_url(storage, _home(state_dir))
+    return Ledger.open(open_storage(url), name), url
+
+
+def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> None:
+    """Run the sweep's engine, here or in a process of its own."""
+    from malletrain.sweep import process
+    from malletrain.sweep.daemon_jobs import DaemonJobs
+
+    home = _home(state_dir)
+    with _sentences():
+        if detach:
+            if process.attended(home, ledger.name):
+                raise Refused(f"The sweep {ledger.name} is being run already.")
+            options = ["--state-dir", str(state_dir)] if state_dir else []
+            pid = process.detach(ledger.name, home, options, url)
+            click.echo(
+                f"Process {pid} attends to it; what it says is in "
+                f"{process.log_path(home, ledger.name)}"
+            )
+            return
+        with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
+            try:
+                end = process.run(ledger, jobs, click.echo)
+            except KeyboardInterrupt:
+                say(
+                    "The trials that are under way train on. Go on with: malletrain sweep resume "
+                    f"{ledger.name}"
+                )
+                raise
+        click.echo(end)
+        for trial in ledger.best():
+            values = " ".join(f"{v:.6g}" for v in trial.values)
+            click.echo(
+                f"Best: trial {trial.number}, {values}. See: malletrain sweep best {ledger.name}"
+            )

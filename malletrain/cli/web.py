@@ -1,0 +1,93 @@
+"""``malletrain web``: the page in the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import Refused, say, state_dir_option
+from malletrain.protocol import env
+
+
+@click.command()
+@click.option(
+    "--listen",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST[:PORT]|unix:PATH",
+    help="Where to listen. Without a port the first that is free from 8870 on.",
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which the page is called beside 127.0.0.1 and localhost, such as that of a "
+    "proxy; may be given several times.",
+)
+@click.option(
+    "--trust-header",
+    default="",
+    metavar="HEADER",
+    help="Believe a reverse proxy's header on who looks, such as X-Remote-User. Only on the "
+    "loopback, with a token, or on a Unix socket.  [default: off]",
+)
+@click.option(
+    "--browser/--no-browser",
+    default=None,
+    help="Open the page in a browser.  [default: where there is a display]",
+)
+@state_dir_option
+def web(
+    listen: str,
+    allow_host: tuple[str, ...],
+    trust_header: str,
+    browser: bool | None,
+    state_dir: Path | None,
+) -> None:
+    """Serve a page on the machine and its jobs, for your browser.
+
+    It runs with your rights, like the other commands: you see and do there what you see and do
+    here. The address that is printed has a token in it; who knows it is you, so keep it. Ctrl-C
+    ends it; your jobs go on.
+
+    On a machine you reach with ssh, take the port with you and open the address at home:
+
+    \b
+      ssh -L 8870:127.0.0.1:8870 login.example.org malletrain web --listen 127.0.0.1:8870
+
+    \b
+    Examples:
+      malletrain web
+      malletrain web --listen 127.0.0.1:9000 --no-browser
+      malletrain web --listen unix:/run/malletrain/web --trust-header X-Remote-User
+    """
+    try:
+        from malletrain.web import serve
+        from malletrain.web.poller import connector
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "malletrain":
+            raise
+        raise Refused(
+            f"The page needs the package {error.name}, which is not installed; run: pip install "
+            "'malletrain[web]'"
+        ) from None
+    from malletrain.identity.keys import user_name
+
+    token = os.environ.pop(env.WEB_TOKEN, "")
+    try:
+        address = serve.parse_address(listen)
+        door = serve.make_door(address, user_name(), token, allow_host, trust_header)
+        there = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        opens = (there or sys.platform == "darwin") if browser is None else browser
+        serve.serve(
+            connector(state_dir),
+            address,
+            door,
+            lambda url: say(f"The page is at {url}\nCtrl-C ends it."),
+            browser=opens and not address.path,
+        )
+    except serve.WebError as error:
+        raise Refused(str(error)) from None

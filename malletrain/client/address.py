@@ -1,0 +1,93 @@
+"""Where a daemon is and with which keys it is spoken to, and how a client says who it is.
+
+Decides which daemon is meant: that of a state directory, else the user's own, else the site's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from malletrain.client.errors import ClientError, Unreachable
+from malletrain.identity.keys import CLIENT, own_key, read_key, user_name
+from malletrain.identity.state_directory import (
+    INFO,
+    SITE_HINT,
+    StateDirError,
+    announced,
+    default_state_dir,
+    read_daemon_info,
+    start_hint,
+)
+from malletrain.identity.users import Munge, UsersError, login_payload
+from malletrain.protocol import env
+
+
+@dataclass(frozen=True)
+class Address:
+    """One daemon, as this user reaches it."""
+
+    endpoint: str
+    """ZeroMQ address, such as ``tcp://127.0.0.1:4711``."""
+    server_key: bytes
+    """Public CURVE key of the daemon (Z85)."""
+    public_key: bytes
+    """Of this client (Z85)."""
+    secret_key: bytes = field(repr=False)
+    """Of this client (Z85)."""
+    hint: str = ""
+    """A sentence that says how to start the daemon, with a blank before it."""
+
+    def credential(self, munge: bool) -> tuple[str, str]:
+        """What MUNGE tells a daemon that does not know this client's key, and why it cannot.
+
+        Args:
+            munge: whether the daemon believes MUNGE.
+        """
+        if not (munge and Munge.there()):
+            return "", ""
+        try:
+            payload = login_payload(
+                self.server_key.decode("ascii"), self.public_key.decode("ascii")
+            )
+            return Munge(os.environ.get(env.MUNGE_SOCKET, "")).credential(payload), ""
+        except UsersError as error:
+            return "", str(error)
+
+    def stranger(self, why: str) -> ClientError:
+        """Says what else can be done where MUNGE does not help."""
+        told = f" MUNGE could not tell it who you are: {why}" if why else ""
+        return ClientError(
+            f"The daemon at {self.endpoint} does not know your key.{told} Give its operators "
+            "this line for their list of users: "
+            f"{user_name()} {self.public_key.decode('ascii')}"
+        )
+
+
+def find(state_dir: Path | None = None) -> Address:
+    """The daemon that runs in ``state_dir``; without one this user's own, else that of the site.
+
+    Raises:
+        Unreachable: there is none.
+    """
+    try:
+        site = None if state_dir else announced()
+        if site is not None:
+            hint = SITE_HINT
+            info, pair = read_daemon_info(site, hint, site=True), own_key()
+        else:
+            hint, directory = start_hint(), state_dir or default_state_dir()
+            info, pair = (
+                read_daemon_info(directory / INFO, hint),
+                read_key(directory / "keys" / CLIENT),
+            )
+    except StateDirError as error:
+        raise Unreachable(str(error)) from None
+    return Address(
+        info.endpoint,
+        info.server_key.encode("ascii"),
+        pair.public.encode("ascii"),
+        pair.secret.encode("ascii"),
+        f" {hint}" if hint else "",
+    )

@@ -1,0 +1,26 @@
+"""How a daemon's refusal, and its absence, reach who asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+STRANGER = "stranger"
+"""The code of a daemon's answer to a client whose key it does not know."""
+
+
+class ClientError(RuntimeError):
+    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage
+    | internal | unreachable | stranger.
+    """
+
+    def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.data = data
+
+
+class Unreachable(ClientError):
+    """No daemon answers: it does not run, or not here, or does not know this client's key."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, "unreachable")

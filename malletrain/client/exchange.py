@@ -1,0 +1,133 @@
+"""What both ways of asking a daemon share: the socket as it is set up, what its first events mean,
+the frames of a request, and what an answer says.
+
+Waits for nothing: :mod:`malletrain.client.channel` blocks, :mod:`malletrain.client.aio` does not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import zmq
+
+from malletrain.client.address import Address
+from malletrain.client.errors import ClientError, Unreachable
+from malletrain.protocol import messages, wire
+
+TIMEOUT_S = 10.0
+"""How long an answer may take beyond the time the daemon was asked to wait."""
+CONNECT_S = 5.0
+"""How long the encrypted connection may take to come up."""
+ABSENT_S = 1.0
+"""How long the address may refuse the connection before the daemon counts as not running."""
+BROKEN = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED)
+
+S = TypeVar("S", bound="zmq.Socket[Any]")
+
+
+def set_up(socket: S, at: Address) -> S:
+    """Connect ``socket`` to the daemon; returns the monitor of its connection.
+
+    Raises:
+        Unreachable: its address or its key is none.
+    """
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.ipv6 = "[" in at.endpoint
+        socket.curve_serverkey = at.server_key
+        socket.curve_publickey, socket.curve_secretkey = at.public_key, at.secret_key
+        monitor: S = socket.get_monitor_socket()
+        socket.connect(at.endpoint)
+    except (zmq.ZMQError, ValueError, TypeError) as error:
+        why = error.strerror if isinstance(error, zmq.ZMQError) else str(error)
+        raise Unreachable(
+            f"The daemon's address {at.endpoint} or its key cannot be used ({why}).{at.hint}"
+        ) from None
+    return monitor
+
+
+class Handshake:
+    """The encrypted connection as it comes up, by the events of the socket's monitor."""
+
+    def __init__(self, at: Address) -> None:
+        self._at = at
+        self._refused = False
+
+    def heard(self, event: int) -> bool:
+        """Whether it is up with this event. Raises Unreachable where the key is not accepted."""
+        if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
+            raise Unreachable(
+                f"The daemon at {self._at.endpoint} does not accept this client's key; "
+                "use the state directory that the daemon runs with."
+            )
+        if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED):
+            self._refused = event == zmq.EVENT_CONNECT_RETRIED
+        return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def hopeless(self, waited_s: float) -> bool:
+        """Whether to give up after so long."""
+        return waited_s >= CONNECT_S or (self._refused and waited_s > ABSENT_S)
+
+
+def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
+    """The id and the frames of a request. Raises ClientError for one that no message holds."""
+    made = messages.Request(id=uuid.uuid4().hex, op=op, params=dict(params))
+    try:
+        return made.id, wire.encode(made)
+    except wire.WireError as error:
+        raise ClientError(str(error), "usage") from None
+
+
+def reply(frames: Sequence[bytes], at: Address) -> messages.Reply | None:
+    """The answer in these frames; None where they are something else. Raises ClientError for what
+    is no answer.
+    """
+    try:
+        answer = wire.decode(frames)
+    except wire.WireError as error:
+        raise ClientError(
+            f"The daemon at {at.endpoint} answered in a form this version does not know: {error}",
+            "internal",
+        ) from None
+    if isinstance(answer, messages.Error):
+        raise ClientError(answer.sentence)
+    return answer if isinstance(answer, messages.Reply) else None
+
+
+def data_of(answer: messages.Reply) -> Any:
+    """What was asked for. Raises ClientError where the daemon refused."""
+    if answer.ok:
+        return answer.data
+    raise ClientError(
+        answer.error or "The daemon refused and did not say why.",
+        answer.code or "refused",
+        answer.data,
+    )
+
+
+def not_running(at: Address) -> Unreachable:
+    """Nobody is there."""
+    return Unreachable(f"No daemon answers at {at.endpoint}: it is not running.{at.hint}")
+
+
+def went_away(at: Address, changes: bool) -> Unreachable:
+    """The connection broke before the answer came; ``changes``: the request changes something."""
+    return Unreachable(
+        f"The daemon at {at.endpoint} went away before it answered.{_open(changes)}{at.hint}"
+    )
+
+
+def no_answer(at: Address, timeout_s: float, changes: bool) -> Unreachable:
+    """No answer came in time."""
+    return Unreachable(
+        f"The daemon at {at.endpoint} did not answer within {timeout_s:g} s.{_open(changes)}"
+    )
+
+
+def _open(changes: bool) -> str:
+    if not changes:
+        return ""
+    return " Whether it carried the request out is not known; look with 'malletrain status'."

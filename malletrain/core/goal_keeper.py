@@ -1,0 +1,362 @@
+"""Keeps the goals of one controller's jobs: what they are charged, how fast they really are, how it
+stands with them, and what their bids say.
+
+Decides when a job has spent its budget and stands still, when its deadline presses so much that it
+goes before others in the admission queue, and when a plan is due because of that. Forecasts are
+:mod:`malletrain.core.forecast`'s, what a goal makes of a bid is decided in
+:mod:`malletrain.core.goal_bids`, what a node costs in :mod:`malletrain.core.ledger`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from allocator import NodeInfo
+from malletrain.core.commands import Announce, Command
+from malletrain.core.events import JobState, JobSubmitted
+from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
+from malletrain.core.gaps import Gaps
+from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
+from malletrain.core.goal_record import GoalRecord
+from malletrain.core.goal_standing import SENTENCES, judged, least_yield
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.ledger import JobAccount
+from malletrain.core.node_history import NodeHistory
+from malletrain.core.planning import Candidate
+from malletrain.core.pools import by_class
+from malletrain.core.promises import Demand, promised
+from malletrain.core.records import JobRecord
+from malletrain.core.settings import ControllerSettings
+from malletrain.core.state import ControllerState
+from malletrain.protocol.event_kinds import EventKind
+
+REVIEW_S = (60.0, 1800.0)
+"""It is looked how a job stands no more often and no more rarely than this."""
+REVIEW_PART = 0.05
+"""In between, whenever so much of the time left to its deadline is over."""
+AT_ONCE = 4
+"""Jobs that are looked at in one step at most, those that waited longest first."""
+IN_TIME = 0.95
+"""A need is reckoned to end when so much of the time left is over."""
+NO_SLACK, NARROW = 0.8, 0.25
+"""A deadline this tight is served first where it needs no more than such a part of the nodes: it
+could not be caught up with later, and costs the others little.
+"""
+OF_LATE = 0.2
+"""How much the newest look counts in the share of the nodes that a job has of late."""
+
+
+class GoalKeeper:
+    """The goals of one controller's jobs."""
+
+    def __init__(self, state: ControllerState, gaps: Gaps, settings: ControllerSettings) -> None:
+        self._state = state
+        self._gaps = gaps
+        self._settings = settings
+        self.history = NodeHistory()
+        self.records: dict[str, GoalRecord] = {}
+        """The unfinished jobs whose goals or work are known."""
+        self._moves = -1
+        self._spends_at: dict[str, float] = {}
+        self._promised_of = 0
+        self._room = 1.0
+        """The part of the nodes useful to the deadlines held together that there is."""
+
+    # --- events ---
+
+    def submitted(self, job: JobRecord, event: JobSubmitted, now: float) -> None:
+        """A new job."""
+        if event.goals.bind or event.goals.work is not None:
+            self._begin(job, event.goals, event.so_far, now)
+
+    def _begin(self, job: JobRecord, goals: OwnerGoals, so_far: GoalsSoFar, now: float) -> None:
+        account = JobAccount(self._settings.charge_factor, so_far.charged_s)
+        self.records[job.submitted.job] = GoalRecord(
+            job,
+            goals,
+            account,
+            self._settings.planning.prior_exponent,
+            so_far.done,
+            now,
+            so_far.charged_until,
+            standing=so_far.standing,
+        )
+        self._moves = -1
+
+    def changed(self, event: GoalsChanged, now: float) -> list[Command]:
+        """The owner wants something else, or it became known how much work there is."""
+        job = self._state.unfinished.get(event.job)
+        if job is None:
+            return []
+        record = self.records.get(event.job)
+        if record is None:
+            self._begin(job, event.goals, GoalsSoFar(), now)
+        else:
+            if (
+                record.standing is GoalStanding.MISSED
+                and event.goals.deadline != record.goals.deadline
+            ):
+                record.standing = None
+            record.goals, record.review_at = event.goals, -math.inf
+            record.charged_for = None
+        self._moves = -1
+        self._state.plan_soon(now + self._settings.debounce_s)
+        self._state.leases_due = True
+        return []
+
+    def reported(self, event: WorkReported, now: float) -> list[Command]:
+        """So much is done."""
+        record = self.records.get(event.job)
+        if record is not None and math.isfinite(event.done) and event.done >= 0:
+            record.report(event.done, now)
+        return []
+
+    def ended(self, job: JobRecord, state: JobState, now: float) -> list[Command]:
+        """The job ends."""
+        name = job.submitted.job
+        record = self.records.pop(name, None)
+        self._spends_at.pop(name, None)
+        if record is None or not record.goals.bind:
+            return []
+        deadline = record.goals.deadline
+        good = state is JobState.COMPLETED and (deadline is None or now <= deadline)
+        return self._stands(record, GoalStanding.MET if good else GoalStanding.MISSED, now)
+
+    # --- looking ---
+
+    def notice(self, now: float) -> list[Command]:
+        """Look what is spent, and how it stands; call it after every event."""
+        self.history.feed(by_class(self._state.usable_by_pool) + self._gaps.by_class(), now)
+        if not self.records:
+            return []
+        self.settle(now)
+        commands: list[Command] = []
+        for name, at in list(self._spends_at.items()):
+            if now >= at:
+                commands += self._spent(self.records[name], now)
+        due = [r for r in self.records.values() if now >= r.review_at]
+        due = sorted(due, key=lambda r: r.review_at)[:AT_ONCE]
+        for record in due:
+            self._review(record, now)
+        if due or len(self.records) != self._promised_of:
+            self._promise(now)
+        for record in due:
+            commands += self._judge(record, now)
+        return commands
+
+    def settle(self, now: float) -> None:
+        """Charge the jobs for the nodes that they had until now; call it when nodes have moved."""
+        if self._moves == self._state.moves:
+            return
+        self._moves = self._state.moves
+        for record in self.records.values():
+            record.look(now)
+            self._charge(record, now)
+
+    def wakeups(self) -> list[float]:
+        """When :meth:`notice` has something to notice although nothing happens."""
+        reviews = (r.review_at for r in self.records.values() if r.goals.bind)
+        return [*self._spends_at.values(), *(at for at in reviews if at > -math.inf)]
+
+    # --- budgets ---
+
+    def _charge(self, record: GoalRecord, now: float) -> None:
+        """Bring what it is charged for up to the nodes it has."""
+        if record.goals.budget_s is None:
+            return
+        name, nodes, account = record.job.submitted.job, self._state.nodes, record.account
+        if record.charged_for is record.job.nodes and not account.owed:
+            return
+        record.charged_for = record.job.nodes
+        mine = set(record.job.nodes)
+        for node in account.holds.keys() - mine:
+            account.leaves(node, now)
+        for node in [n for n in account.owed if n not in nodes]:
+            account.gone(node)
+        others = [n for n in account.owed if nodes[n].job not in (None, name)]
+        account.taken_over(others, now)
+        for node in record.job.nodes:
+            if node not in account.holds and node in nodes:
+                leased = nodes[node].due_until - self._settings.due_s
+                since = now
+                if record.charged_until is not None and not self._state.plans:
+                    since = min(now, max(record.charged_until, leased))  # it ran on meanwhile
+                account.takes(node, since, leased + self._settings.min_charge_s)
+        self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
+        if not account.holds:
+            self._halt(record, self._broke(record, now))
+
+    def _halt(self, record: GoalRecord, halted: bool) -> None:
+        self._state.goals_say(record.job, halted=halted, pressing=record.job.pressing)
+
+    def _broke(self, record: GoalRecord, now: float) -> bool:
+        """Whether it cannot pay its smallest size for the time that a plan looks ahead."""
+        return self._most_payable(record, now) < min(record.sizes(), default=1)
+
+    def _most_payable(self, record: GoalRecord, now: float) -> float:
+        """The most nodes that it can pay for that time."""
+        if record.goals.budget_s is None:
+            return math.inf
+        s = self._settings
+        ahead_s = s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
+        left = record.goals.budget_s - record.account.charged(now)
+        return math.inf if ahead_s <= 0 else math.floor(left / ahead_s * (1 + 1e-9))
+
+    def _spent(self, record: GoalRecord, now: float) -> list[Command]:
+        """It can stay no longer on the nodes it has: the next plan suspends it."""
+        name = record.job.submitted.job
+        self._spends_at.pop(name)
+        self._halt(record, True)
+        self._state.plan_soon(now)
+        charged, budget_s = record.account.charged(now), record.goals.budget_s or 0.0
+        sentence = (
+            f"The budget of {budget_s / 3600:.4g} node-hours is spent; the job is suspended and "
+            f"keeps its place. It goes on after: malletrain extend {name} --budget +N nh"
+        )
+        data = {"charged_nh": charged / 3600, "budget_nh": budget_s / 3600}
+        return [Announce(name, EventKind.BUDGET_SPENT, sentence, data)]
+
+    # --- how it stands ---
+
+    def _review(self, record: GoalRecord, now: float) -> None:
+        """Look what its deadline needs, and when it ends."""
+        least, most = REVIEW_S
+        due = record.goals.deadline
+        part = most if due is None else REVIEW_PART * (due - now) if due > now else most
+        record.review_at = now + min(most, max(least, part))
+        record.look(now)
+        self._charge(record, now)
+        rates, deadline, left = record.rates(), record.goals.deadline, record.left
+        record.forecast = record.need = None
+        if left is not None and rates is not None:
+            self._foresee(record, left, rates, now)
+        elif deadline is not None and deadline > now and rates is None:
+            # Its speed has still to be seen: it has to run for that.
+            record.need, record.node_s = Need(min(record.sizes(), default=1), 1.0), 0.0
+
+    def _foresee(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
+        """Make its forecast, and say what its deadline needs."""
+        node_class = self._class_of(record.job)
+        past, nodes = self.history.nodes(node_class), self.history.now(node_class)
+        held, deadline = len(record.job.nodes), record.goals.deadline
+        rivals = islice(self._state.unfinished.values(), self._settings.planning.max_running)
+        usual = fair_share((job.submitted.max_nodes for job in rivals), nodes)
+        if nodes > 0 and (held or record.share is not None):
+            share = record.share if record.share is not None else held / nodes
+            record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
+        floor = float(min(record.sizes(), default=1))
+        if deadline is not None and deadline > now:
+            within = deadline - now
+            reach = forecast(left, rates, past, nodes, Claim(), now)
+            if reach.low <= deadline:
+                least = least_floor(left, IN_TIME * within, rates, past, nodes, record.sizes())
+                tight = min(1.0, (reach.high - now) / within)
+                record.need = Need(least, tight, record.useful())
+                record.node_s = left / max(1e-300, float(rates[least])) * least
+                floor = max(least, self._room * record.need.useful)
+        claim = Claim(max(usual, record.share or 0.0), floor)
+        record.forecast = forecast(left, rates, past, nodes, claim, now)
+
+    def _promise(self, now: float) -> None:
+        """Look which deadlines are held together, and let the queue and the next plan know."""
+        self._promised_of = len(self.records)
+        groups: dict[str, list[Demand]] = {}
+        for name, record in self.records.items():
+            due = record.goals.deadline
+            if record.need is not None and due is not None and due > now and not record.job.halted:
+                demand = Demand(name, due - now, record.node_s, record.promised)
+                groups.setdefault(self._class_of(record.job), []).append(demand)
+        kept: dict[str, int] = {}
+        for node_class, demands in groups.items():
+            past, nodes = self.history.nodes(node_class), self.history.now(node_class)
+            kept.update(promised(demands, past, nodes))
+        useful = sum(need.useful for n in kept if (need := self.records[n].need) is not None)
+        self._room = min(1.0, self.history.now(self.history.usual_class()) / max(1, useful))
+        for name, record in self.records.items():
+            need, nodes = record.need, self.history.now(self._class_of(record.job))
+            narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
+            record.before = 0 if narrow else kept.get(name, 0)
+            self._press(record, name in kept, now)
+
+    def _class_of(self, job: JobRecord) -> str:
+        held = (self._state.nodes[n].info.node_class for n in job.nodes if n in self._state.nodes)
+        return next(held, None) or self.history.usual_class()
+
+    def _press(self, record: GoalRecord, kept: bool, now: float) -> None:
+        """The record's deadline is among those that are held, or is not."""
+        need, news = record.need, kept != record.promised
+        record.promised = kept
+        self._state.goals_say(record.job, halted=record.job.halted, pressing=kept)
+        if news or (kept and need is not None and len(record.job.nodes) < need.nodes):
+            self._state.plan_soon(now + self._settings.debounce_s)
+            self._state.leases_due = True
+
+    def _judge(self, record: GoalRecord, now: float) -> list[Command]:
+        """Say how it stands, where that is news."""
+        standing = judged(record, self._settings.charge_factor, now)
+        return [] if standing is None else self._stands(record, standing, now)
+
+    def _stands(self, record: GoalRecord, standing: GoalStanding, now: float) -> list[Command]:
+        """It stands so now; said when that is news."""
+        if standing is record.standing:
+            return []
+        record.standing = standing
+        name, seen = record.job.submitted.job, record.forecast
+        data = {
+            "standing": standing.value,
+            "deadline": record.goals.deadline,
+            "ends": [
+                None if at is None or math.isinf(at) else round(at, 1)
+                for at in ((seen.low, seen.end, seen.high) if seen else (None, None, None))
+            ],
+            "charged_nh": record.account.charged(now) / 3600,
+        }
+        return [Announce(name, EventKind.GOAL_STANDING, SENTENCES[standing], data)]
+
+    # --- bids ---
+
+    def bids(self, candidates: Sequence[Candidate], now: float) -> list[Candidate]:
+        """The candidates of a plan, those with goals bidding as their goals say."""
+        if not self.records:
+            return list(candidates)
+        terms = {}
+        for c in candidates:
+            record = self.records.get(c.job)
+            if record is not None and record.goals.bind:
+                need = record.need if record.promised else None
+                purse = self._purse(record, now)
+                terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
+        s = self._settings
+        return with_goals(candidates, terms, s.deadline_weight, s.deadline_ahead)
+
+    def left_for_turns(
+        self,
+        candidates: Iterable[Candidate],
+        free: Mapping[str, int],
+        nodes: Mapping[str, NodeInfo],
+    ) -> dict[str, int]:
+        """Of the nodes of each pool, those that no pressing deadline needs: of these, jobs that
+        starve are guaranteed their minimum.
+        """
+        left = dict(free)
+        for c in candidates:
+            record = self.records.get(c.job)
+            if record is None or record.need is None or not record.job.pressing or c.fixed:
+                continue
+            mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+            if mine not in left:
+                mine = max(filter(c.may_use, left), key=lambda name: left[name], default="")
+            if mine in left:
+                left[mine] = max(0, left[mine] - record.need.nodes)
+        return left
+
+    def _purse(self, record: GoalRecord, now: float) -> Purse | None:
+        if record.goals.budget_s is None:
+            return None
+        asked = least_yield(record, self._settings.charge_factor, now)
+        pace = record.pace
+        if asked is not None and pace is not None and record.job.curve is not None:
+            asked = rounded(asked / pace, up=True)
+        return Purse(asked, self._most_payable(record, now))

@@ -1,0 +1,68 @@
+"""How it stands with a job's deadline and budget. Pure.
+
+Decides which forecasts are good enough. When it is looked, and what is done about it, is
+:mod:`malletrain.core.goal_keeper`'s.
+"""
+
+from __future__ import annotations
+
+import math
+
+from malletrain.core.goal_bids import best_yield
+from malletrain.core.goal_record import GoalRecord
+from malletrain.core.goals import GoalStanding
+
+BACK_ON_TRACK = 0.05
+"""A job at risk is on track again when so much of the time left is left in nine of ten cases."""
+UNSURE = 1.15
+"""A budget that is not enough where the job does so much worse than expected is at risk."""
+
+SENTENCES = {
+    GoalStanding.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
+    GoalStanding.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
+    GoalStanding.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes "
+    "that there were of late.",
+    GoalStanding.MET: "The job is done in time and within its budget.",
+    GoalStanding.MISSED: "The job was not done by its deadline, or ended before it was done.",
+}
+"""What is said of each."""
+
+
+def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
+    """How it stands; None: there is nothing to stand by, or not enough is known."""
+    deadline, seen = record.goals.deadline, record.forecast
+    if deadline is not None and now > deadline:
+        return GoalStanding.MISSED
+    found = [_by_budget(record, charge_factor, now)]
+    if deadline is not None and seen is not None:
+        slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
+        late = seen.high > deadline - slack * (deadline - now)
+        if record.need is None:
+            found.append(GoalStanding.INFEASIBLE)
+        else:
+            found.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
+    order = (GoalStanding.INFEASIBLE, GoalStanding.AT_RISK, GoalStanding.ON_TRACK)
+    return next((each for each in order if each in found), None)
+
+
+def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
+    if record.goals.budget_s is None:
+        return None
+    if record.job.halted:
+        return GoalStanding.INFEASIBLE
+    asked, pace = least_yield(record, charge_factor, now), record.pace
+    if asked is None or pace is None:
+        return None
+    best = best_yield(record.curve) * pace
+    if best < asked:
+        return GoalStanding.INFEASIBLE
+    return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK
+
+
+def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:
+    """Samples that a node-second has to bring for the budget to be enough; None: not known."""
+    left, budget_s = record.left, record.goals.budget_s
+    if left is None or budget_s is None or charge_factor <= 0:
+        return None
+    seconds = (budget_s - record.account.charged(now)) / charge_factor
+    return left / seconds if seconds > 0 else math.inf

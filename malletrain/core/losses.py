@@ -1,0 +1,69 @@
+"""How soon each job is expected to lose a node, so that it may save in time. Pure.
+
+Decides when that is worth saying: where it has changed by a quarter. How long nodes last is
+foretold elsewhere (:mod:`scavenger.lifetimes`); how often a job saves is decided where it runs
+(:mod:`malletrain.training.pace`), which knows what a snapshot costs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from allocator import Outlook
+from malletrain.core.commands import LossExpected
+from malletrain.core.lasting import counted
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
+
+CHANGE = 1.25
+"""A smaller change than by this factor is not said."""
+CALM_S = 86400.0
+"""A loss that is expected no sooner is none."""
+
+
+class Losses:
+    """What was said of the jobs of one controller. ``ahead_s``: how far plans look ahead; None:
+    nothing is foretold and nothing said.
+    """
+
+    def __init__(self, state: ControllerState, ahead_s: float | None) -> None:
+        self._state = state
+        self._ahead_s = ahead_s
+        self._said: dict[str, float] = {}
+
+    def review(self) -> list[LossExpected]:
+        """What there is to say of the jobs that process samples, after a plan."""
+        if self._ahead_s is None:
+            return []
+        jobs = [job for job in self._state.at_work.values() if job.nodes]
+        names = {job.submitted.job for job in jobs}
+        self._said = {name: in_s for name, in_s in self._said.items() if name in names}
+        found = []
+        for job in jobs:
+            in_s, before = self._expected_s(job), self._said.get(job.submitted.job, math.inf)
+            changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
+            if changed and not job.rescaling:
+                found.append(self._say(job, in_s))
+        return found
+
+    def resumed(self, job: JobRecord) -> list[LossExpected]:
+        """What there is to say of a job whose newest round processes samples; its first node, which
+        hears it, may be another than before.
+        """
+        if self._ahead_s is None or not job.nodes:
+            return []
+        in_s = self._expected_s(job)
+        news = in_s < math.inf or job.submitted.job in self._said
+        return [self._say(job, in_s)] if news else []
+
+    def _say(self, job: JobRecord, in_s: float) -> LossExpected:
+        self._said[job.submitted.job] = in_s
+        return LossExpected(job.submitted.job, in_s)
+
+    def _expected_s(self, job: JobRecord) -> float:
+        """The mean time to a loss at the rate of the time that plans look ahead."""
+        usable, ahead_s = self._state.usable, self._ahead_s or 0.0
+        cohorts = counted(usable[n] for n in job.nodes if n in usable)
+        hit = Outlook(cohorts, ahead_s, 0.0).hit()
+        rate = -math.log(max(1e-9, 1.0 - hit)) / ahead_s
+        return 1.0 / rate if rate * CALM_S > 1.0 else math.inf

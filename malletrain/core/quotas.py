@@ -1,0 +1,101 @@
+"""Quotas: the most nodes that the jobs under one limit (a user's, an account's) have at once. Pure.
+
+A limit over several jobs cannot be said in the bid of one. So it is shared out before the bids are
+made, and each job bids for no more than its part. Decides these parts: the smallest size for each
+job, first for those that a plan has to serve, then for those that have nodes, then in order of
+admission; what is left in equal parts. A job that keeps its size counts with that, one that is
+profiled with its largest. Who is under which limit the shell says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from malletrain.core.events import JobState, Quota
+from malletrain.core.planning import Candidate
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
+
+
+class Quotas:
+    """The quotas of one controller's jobs."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+
+    def within(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates, each with no more nodes to bid for than its part; those left out for
+        which there is no room.
+        """
+        jobs = self._state.jobs
+        limited = [c for c in candidates if jobs[c.job].submitted.quotas]
+        if not limited:
+            return list(candidates)
+        parts = _parts(limited, [jobs[c.job] for c in limited])
+        return [
+            c if c.fixed or c.job not in parts else replace(c, max_nodes=parts[c.job])
+            for c in candidates
+            if c.fixed or parts.get(c.job, 1)
+        ]
+
+    def may_profile(self, job: JobRecord) -> bool:
+        """Whether the job could have its largest size beside what the others under its limits
+        have.
+        """
+        for quota in job.submitted.quotas:
+            held = sum(
+                len(other.nodes)
+                for other in self._state.at_work.values()
+                if other is not job and quota in other.submitted.quotas
+            )
+            if held + job.submitted.max_nodes > quota.nodes:
+                return False
+        return True
+
+    def full(self, job: JobRecord) -> Quota | None:
+        """The limit that keeps a job without nodes from running; None: none does."""
+        for quota in job.submitted.quotas:
+            held = sum(
+                len(other.nodes)
+                for other in self._state.at_work.values()
+                if quota in other.submitted.quotas
+            )
+            if held + job.smallest > quota.nodes:
+                return quota
+        return None
+
+
+def _parts(candidates: Sequence[Candidate], jobs: Sequence[JobRecord]) -> dict[str, int]:
+    """Job → the most nodes that it may bid for; 0 where there is no room for its smallest size."""
+    quotas = {c.job: job.submitted.quotas for c, job in zip(candidates, jobs, strict=True)}
+    room = {quota: quota.nodes for mine in quotas.values() for quota in mine}
+    parts: dict[str, int] = {}
+
+    def give(name: str, more: int) -> None:
+        parts[name] = parts.get(name, 0) + more
+        for quota in quotas[name]:
+            room[quota] -= more
+
+    def left(name: str) -> int:
+        return min(room[quota] for quota in quotas[name])
+
+    for c, job in zip(candidates, jobs, strict=True):
+        if c.fixed:
+            profiled = job.state is JobState.PROFILING
+            give(c.job, max(len(c.nodes), c.max_nodes if profiled else 0))
+    rest = sorted(
+        (c for c in candidates if not c.fixed), key=lambda c: (not c.must_run, not c.nodes)
+    )
+    for c in rest:
+        least = c.smallest
+        give(c.job, least if least is not None and least <= left(c.job) else 0)
+    growing = [c for c in rest if parts[c.job]]
+    while growing := [c for c in growing if parts[c.job] < c.max_nodes and left(c.job) > 0]:
+        sharing = Counter(quota for c in growing for quota in quotas[c.job])
+        for c in growing:
+            beside = max(sharing[quota] for quota in quotas[c.job])
+            more = min(c.max_nodes - parts[c.job], left(c.job), max(1, left(c.job) // beside))
+            give(c.job, max(0, more))
+    return parts

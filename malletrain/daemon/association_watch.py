@@ -1,0 +1,46 @@
+"""Slurm's accounts and shares, read at the start and again from time to time. Decides when; what
+they come to is :mod:`malletrain.daemon.parties`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from malletrain.daemon.core import Core
+from malletrain.daemon.parts import Parts
+from scavenger.interface import SchedulerError
+from scavenger.slurm.associations import Associations
+
+log = structlog.get_logger(__name__)
+
+
+class AssociationWatch:
+    """Keeps the parties of one daemon up to date. ``read``: asks Slurm; None: nobody is asked."""
+
+    def __init__(self, core: Core, parts: Parts, read: Callable[[], Associations] | None) -> None:
+        self._core = core
+        self._parts = parts
+        self._read = read
+
+    async def learn(self) -> None:
+        """Ask once. Where Slurm does not answer, what was known stays."""
+        if self._read is None:
+            return
+        try:
+            found = await asyncio.to_thread(self._read)
+        except SchedulerError as error:
+            log.warning("associations not read", reason=str(error))
+            return
+        with self._core.step():
+            self._parts.parties.learned(found)
+            self._parts.controller.shares.told(self._parts.parties.weights())
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        every = self._parts.config.shares.refresh
+        while self._read is not None:
+            await asyncio.sleep(every)
+            await self.learn()

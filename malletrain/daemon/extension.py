@@ -1,0 +1,85 @@
+"""``malletrain extend``: other goals for a job that is not done.
+
+Decides what a request for that must be like. Who may ask is the API's decision, what follows the
+controller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from malletrain.core.goals import OwnerGoals
+from malletrain.daemon.admission import RequestRefused
+from malletrain.daemon.core import Core
+from malletrain.daemon.goals import HOUR_S, goals_problem
+from malletrain.daemon.job_repository import decode_spec
+from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.records import JobRow
+
+KEYS = ("deadline", "budget_nh", "more_nh", "work")
+
+
+def wanted_of(spec: messages.JobSpec) -> OwnerGoals:
+    """The goals that a job is submitted with."""
+    budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
+    return OwnerGoals(spec.deadline, budget_s, spec.work)
+
+
+def extended(
+    core: Core, row: JobRow, changes: Mapping[str, float | None]
+) -> tuple[OwnerGoals, bool]:
+    """The goals that the job is to have, and whether its work is the owner's word. Raises
+    RequestRefused.
+    """
+    unknown = sorted(set(changes) - set(KEYS))
+    if unknown or not changes:
+        raise RequestRefused(f"A job is extended by some of {', '.join(KEYS)}.", "usage")
+    goals, stated = core.goals.of(row.id)
+    fields: dict[str, Any] = {}
+    if "deadline" in changes:
+        fields["deadline"] = changes["deadline"]
+    if "budget_nh" in changes:
+        hours = changes["budget_nh"]
+        fields["budget_s"] = None if hours is None else hours * HOUR_S
+    if (more := changes.get("more_nh")) is not None:
+        if goals.budget_s is None:
+            raise RequestRefused(
+                f"Job {row.id} has no budget that something could be added to; give one, such as "
+                "200nh.",
+                "usage",
+            )
+        fields["budget_s"] = goals.budget_s + more * HOUR_S
+    if "work" in changes:
+        fields["work"], stated = changes["work"], changes["work"] is not None
+    wanted = replace(goals, **fields)
+    changed = OwnerGoals(**fields)  # what stays need not be right any more
+    if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
+        raise RequestRefused(problem, "usage")
+    return wanted, stated
+
+
+def extend(core: Core, row: JobRow, wanted: OwnerGoals, stated: bool) -> None:
+    """Give the job these goals; call it within a step."""
+    data: dict[str, Any] = {
+        "deadline": wanted.deadline,
+        "budget_nh": None if wanted.budget_s is None else wanted.budget_s / HOUR_S,
+        "work": wanted.work,
+    }
+    core.audit.record(EventKind.JOB_EXTENDED, _said(wanted), job=row.id, **data)
+    core.feed(core.goals.extend(row.id, wanted, stated=stated))
+
+
+def _said(goals: OwnerGoals) -> str:
+    parts = [
+        "no deadline" if goals.deadline is None else f"the deadline {_utc(goals.deadline)}",
+        "no budget" if goals.budget_s is None else f"a budget of {goals.budget_s / HOUR_S:.4g} nh",
+    ]
+    return f"The job has {parts[0]} and {parts[1]} from now on."
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,220 @@
+"""The goals of jobs in the daemon: read from and written to the store, told to the controller, and
+shown.
+
+Decides what of them is kept and what clients see. How it stands with a goal, and what follows from
+it, is the controller's decision (:mod:`malletrain.core.goal_keeper`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from malletrain.core.controller import Controller
+from malletrain.core.events import Event
+from malletrain.core.goal_record import GoalRecord
+from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.node_history import KEPT, SPAN_S, NodeSpan
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.job_repository import ActiveJob
+from malletrain.daemon.metrics import Metrics
+from malletrain.protocol import messages
+from malletrain.protocol.views import GoalView
+from malletrain.store.records import GoalRow, JobRow, NodeSpanRow
+from malletrain.store.store import Store
+
+HOUR_S = 3600.0
+KEEP_EVERY_S = 5.0
+"""How often what jobs are charged is written down."""
+LATEST_S, MOST_NH, MOST_WORK = 1e10, 1e12, 1e15
+"""Bounds of a deadline (seconds from now), a budget and the work."""
+
+
+def goals_problem(goals: OwnerGoals, mode: str, now: float) -> str:
+    """What is wrong with the goals of a job, as a sentence; empty: nothing."""
+    if goals.deadline is not None and not now < goals.deadline < now + LATEST_S:
+        return "The job's deadline is over already; give a time to come."
+    if goals.budget_s is not None and not 0 < goals.budget_s <= MOST_NH * HOUR_S:
+        return "The job's budget is no number of node-hours above 0; give one such as 200nh."
+    if goals.work is not None and not 0 < goals.work <= MOST_WORK:
+        return f"The job's work is no number of samples above 0 and up to {MOST_WORK:g}."
+    if mode == "service" and (goals.deadline is not None or goals.work is not None):
+        return "A service has no end, so that it can have a budget but no deadline and no work."
+    return ""
+
+
+class JobGoals:
+    """The goals of one daemon's jobs."""
+
+    def __init__(
+        self, store: Store, clock: Clock, controller: Controller, metrics: Metrics
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._keeper = controller.goals
+        self._metrics = metrics
+        self._kept_at = -math.inf
+        now = clock.now()
+        spans = store.goals.spans(now - KEPT * SPAN_S)
+        self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
+
+    # --- jobs ---
+
+    def begin(self, row: JobRow, spec: messages.JobSpec) -> tuple[OwnerGoals, GoalsSoFar]:
+        """What the controller is told of a job that is new, or that the store knows."""
+        kept = self._store.goals.of(row.id)
+        if kept is None:
+            budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
+            goals = OwnerGoals(spec.deadline, budget_s, spec.work)
+            if goals != OwnerGoals():
+                self._put(row.id, goals, stated=spec.work is not None)
+            return goals, GoalsSoFar(row.samples)
+        goals = OwnerGoals(kept.deadline, kept.budget_s, kept.work)
+        standing = GoalStanding(kept.standing) if kept.standing else None
+        return goals, GoalsSoFar(row.samples, kept.charged_s, kept.charged_at, standing)
+
+    def progressed(self, run: ActiveJob) -> WorkReported | None:
+        """What the controller is told of a job's progress; None: it need not know."""
+        if run.row.id not in self._keeper.records:
+            return None
+        return WorkReported(run.row.id, run.monitor.total)
+
+    def work_left(self, run: ActiveJob, facts: Mapping[str, Any]) -> list[Event]:
+        """The job's sampler says how much work is left."""
+        left, generation = facts.get("left"), facts.get("generation")
+        row = self._store.goals.of(run.row.id) or GoalRow(run.row.id)
+        if row.stated or generation != run.rounds.generation:
+            return []
+        if not isinstance(left, int | float) or not 0 <= left <= MOST_WORK:
+            return []
+        work = run.monitor.total + float(left)
+        goals = OwnerGoals(row.deadline, row.budget_s, work)
+        self._store.goals.put(replace(row, work=work))
+        return [
+            GoalsChanged(run.row.id, goals),
+            WorkReported(run.row.id, run.monitor.total),
+        ]
+
+    def extend(self, job: str, goals: OwnerGoals, *, stated: bool) -> GoalsChanged:
+        """The owner wants these goals from now on. ``stated``: the work is the owner's word."""
+        self._put(job, goals, stated=stated)
+        return GoalsChanged(job, goals)
+
+    def of(self, job: str) -> tuple[OwnerGoals, bool]:
+        """The goals of a job, and whether its work is the owner's word."""
+        row = self._store.goals.of(job) or GoalRow(job)
+        return OwnerGoals(row.deadline, row.budget_s, row.work), bool(row.stated)
+
+    def _put(self, job: str, goals: OwnerGoals, *, stated: bool) -> None:
+        row = self._store.goals.of(job) or GoalRow(job)
+        self._store.goals.put(
+            replace(
+                row,
+                deadline=goals.deadline,
+                budget_s=goals.budget_s,
+                work=goals.work,
+                stated=int(stated),
+            )
+        )
+
+    def stands(self, job: str, data: Mapping[str, Any]) -> None:
+        """It stands so with the job's goals now: what the controller announced."""
+        if (row := self._store.goals.of(job)) is not None:
+            charged_s = HOUR_S * float(data["charged_nh"])
+            now = self._clock.now()
+            self._store.goals.put(
+                replace(row, standing=data["standing"], charged_s=charged_s, charged_at=now)
+            )
+
+    def charge(self, job: str) -> None:
+        """Write down what the job was charged until now; call it within a step, and in the one in
+        which its nodes change.
+        """
+        record, now = self._keeper.records.get(job), self._clock.now()
+        if record is None or record.goals.budget_s is None:
+            return
+        row, charged_s = self._store.goals.of(job), record.account.charged(now)
+        if row is not None and (record.account.holds or charged_s != row.charged_s):
+            self._store.goals.put(replace(row, charged_s=charged_s, charged_at=now))
+
+    # --- now and then ---
+
+    def keep(self) -> None:
+        """Write down what jobs are charged and how many nodes there were; call it within a step."""
+        now = self._clock.now()
+        if now < self._kept_at + KEEP_EVERY_S:
+            return
+        self._kept_at = now
+        for job in self._keeper.records:
+            self.charge(job)
+        if spans := self._keeper.history.fresh():
+            rows = (NodeSpanRow(*span) for span in spans)
+            self._store.goals.put_spans(rows, now - 2 * KEPT * SPAN_S)
+        self._tell_metrics(now)
+
+    def _tell_metrics(self, now: float) -> None:
+        standings: dict[str, int] = {}
+        slack, left = {}, {}
+        for job, record in self._keeper.records.items():
+            if record.standing is not None:
+                word = record.standing.value
+                standings[word] = standings.get(word, 0) + 1
+            deadline, seen, budget_s = record.goals.deadline, record.forecast, record.goals.budget_s
+            if deadline is not None and seen is not None and math.isfinite(seen.end):
+                slack[job] = deadline - seen.end
+            if budget_s is not None:
+                left[job] = budget_s - record.account.charged(now)
+        self._metrics.goals(standings, slack, left)
+
+    # --- what is shown ---
+
+    def rows(self) -> dict[str, GoalRow]:
+        """The goals of all jobs."""
+        return self._store.goals.all()
+
+    def row(self, job: str) -> GoalRow | None:
+        """The goals of a job."""
+        return self._store.goals.of(job)
+
+    def view(self, job: str, row: GoalRow | None) -> GoalView | None:
+        """How it stands with a job's goals; None: it has none, and its work is not known."""
+        if row is None:
+            return None
+        record, now = self._keeper.records.get(job), self._clock.now()
+        charged_s = record.account.charged(now) if record and row.budget_s else row.charged_s
+        seen = record.forecast if record else None
+        return GoalView(
+            row.deadline,
+            None if row.budget_s is None else row.budget_s / HOUR_S,
+            charged_s / HOUR_S,
+            row.work,
+            row.standing,
+            _known(seen.end) if seen else None,
+            _known(seen.low) if seen else None,
+            _known(seen.high) if seen else None,
+            seen.hours if seen else 0.0,
+            _why(record) if record else "",
+        )
+
+
+def _known(at: float) -> float | None:
+    """JSON knows no infinity."""
+    return at if math.isfinite(at) else None
+
+
+def _why(record: GoalRecord) -> str:
+    """Why there is no forecast, as a sentence; empty where there is one."""
+    if record.job.halted:
+        return "The budget is spent; malletrain extend lets the job go on."
+    if record.goals.work is None:
+        return (
+            "When it ends can be said once it is known how much work there is: --work SAMPLES, or "
+            "sampler.epochs(N) of malletrain.ElasticSampler."
+        )
+    if record.forecast is None:
+        return "When it ends can be said once its speed is known."
+    if not math.isfinite(record.forecast.end):
+        return "With the nodes that there were of late it does not end."
+    return ""

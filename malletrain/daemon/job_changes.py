@@ -1,0 +1,85 @@
+"""What can be changed of a job after it was submitted, and what a new one has to do with others.
+
+Decides who may change what. What a change does to the plan is :mod:`malletrain.core`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+
+from malletrain.core.events import JobState
+from malletrain.daemon.admission import RequestRefused, text, weighed
+from malletrain.daemon.core import Core
+from malletrain.daemon.extension import extend, extended
+from malletrain.daemon.job_repository import decode_spec, not_completed
+from malletrain.daemon.job_views import JobViews
+from malletrain.daemon.promises import was
+from malletrain.protocol.views import JobView
+from malletrain.store.records import JobRow
+
+
+class JobChanges:
+    """Operations on one unfinished job.
+
+    Args:
+        find: the job that a user calls so, or RequestRefused.
+        step: a step of the core, with its time.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        views: JobViews,
+        find: Callable[[str, str], JobRow],
+        step: Callable[[], AbstractContextManager[float]],
+    ) -> None:
+        self._core = core
+        self._views = views
+        self._find = find
+        self._step = step
+        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+            "weigh": self._weigh,
+            "extend": self._extend,
+        }
+
+    async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
+        """Change how much an unfinished job counts beside the others."""
+        row = self._own(user, params, "weigh")
+        if row.id not in self._core.runs:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        spec = weighed(decode_spec(row.spec), params.get("weight"))
+        with self._step():
+            self._core.reweigh(row.id, spec)
+        return self._views.view(user, self._core.store.get_job(row.id) or row, spec)
+
+    async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
+        row = self._own(user, params, "extend")
+        if JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        changes = msgspec.convert(params["changes"], dict[str, float | None])
+        wanted, stated = extended(self._core, row, changes)
+        with self._step():
+            extend(self._core, row, wanted, stated)
+        return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
+
+    def _own(self, user: str, params: Mapping[str, Any], what: str) -> JobRow:
+        row = self._find(text(params, "job"), user)
+        if not self._core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can {what} it."
+            )
+        return row
+
+
+def dependencies(core: Core, found: Sequence[JobRow]) -> tuple[str, ...]:
+    """The ids of the jobs after which a new one is to begin. Raises RequestRefused."""
+    for row in not_completed(core.store, [row.id for row in found]):
+        if JobState(row.state).ended:
+            raise RequestRefused(
+                f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
+            )
+    return tuple(dict.fromkeys(row.id for row in found))

@@ -1,0 +1,202 @@
+"""What people may change of what runs: owners the limits of a job's scale, operators what is leased
+at all.
+
+Decides who may, and that it is written down before anything follows from it. What follows is the
+controller's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+
+from malletrain.core.events import JobState, LimitsChanged
+from malletrain.core.restraint import EVERY_NODE, Restriction
+from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
+from malletrain.daemon.core import Core
+from malletrain.daemon.leases import Leases
+from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.records import JobRow
+
+Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+
+
+class Levers:
+    """The operations. ``find``: the job that a user means; ``step``: a step of the core, as the
+    API takes it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        leases: Leases,
+        find: Callable[[str, str], JobRow],
+        step: Callable[[], AbstractContextManager[float]],
+    ) -> None:
+        self._core, self._leases, self._find, self._step = core, leases, find, step
+        self.operations: dict[str, Operation] = {
+            "scale": self._scale,
+            "pause": self._pause,
+            "resume": self._resume,
+            "drain": self._drain,
+            "exclude": self._exclude,
+        }
+
+    async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Other limits of a job's scale."""
+        core, row = self._core, self._find(text(params, "job"), user)
+        if not core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can change "
+                "its limits."
+            )
+        run = core.runs.get(row.id)
+        if run is None or JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        if row.state == JobState.PROFILING.value:
+            raise RequestRefused(
+                f"Job {row.id} is being profiled; its limits can be changed when that is over."
+            )
+        low, high = (whole(params, n, 0, 0, MAX_NODES + 1) for n in ("min_nodes", "max_nodes"))
+        sizes = run.spec.profile_sizes
+        if sizes is not None:
+            sizes = tuple(k for k in sizes if low <= k <= high) or None
+        spec = msgspec.structs.replace(run.spec, min_nodes=low, max_nodes=high, profile_sizes=sizes)
+        if problem := problem_of(spec, files=False):
+            raise RequestRefused(problem, "usage")
+        before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
+        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
+        with self._step():
+            core.repository.save(run, spec=msgspec.json.encode(spec).decode())
+            run.spec, run.rounds.min_nodes = spec, low
+            core.audit.record(
+                EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user
+            )
+            core.feed(LimitsChanged(row.id, low, high))
+        return {"job": row.id, "sentence": sentence}
+
+    # --- what is leased at all ---
+
+    async def _pause(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Nothing new is leased; with ``release`` all leases are given back."""
+        hold, release = self._hold(user, params), params.get("release") is True
+        held = self._held() if release else []
+        sentence = "Nothing new is leased until 'malletrain resume'. " + (
+            f"{len(held)} leases are given back once their jobs have moved off."
+            if release
+            else "What is held stays."
+        )
+        with self._step():
+            restraint = self._leases.restraints.now.pausing(hold)
+            self._core.audit.record(
+                EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
+            )
+            self._leases.restrain(restraint, held, f"{user} paused MalleTrain.")
+        return {"sentence": sentence}
+
+    async def _resume(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """The end of a pause, or (``nodes``) of what was said of these nodes."""
+        self._operator(user)
+        nodes = self._nodes(params)
+        before = self._leases.restraints.now
+        if nodes:
+            there = sorted({*before.drained, *before.excluded} & set(nodes))
+            after = before.resuming(there)
+            missing = sorted(set(nodes) - set(there))
+            sentence = f"May be leased again: {_named(there) or 'nothing'}." + (
+                f" Neither drained nor excluded: {_named(missing)}." if missing else ""
+            )
+        else:
+            there, after = [], before.pausing(None)
+            more = after.told()
+            word = "is over" if before.paused else "was not there"
+            sentence = f"The pause {word}.{f' Still so: {more}' if more else ''}"
+        if after == before:
+            raise RequestRefused(sentence)
+        with self._step():
+            if not nodes:
+                self._core.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
+            self._record(EventKind.NODE_RESUMED, there, f"By {user}.", user)
+            self._leases.restrain(after, (), "")
+        return {"sentence": sentence}
+
+    async def _drain(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """These nodes are given back, and left alone until a time or until they are resumed."""
+        hold, nodes = self._hold(user, params), self._nodes(params)
+        if not nodes:
+            raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
+        held = [node for node in self._held() if EVERY_NODE in nodes or node in nodes]
+        restraint = self._leases.restraints.now.draining(nodes, hold)
+        told = restraint.refusal(nodes[0])
+        with self._step():
+            self._record(EventKind.NODE_DRAINED, nodes, told, user, until=hold.until)
+            self._leases.restrain(restraint, held, told)
+        return {
+            "sentence": f"{_named(nodes)}: {told} {len(held)} leases are given back once their "
+            "jobs have moved off."
+        }
+
+    async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """No lease is taken on these nodes any more."""
+        hold, nodes = self._hold(user, params), self._nodes(params)
+        if not nodes or EVERY_NODE in nodes:
+            raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
+        restraint = self._leases.restraints.now.excluding(nodes, hold)
+        told = restraint.refusal(nodes[0])
+        with self._step():
+            self._record(EventKind.NODE_EXCLUDED, nodes, told, user)
+            self._leases.restrain(restraint, (), "")
+        return {"sentence": f"{_named(nodes)}: {told} A lease that is held there stays."}
+
+    def _operator(self, user: str) -> None:
+        if not self._core.accounts.operates(user):
+            raise RequestRefused(
+                "Only operators ([daemon] operators in the daemon's configuration) and the user "
+                "who runs the daemon can do this."
+            )
+
+    def _hold(self, user: str, params: Mapping[str, Any]) -> Restriction:
+        self._operator(user)
+        now = self._core.clock.now()
+        until = None
+        if params.get("until") is not None:
+            until = number(params, "until", 0.0, 0.0, 1e11)
+            if until <= now:
+                raise RequestRefused("The time until which it is to hold is over already.", "usage")
+        return Restriction(user, now, until, text(params, "why", ""))
+
+    def _nodes(self, params: Mapping[str, Any]) -> list[str]:
+        nodes = msgspec.convert(params.get("nodes", []), list[str])
+        if len(nodes) > MAX_NODES or any(not 0 < len(name) <= MOST_TEXT for name in nodes):
+            raise RequestRefused("That is no list of nodes.", "usage")
+        known = {row.node for row in self._leases.active.values()}
+        if self._leases.last_poll is not None:
+            known |= {each.node for each in self._leases.last_poll.explanations}
+            restraint = self._leases.restraints.now
+            known |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
+            if unknown := [name for name in nodes if name not in known]:
+                raise RequestRefused(
+                    f"The main scheduler knows no node {', '.join(unknown[:5])}; 'malletrain nodes "
+                    "--explain' lists all."
+                )
+        return nodes
+
+    def _held(self) -> list[str]:
+        return [row.node for row in self._leases.active.values()]
+
+    def _record(
+        self, kind: EventKind, nodes: list[str], sentence: str, user: str, **data: Any
+    ) -> None:
+        for node in nodes:
+            name = "" if node == EVERY_NODE else node
+            self._core.audit.record(kind, sentence, node=name, by=user, **data)
+
+
+def _named(nodes: list[str]) -> str:
+    shown = ["all nodes" if node == EVERY_NODE else node for node in nodes]
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    return ", ".join(shown[:5]) + more

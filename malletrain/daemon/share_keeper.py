@@ -1,0 +1,45 @@
+"""What shares were served outlives the daemon: the controller's counters, written into the store
+now and then and read at the start. Decides when.
+"""
+
+from __future__ import annotations
+
+from malletrain.core.controller import Controller
+from malletrain.core.shares import PartyService
+from malletrain.store.records import ServiceRow
+from malletrain.store.store import Store
+
+EVERY_S = 60.0
+"""What is counted after the last time is lost when the daemon is killed."""
+
+
+class ShareKeeper:
+    """The counters of one controller. Its calls belong into steps of the core."""
+
+    def __init__(self, controller: Controller, store: Store) -> None:
+        self._controller = controller
+        self._store = store
+        self._kept_at = 0.0
+
+    def restore(self) -> None:
+        """Take up what was kept."""
+        settings, rows = self._controller.shares.settings, self._store.services.all()
+        if settings is None or not rows:
+            return
+        newest = max(row.updated for row in rows)
+        kept = {}
+        for row in rows:  # what was forgotten before the others has an older row
+            left = 0.5 ** ((newest - row.updated) / settings.half_life_s)
+            kept[row.party] = PartyService(row.served, row.due, row.seconds).later(left)
+        self._controller.shares.restore(kept, newest)
+
+    def keep(self, now: float, *, at_once: bool = False) -> None:
+        """Write the counters down when it is time to, or ``at_once``."""
+        shares = self._controller.shares
+        if shares.settings is None or (now < self._kept_at + EVERY_S and not at_once):
+            return
+        self._kept_at = now
+        for party, service in shares.kept().items():
+            self._store.services.put(
+                ServiceRow(party, service.served, service.due, service.seconds, now)
+            )

@@ -1,0 +1,84 @@
+"""A metric over time in a terminal. Decides axes and dots; asks nobody.
+
+Dots are those of Braille characters, two by four in each, so that lines look like lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from malletrain.config.units import show_duration
+from malletrain.protocol.views import SeriesView
+from malletrain.render.text import count, figure, plain
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bits of a Braille character, by row and column."""
+BLANK = 0x2800
+Point = tuple[float, float]
+
+
+def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height: int = 15) -> Text:
+    """A picture of one metric: its values from bottom to top, from left to right ``over`` what.
+
+    Args:
+        series: the metric.
+        over: ``time``, ``samples`` or ``step``; where it has no steps, the numbers of its values.
+        width, height: of the picture with its axes, characters.
+    """
+    right = _right(series, over)
+    values = series.values
+    if not values:
+        return Text(f"{plain(series.name)} has no values.", "dim")
+    low, high = min(values), max(values)
+    labels = {height - 3: figure(low), 0: figure(high)}
+    margin = max(map(len, labels.values())) + 1
+    columns, rows = max(4, width - margin - 1), max(2, height - 2)
+    grid = dots(list(zip(right, values, strict=True)), columns, rows)
+    text = Text(plain(series.name), "bold")
+    many = f"{series.count:,} value{'s' if series.count != 1 else ''}"
+    text.append(f" over {over}, {many}, the last {figure(values[-1])}\n", "dim")
+    for number, line in enumerate(grid):
+        label = labels.get(number, "") if rows > 1 else ""
+        text.append(f"{label:>{margin - 1}} ┤" if label else f"{'':>{margin}}│", "dim")
+        text.append(line.rstrip("\u2800") + "\n", "cyan")
+    begin, end = _shown(right[0], over, series), _shown(right[-1], over, series)
+    gap = max(1, columns - len(begin) - len(end))
+    text.append(f"{'':>{margin}}└{begin}{' ' * gap}{end}", "dim")
+    return text
+
+
+def dots(points: Sequence[Point], columns: int, rows: int) -> list[str]:
+    """The line through these points as so many lines of so many Braille characters."""
+    cells = [[BLANK] * columns for _ in range(rows)]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    left, low = min(xs), min(ys)
+    across, up = (max(xs) - left) or 1.0, (max(ys) - low) or 1.0
+    placed = [
+        (
+            round((x - left) / across * (2 * columns - 1)),
+            round((1 - (y - low) / up) * (4 * rows - 1)),
+        )
+        for x, y in points
+    ]
+    for (x0, y0), (x1, y1) in zip(placed, placed[1:] or placed, strict=False):
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for step in range(length + 1):
+            x, y = x0 + (x1 - x0) * step // length, y0 + (y1 - y0) * step // length
+            cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
+    return ["".join(map(chr, line)) for line in cells]
+
+
+def _right(series: SeriesView, over: str) -> list[float]:
+    if over == "time":
+        return list(series.times)
+    if over == "samples":
+        return list(series.samples)
+    return [float(n if step is None else step) for n, step in enumerate(series.steps)]
+
+
+def _shown(value: float, over: str, series: SeriesView) -> str:
+    if over == "time":
+        return show_duration(round(value - series.times[0]))
+    return count(value)

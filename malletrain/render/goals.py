@@ -1,0 +1,84 @@
+"""Deadlines, budgets and forecasts in words. Decides the wording; knows nothing of tables."""
+
+from __future__ import annotations
+
+import time
+
+from malletrain.protocol.views import GoalView
+from malletrain.render.text import count
+
+DAY_S = 86400.0
+WORDS = {
+    "on_track": "on track",
+    "at_risk": "at risk",
+    "infeasible": "infeasible",
+    "met": "met",
+    "missed": "missed",
+}
+"""The standings, as people are shown them."""
+
+
+def moment(at: float, now: float) -> str:
+    """A time near ``now`` in local words: ``14:00``, ``Thu 14:00``, ``2026-12-01 14:00``."""
+    local, today = time.localtime(at), time.localtime(now)
+    if local[:3] == today[:3]:
+        return time.strftime("%H:%M", local)
+    if abs(at - now) < 6 * DAY_S:
+        return time.strftime("%a %H:%M", local)
+    return time.strftime("%Y-%m-%d %H:%M", local)
+
+
+def past(hours: float) -> str:
+    """What a forecast was made from."""
+    if hours <= 0:
+        return "the nodes there are now"
+    if hours >= 6.5 * 24:
+        return "the nodes of the last week"
+    if hours >= 36:
+        return f"the nodes of the last {hours / 24:.0f} days"
+    return f"the nodes of the last {max(1.0, hours):.0f} h" if hours >= 1 else "the nodes of late"
+
+
+def forecast(goal: GoalView, now: float) -> str:
+    """When the job ends, or why that is not known: a sentence, or nothing."""
+    if goal.ends is None:
+        return goal.why
+    low = moment(goal.ends_low, now) if goal.ends_low is not None else "?"
+    high = moment(goal.ends_high, now) if goal.ends_high is not None else "much later"
+    return f"With {past(goal.history_h)} this ends {moment(goal.ends, now)} ({low} … {high})."
+
+
+def wanted(goal: GoalView, now: float) -> str:
+    """What the owner wants: ``by Thu 14:00, 12.5 of 200 nh``."""
+    parts = []
+    if goal.deadline is not None:
+        parts.append(f"by {moment(goal.deadline, now)}")
+    if goal.budget_nh is not None:
+        parts.append(f"{goal.charged_nh:.3g} of {goal.budget_nh:.4g} nh")
+    if goal.work is not None:
+        parts.append(f"{count(goal.work)} samples")
+    return ", ".join(parts)
+
+
+def standing(goal: GoalView | None) -> str:
+    """In two words at most how it stands; empty: there is nothing to stand by."""
+    return "" if goal is None else WORDS.get(goal.standing, goal.standing)
+
+
+def facts(goal: GoalView, now: float, *, ended: bool) -> list[tuple[str, str]]:
+    """What ``malletrain show`` says of a job's goals: labels and values."""
+    found = []
+    if asked := wanted(goal, now):
+        word = standing(goal)
+        found.append(("Wanted", f"{asked}: {word}" if word else asked))
+    if not ended and (said := forecast(goal, now)):
+        found.append(("Forecast", said))
+    return found
+
+
+def sentence(goal: GoalView, now: float) -> str:
+    """What is said of a job's goals when it is submitted or extended; may be empty."""
+    word = standing(goal)
+    asked = wanted(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
+    said = f"{asked}: {word}." if asked and word else ""
+    return " ".join(part for part in (forecast(goal, now), said[:1].upper() + said[1:]) if part)

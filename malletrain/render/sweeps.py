@@ -1,0 +1,90 @@
+"""Sweeps and their trials as tables and as CSV. Decides columns and wording; asks nobody."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from malletrain.render.columns import Column, FittedTable
+from malletrain.render.text import plain
+
+STATES = ("complete", "pruned", "running", "fail")
+
+
+def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line for each sweep: what ``malletrain sweep status`` says."""
+    if not rows:
+        return Text("There is no sweep. Begin one with: malletrain sweep run FILE")
+    made = FittedTable(
+        Column("SWEEP"),
+        *(Column(state.upper(), right=True) for state in STATES),
+        Column("WANTED", right=True, drop=1),
+        Column("BEST", right=True),
+        Column("", note=True),
+    )
+    for row in rows:
+        counts = row["trials"]
+        made.add_row(
+            plain(row["name"]),
+            *(str(counts.get(state, 0)) for state in STATES),
+            str(row["wanted"]),
+            "" if row["best"] is None else f"{row['best']:.6g}",
+            plain(row["sentence"]),
+        )
+    return made
+
+
+def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> RenderableType:
+    """A line for each trial: what ``malletrain sweep show`` says."""
+    if not rows:
+        return Text("No trial has begun.")
+    parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
+    made = FittedTable(
+        Column("TRIAL", right=True),
+        Column("STATE"),
+        *(Column(metric.upper(), right=True) for metric in metrics),
+        Column("STEP", right=True, drop=2),
+        *(Column(name, right=True) for name in parameters),
+        Column("JOB", drop=1),
+        Column("NODE-HOURS", right=True, drop=3),
+        Column("", note=True),
+    )
+    for row in rows:
+        made.add_row(
+            str(row["trial"]),
+            plain(row["state"]),
+            *(_number(row["values"].get(metric)) for metric in metrics),
+            "" if row["step"] is None else str(row["step"]),
+            *(_number(row["parameters"].get(name)) for name in parameters),
+            plain(row["job"]),
+            f"{row['node_hours']:.3f}",
+            plain(row["note"] or ("the best" if row["best"] else "")),
+        )
+    return made
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else str(value)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line of headings, then one for each trial; metrics, then parameters, have a column each."""
+    metrics = list(dict.fromkeys(name for row in rows for name in row["values"]))
+    parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    facts = ("trial", "state", "job", "step", "node_hours", "best", "note")
+    writer.writerow([*facts, *metrics, *parameters])
+    for row in rows:
+        told = [row[fact] for fact in facts]
+        told += [row["values"].get(metric) for metric in metrics]
+        told += [row["parameters"].get(name) for name in parameters]
+        writer.writerow("" if value is None else value for value in told)
+    return out.getvalue()

@@ -1,0 +1,61 @@
+"""Metrics over time in the database. Which values are kept is :mod:`malletrain.core.thinning`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import delete, insert, select
+
+from malletrain.store import schema
+from malletrain.store.records import MetricRow
+from malletrain.store.rows import encode
+from malletrain.store.session import Session
+
+
+class SeriesTable:
+    """Reads and writes series. A series is a job and the name of a metric."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    def names(self, job: str) -> list[str]:
+        """Of the job's metrics."""
+        table = schema.metric_points.c
+        query = select(table.name).where(table.job == job).distinct().order_by(table.name)
+        with self._db.transaction() as connection:
+            return list(connection.execute(query).scalars())
+
+    def rows(
+        self, job: str, names: Collection[str] = (), since: float | None = None
+    ) -> list[MetricRow]:
+        """What is kept of these metrics (none: of all), by name and in order; with ``since`` only
+        what was reported later.
+        """
+        table = schema.metric_points
+        query = select(table).where(table.c.job == job)
+        if names:
+            query = query.where(table.c.name.in_(list(names)))
+        if since is not None:
+            query = query.where(table.c.time > since)
+        return self._db.all(query.order_by(table.c.name, table.c.number), MetricRow)
+
+    def newest(self, job: str, name: str) -> MetricRow | None:
+        """The newest value of a series."""
+        table = schema.metric_points
+        query = select(table).where(table.c.job == job, table.c.name == name)
+        return self._db.one(query.order_by(table.c.number.desc()).limit(1), MetricRow)
+
+    def tail(self, job: str, name: str, first: int) -> list[MetricRow]:
+        """What is kept of a series from number ``first`` on, in order."""
+        table = schema.metric_points
+        mine = (table.c.job == job, table.c.name == name, table.c.number >= first)
+        return self._db.all(select(table).where(*mine).order_by(table.c.number), MetricRow)
+
+    def replace(self, job: str, name: str, first: int, rows: Sequence[MetricRow]) -> None:
+        """Keep exactly these rows of the series from number ``first`` on."""
+        table = schema.metric_points
+        stale = (table.c.job == job) & (table.c.name == name) & (table.c.number >= first)
+        with self._db.transaction() as connection:
+            connection.execute(delete(table).where(stale))
+            if rows:
+                connection.execute(insert(table), [encode(row) for row in rows])

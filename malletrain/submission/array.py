@@ -1,0 +1,59 @@
+"""``--array``: one submission, a job for each index. Pure.
+
+Decides which indices there are and where ``{index}`` stands for one.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from malletrain.protocol import env
+from malletrain.protocol.messages import JobSpec
+from malletrain.submission.error import SpecError
+
+PLACE = "{index}"
+MOST_JOBS = 1000
+ARRAY_HELP = "indices and ranges of them with commas between, such as 1-10, 0-20:5 or 1,4,9"
+_PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
+
+
+def indices(text: str) -> tuple[int, ...]:
+    """The indices of ``--array``, in their order, none twice.
+
+    Raises:
+        SpecError: they are none, or too many.
+    """
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise SpecError(f'"{text}" is no array; accepted is {ARRAY_HELP}.', "array")
+        first = int(match[1])
+        last, step = int(match[2] or first), int(match[3] or 1)
+        if last < first or step < 1:
+            raise SpecError(
+                f'"{part.strip()}" goes from no index to none; accepted is {ARRAY_HELP}.', "array"
+            )
+        if len(found) + (last - first) // step >= MOST_JOBS:
+            raise SpecError(f'"{text}" is more than {MOST_JOBS:,} jobs.', "array")
+        found.update(dict.fromkeys(range(first, last + 1, step)))
+    return tuple(found)
+
+
+def one_of(spec: JobSpec, index: int) -> JobSpec:
+    """The job for one index: ``{index}`` in its arguments and variables is that number, its name
+    ends with it unless it says where, and a variable tells the script.
+    """
+    number = str(index)
+    name = spec.name
+    return msgspec.structs.replace(
+        spec,
+        name=f"{name[: 63 - len(number)]}-{number}",
+        args=tuple(arg.replace(PLACE, number) for arg in spec.args),
+        env={
+            **{key: value.replace(PLACE, number) for key, value in spec.env.items()},
+            env.ARRAY_INDEX: number,
+        },
+    )

@@ -1,0 +1,84 @@
+"""Deadlines, budgets and work as their owners write them: ``in 6 h``, ``2026-12-01T08:00``,
+``200nh``, ``1.3e8``.
+
+Decides what such a text means. Whether a deadline can be held is the daemon's to say. Raises
+:class:`malletrain.submission.error.SpecError`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from datetime import datetime
+
+from malletrain.config.units import UnitError, parse_duration
+from malletrain.submission.error import SpecError
+
+DEADLINE_HELP = 'a time such as 2026-12-01T08:00 (local, or with its zone), or "in 6 h"'
+BUDGET_HELP = "node-hours, such as 200nh"
+WORK_HELP = "a number of samples above 0, such as 1.3e8"
+NONE = "none"
+"""What takes a goal away."""
+
+_BUDGET = re.compile(r"\s*(\+?)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(?:nh|node-hours?)\s*")
+
+
+def parse_deadline(text: str, now: float | None = None) -> float:
+    """Seconds since the epoch of ``--deadline``; ``now``: those of this moment."""
+    now = time.time() if now is None else now
+    words = text.strip()
+    if words.lower().startswith("in "):
+        try:
+            seconds = parse_duration(words[3:])
+        except UnitError:
+            seconds = 0.0
+        if seconds <= 0:
+            raise SpecError(
+                f'"{text}" is no deadline; accepted is {DEADLINE_HELP}. Units are s, min, h and d.'
+            )
+        return now + seconds
+    try:
+        moment = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", words)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise SpecError(f'"{text}" is no deadline; accepted is {DEADLINE_HELP}.') from None
+    if moment <= now:
+        raise SpecError(f'The deadline "{text}" is over already; accepted is {DEADLINE_HELP}.')
+    return moment
+
+
+def parse_budget(text: str) -> tuple[float, bool]:
+    """(node-hours, whether they come on top of what there is) of ``--budget``."""
+    match = _BUDGET.fullmatch(text)
+    hours = float(match[2]) if match else 0.0
+    if match is None or not (math.isfinite(hours) and hours > 0):
+        raise SpecError(f'"{text}" is no budget; accepted is {BUDGET_HELP}.')
+    return hours, bool(match[1])
+
+
+def parse_work(text: str) -> float:
+    """Samples of ``--work``."""
+    try:
+        samples = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        samples = math.nan
+    if not (math.isfinite(samples) and samples > 0):
+        raise SpecError(f'"{text}" is no amount of work; accepted is {WORK_HELP}.')
+    return samples
+
+
+def changes_of(
+    deadline: str | None, budget: str | None, work: str | None
+) -> dict[str, float | None]:
+    """What ``malletrain extend`` sends for these texts; ``none`` takes a goal away."""
+    changes: dict[str, float | None] = {}
+    if deadline is not None:
+        changes["deadline"] = None if deadline == NONE else parse_deadline(deadline)
+    if budget is not None:
+        hours, more = (None, False) if budget == NONE else parse_budget(budget)
+        changes["more_nh" if more else "budget_nh"] = hours
+    if work is not None:
+        changes["work"] = None if work == NONE else parse_work(work)
+    if not changes:
+        raise SpecError("Say what is to change: --deadline, --budget or --work.")
+    return changes

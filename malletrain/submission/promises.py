@@ -1,0 +1,55 @@
+"""What the daemon is to do besides running a job: end it in time, tell of it. Pure.
+
+Decides which words of ``malletrain submit`` are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+
+from malletrain.config.units import UnitError, parse_duration
+from malletrain.protocol.messages import Notification
+from malletrain.submission.error import SpecError
+
+OCCASIONS = ("start", "end", "failure")
+NOTIFY_HELP = (
+    "a mail address, an address such as https://example.org/hook, or command:CMD, with "
+    "start,end,failure or some of these and = before it"
+)
+LONGEST_S = 366 * 86400.0
+_MAIL = re.compile(r"[A-Za-z0-9._%+'-]+@[A-Za-z0-9.-]+")
+_ON = re.compile(r"((?:start|end|failure)(?:,(?:start|end|failure))*)=(.*)", re.DOTALL)
+
+
+def time_limit_of(text: str | None) -> float:
+    """Seconds of ``--time-limit``; 0: no limit.
+
+    Raises:
+        SpecError: it is no duration.
+    """
+    if text is None:
+        return 0.0
+    try:
+        seconds = parse_duration(text)
+    except UnitError as error:
+        raise SpecError(f"--time-limit: {error}") from None
+    if not 0 < seconds <= LONGEST_S:
+        raise SpecError('--time-limit is a time above 0, a year at most, such as "90 min".')
+    return seconds
+
+
+def notification(text: str) -> Notification:
+    """One ``--notify``.
+
+    Raises:
+        SpecError: it names nobody.
+    """
+    match = _ON.fullmatch(text)
+    on, to = (tuple(match[1].split(",")), match[2]) if match else (OCCASIONS, text)
+    if to.startswith("command:") and to.removeprefix("command:").strip():
+        return Notification(to.removeprefix("command:").strip(), "command", on)
+    if re.fullmatch(r"https?://[!-~]+", to):
+        return Notification(to, "webhook", on)
+    if _MAIL.fullmatch(to):
+        return Notification(to, "mail", on)
+    raise SpecError(f'--notify: "{text}" is nobody who could be told; accepted is {NOTIFY_HELP}.')

@@ -1,0 +1,147 @@
+"""The jobs of a sweep at a daemon, found by its state directory. A daemon that is away is told as
+such, and asked anew at the next call.
+
+Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from malletrain.client import ClientError, Connection, operations
+from malletrain.client.operations import Operation
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import EventView, JobView, SeriesView
+from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
+
+LOOKED_AT = 500
+"""Ended jobs in one answer of the daemon; others are asked for one by one."""
+GIVEN = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+"""Events that say which nodes a job has from then on."""
+CHANGES = (
+    *GIVEN,
+    EventKind.JOB_SUSPENDED,
+    EventKind.JOB_COMPLETED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_CANCELLED,
+)
+PASSING = ("unreachable", "internal", "stranger")
+"""What a daemon answers, or does not, that may be otherwise a moment later."""
+
+
+class DaemonJobs:
+    """As :class:`malletrain.sweep.jobs.Jobs`. Usable as a context manager."""
+
+    def __init__(self, state_dir: Path | None) -> None:
+        self._state_dir = state_dir
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> DaemonJobs:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def submit(self, spec: JobSpec) -> str:
+        """Submit, or find what was submitted under its key."""
+        try:
+            view: JobView = self._do(operations.submit(spec))
+        except ClientError as error:
+            raise JobRefused(str(error)) from None
+        return view.id
+
+    def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
+        """How these jobs are."""
+        if not ids:
+            return {}
+        views = {view.id: view for view in self._do(operations.jobs(ended=LOOKED_AT))}
+        return {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
+
+    def _one(self, job: str) -> TrialJob:
+        try:
+            return _seen(self._do(operations.job(job)).job)
+        except ClientError:
+            return TrialJob(job, LOST)
+
+    def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
+        """Values with a step after ``since``. Where none has a step they are numbered; a value
+        without one among others is a last word and no point of the curve.
+        """
+        series = self._series(job, metric)
+        if series is None:
+            return []
+        steps = (
+            series.steps if any(s is not None for s in series.steps) else range(len(series.steps))
+        )
+        found = zip(steps, series.values, strict=True)
+        return [(step, value) for step, value in found if step is not None and step > since]
+
+    def last(self, job: str, metric: str) -> float | None:
+        """The newest value."""
+        series = self._series(job, metric)
+        return series.values[-1] if series is not None and series.values else None
+
+    def node_seconds(self, job: str) -> float:
+        """Nodes times the seconds for which it had them, starts and rescales included."""
+        events: list[EventView] = []
+        try:
+            while page := self._do(operations.events(since=_last(events), limit=1000, job=job)):
+                events += page
+        except ClientError:
+            pass  # it is not known any more
+        return used_s(events, time.time())
+
+    def weigh(self, job: str, weight: float) -> None:
+        """It counts so much from now on."""
+        with contextlib.suppress(ClientError):  # it has ended
+            self._do(operations.weigh(job, weight))
+
+    def cancel(self, job: str) -> None:
+        """End it."""
+        with contextlib.suppress(ClientError):  # the daemon knows it no more
+            self._do(operations.cancel([job]))
+
+    def _series(self, job: str, metric: str) -> SeriesView | None:
+        found = self._do(operations.metrics(job, names=(metric,)))
+        return found[0] if found else None
+
+    def _do(self, operation: Operation[Any]) -> Any:
+        """Ask. Raises JobsAway where nobody answers, ClientError where it is refused."""
+        try:
+            if self._connection is None:
+                self._connection = Connection.of(self._state_dir)
+            return self._connection.do(operation)
+        except ClientError as error:
+            if error.code in PASSING:
+                if self._connection is not None:
+                    self._connection.close()  # a daemon that was started again has another address
+                    self._connection = None
+                raise JobsAway(str(error)) from None
+            raise
+
+
+def used_s(events: Sequence[EventView], now: float) -> float:
+    """Node-seconds that a job has had, by its lines of the audit log; until ``now``, where it has
+    not ended.
+    """
+    used, nodes, since = 0.0, 0, 0.0
+    for event in events:
+        if event.kind not in CHANGES:
+            continue
+        used += nodes * (event.time - since)
+        nodes, since = len(event.data.get("nodes", ())) if event.kind in GIVEN else 0, event.time
+    return used + nodes * max(0.0, now - since)
+
+
+def _last(events: Sequence[EventView]) -> int:
+    return events[-1].seq if events else 0
+
+
+def _seen(view: JobView) -> TrialJob:
+    return TrialJob(view.id, view.state, view.reason, len(view.nodes))

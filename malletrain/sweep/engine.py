@@ -1,0 +1,244 @@
+"""The engine of a sweep: looks at trials and jobs and does what is to be done next. A turn may be
+cut off anywhere; the next one, of this process or another, goes on.
+
+Decides when a trial begins, is given up and ends, and how much its job counts. No clock, no sleep:
+it is told the time. What happens to a trial:
+
+    asked → values chosen → job submitted (under a key: once) → values of the metric taken in
+      → its end noted, then its job cancelled, then told       (given up, or cancelled by its owner)
+      → told                                                   (its job has ended)
+
+Each arrow is written before the next is begun, and doing one twice does no harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from optuna.trial import FrozenTrial, TrialState
+
+from malletrain.protocol.messages import JobSpec
+from malletrain.sweep import ledger as book
+from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TrialJob
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.promise import rung, weights
+from malletrain.sweep.space import Value
+from malletrain.sweep.spec import SweepError
+
+SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
+
+DONE = "All trials have ended."
+CANCELLED = "It was cancelled."
+PRUNED, GIVEN_BACK = "pruned", "cancelled"
+"""How a trial ends whose job is cancelled for it."""
+_TOLD_AS = {PRUNED: TrialState.PRUNED, GIVEN_BACK: TrialState.FAIL}
+
+
+class Engine:
+    """One sweep's. ``spec_of`` makes the job of a trial; ``point`` is called with a name between
+    any two things that are written or done, which tests use to cut off there.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        jobs: Jobs,
+        spec_of: SpecOf,
+        point: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.ledger = ledger
+        self.jobs = jobs
+        self._spec_of = spec_of
+        self._point = point
+        self._s = ledger.sweep
+        self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
+
+    def turn(self, now: float) -> bool:
+        """Do all that is to be done now; whether the sweep is over.
+
+        Raises:
+            JobsAway: nobody answers; nothing is lost, try again.
+            SweepError: the sweep cannot go on; the sentence says why.
+        """
+        ledger, running = self.ledger, self.ledger.running()
+        bound = [t.user_attrs[book.JOB] for t in running if book.JOB in t.user_attrs]
+        jobs = self.jobs.look(bound)
+        for trial in running:
+            self._trial(trial, jobs.get(trial.user_attrs.get(book.JOB, "")))
+        if ledger.cancelled:
+            if ledger.running():
+                return False
+            ledger.ends(CANCELLED)
+            return True
+        self._stop_if_hopeless()
+        self._begin(now)
+        self._weigh()
+        if ledger.running():
+            return False
+        ledger.ends(self._enough(now) or DONE)
+        return True
+
+    # --- one trial ---
+
+    def _trial(self, trial: FrozenTrial, job: TrialJob | None) -> None:
+        ending = trial.user_attrs.get(book.ENDING)
+        if ending is None and self.ledger.cancelled:
+            self.ledger.note(trial, book.ENDING, GIVEN_BACK)
+            self._point("ending noted")
+            ending = GIVEN_BACK
+        if job is None and ending is not None and book.JOB not in trial.user_attrs:
+            # It may have been submitted before somebody died.
+            job = self._submit(trial)
+        if job is None:
+            self._submit(trial)
+        elif ending is not None:
+            self._finish(trial, job, ending)
+        else:
+            self._follow(trial, job)
+
+    def _submit(self, trial: FrozenTrial) -> TrialJob:
+        values = self.ledger.values(trial.number)
+        self._point("values chosen")
+        spec = self._spec_of(self.ledger, trial.number, values)
+        try:
+            job = self.jobs.submit(spec)
+        except JobRefused as error:
+            self._fail(trial, str(error))
+            raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
+        self._point("submitted")
+        self.ledger.note(trial, book.JOB, job)
+        self._point("bound")
+        return self.jobs.look([job])[job]
+
+    def _follow(self, trial: FrozenTrial, job: TrialJob) -> None:
+        """Take in what a job reported; give it up, or end with it."""
+        if self._one_metric and job.state != LOST and self._take_in(trial, job):
+            self._point("pruner said")
+            self.ledger.note(trial, book.ENDING, PRUNED)
+            self._point("ending noted")
+            self._finish(trial, job, PRUNED)
+        elif job.ended:
+            self._ended(trial, job)
+
+    @property
+    def _one_metric(self) -> bool:
+        return len(self._s.sweep.metrics) == 1
+
+    def _take_in(self, trial: FrozenTrial, job: TrialJob) -> bool:
+        since = trial.last_step if trial.last_step is not None else -1
+        points = self.jobs.points(job.id, self._s.sweep.metrics[0], since)
+        # One that has come to its end is not given up any more.
+        judge = self._s.pruner.kind != "none" and not job.ended
+        return bool(points) and self.ledger.heard(trial.number, points, judge)
+
+    def _finish(self, trial: FrozenTrial, job: TrialJob, ending: str) -> None:
+        """End a trial whose end is noted: its job first."""
+        if not job.ended:
+            self.jobs.cancel(job.id)
+            self._point("cancelled")
+        if ending == GIVEN_BACK:
+            self._fail(trial, "its owner cancelled the sweep", job)
+            return
+        self._keep_cost(trial, job)
+        self.ledger.tell(trial.number, _TOLD_AS[ending])
+        self._point("told")
+
+    def _ended(self, trial: FrozenTrial, job: TrialJob) -> None:
+        """A job ended by itself, or somebody ended it."""
+        if job.state != "completed":
+            why = {
+                "failed": f"its job {job.id} failed: {job.reason}",
+                "cancelled": f"its job {job.id} was cancelled",
+            }.get(job.state, f"the daemon knows no job {job.id}")
+            self._fail(trial, why, job)
+            return
+        values = self._values(trial, job)
+        missing = [m for m, v in zip(self._s.sweep.metrics, values, strict=True) if v is None]
+        if missing:
+            self._fail(trial, f"its job {job.id} reported no {missing[0]}", job)
+            return
+        self._keep_cost(trial, job)
+        told = [v for v in values if v is not None]
+        self.ledger.tell(trial.number, TrialState.COMPLETE, told)
+        self._point("told")
+
+    def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
+        """What a trial came to, in each metric; None where it reported no number."""
+        found: list[float | None] = []
+        for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
+            value = self.jobs.last(job.id, metric)
+            if self._s.sweep.value == "best":
+                choose = max if direction == "maximize" else min
+                series = [v for _, v in self.jobs.points(job.id, metric, -1) if not math.isnan(v)]
+                value = choose(series, default=value)
+            found.append(None if value is None or math.isnan(value) else value)
+        return found
+
+    def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
+        self.ledger.note(trial, book.WHY, why)
+        self._keep_cost(trial, job)
+        self.ledger.tell(trial.number, TrialState.FAIL)
+        self._point("told")
+
+    def _keep_cost(self, trial: FrozenTrial, job: TrialJob | None) -> None:
+        if job is not None and job.state != LOST:
+            self.ledger.note(trial, book.NODE_S, self.jobs.node_seconds(job.id))
+            self._point("cost noted")
+
+    # --- all of them ---
+
+    def _stop_if_hopeless(self) -> None:
+        trials = self.ledger.trials()
+        failed = [
+            t for t in trials if t.state == TrialState.FAIL and t.number not in self._failed_before
+        ]
+        ended_well = any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
+        if len(failed) >= self._s.sweep.most_failed and not ended_well:
+            why = failed[-1].user_attrs.get(book.WHY, "for a reason that is not known")
+            raise SweepError(
+                f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
+                f"{why}. Mend that, then: malletrain sweep resume {self.ledger.name}"
+            )
+
+    def _begin(self, now: float) -> None:
+        """Begin as many trials as there is room for."""
+        while not self._enough(now) and len(self.ledger.running()) < self._s.sweep.at_once:
+            trial = self.ledger.ask()
+            self._point("asked")
+            self._submit(trial)
+
+    def _enough(self, now: float) -> str:
+        """Why no trial begins any more; empty: more may."""
+        s, ledger = self._s.sweep, self.ledger
+        trials = ledger.trials()
+        if len(trials) >= ledger.wanted:
+            return DONE
+        if s.time is not None and now - ledger.began >= s.time:
+            return f"Its time is over, after {len(trials)} of {ledger.wanted} trials."
+        if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:
+            return f"Its node-hours are used up, after {len(trials)} of {ledger.wanted} trials."
+        return ""
+
+    def _used_s(self, trials: list[FrozenTrial]) -> float:
+        used = 0.0
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and book.JOB in trial.user_attrs:
+                used += self.jobs.node_seconds(trial.user_attrs[book.JOB])
+            else:
+                used += trial.user_attrs.get(book.NODE_S, 0.0)
+        return used
+
+    def _weigh(self) -> None:
+        """Let each job count as its trial promises."""
+        running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
+        p = self._s.pruner
+        rungs = {t.number: rung(t.last_step, p.min_steps, p.reduction) for t in running}
+        if p.kind == "none":
+            rungs = dict.fromkeys(rungs, 0)
+        for trial in running:
+            weight = weights(rungs, self._s.job.weight)[trial.number]
+            if trial.user_attrs.get(book.WEIGHT, self._s.job.weight) != weight:
+                self.jobs.weigh(trial.user_attrs[book.JOB], weight)
+                self._point("weighed")
+                self.ledger.note(trial, book.WEIGHT, weight)

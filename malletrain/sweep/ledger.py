@@ -1,0 +1,284 @@
+"""The book of a sweep: its Optuna study, and what is written there of each trial and its job.
+
+All that a sweep must not forget is in the study, so that whatever dies, whoever opens it next goes
+on from there. Decides what is written and in which order; when, is the engine's decision. The
+study is an ordinary one: optuna-dashboard and Optuna's plots read it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+import sqlalchemy.exc
+from optuna.trial import FrozenTrial, TrialState
+
+from malletrain.sweep.search import pruner_of, sampler_of, suggest
+from malletrain.sweep.space import Value
+from malletrain.sweep.spec import Sweep, SweepError
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SPEC, TOKEN, CANCELLED, TRIALS, BEGAN, END = (
+    f"malletrain:{name}" for name in ("sweep", "token", "cancelled", "trials", "began", "end")
+)
+"""Of a study: the sweep as described; what its jobs' keys begin with; whether its owner has
+cancelled it; how many trials there are to be, if not as described; seconds since the epoch; why it
+ended."""
+JOB, ENDING, WHY, WEIGHT, NODE_S, GONE = (
+    f"malletrain:{name}" for name in ("job", "ending", "why", "weight", "node_s", "gone")
+)
+"""Of a trial: its job; what it will be told as, once its job has ended; why it failed; its job's
+weight; node-seconds trained. Of a study: the trials whose snapshots are deleted."""
+FILE = "sweeps.db"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sweep at a glance."""
+
+    name: str
+    trials: Mapping[str, int]
+    """State → trials."""
+    wanted: int
+    """How many there are to be."""
+    best: float | None
+    """Of one objective: the best value."""
+    end: str
+    """Why it ended; empty: it has not."""
+
+
+def storage_url(given: str, state_dir: Path) -> str:
+    """The database's URL, as given or SQLite in the state directory, which is made."""
+    if given:
+        return given
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"sqlite:///{state_dir / FILE}"
+
+
+def open_storage(url: str) -> optuna.storages.BaseStorage:
+    """Optuna's database. Raises SweepError where it cannot be opened."""
+    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    try:
+        engine = sqlalchemy.create_engine(url)
+        tables = set(sqlalchemy.inspect(engine).get_table_names())
+        engine.dispose()
+        if tables and "studies" not in tables:
+            raise SweepError(
+                f"The database {engine.url} is another program's. Optuna's tables do not go with "
+                "those of others: give sweeps a database of their own, or on PostgreSQL a schema: "
+                "postgresql://HOST/NAME?options=-csearch_path%3Dsweeps"
+            )
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
+        if isinstance(error, SweepError):
+            raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SweepError(f"The database of sweeps cannot be opened: {why}") from None
+
+
+def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
+    """All sweeps in this database, by name; studies of others are left out."""
+    found = []
+    for summary in optuna.get_all_study_summaries(storage):
+        if SPEC in summary.user_attrs:
+            found.append(Ledger.open(storage, summary.study_name).summary())
+    return sorted(found, key=lambda each: each.name)
+
+
+class Ledger:
+    """One sweep's study. Make one with :meth:`create` or :meth:`open`."""
+
+    def __init__(self, storage: optuna.storages.BaseStorage, study: optuna.Study) -> None:
+        self._storage = storage
+        self.study = study
+        self.name = study.study_name
+        attrs = study.user_attrs
+        self.sweep = Sweep.model_validate(attrs[SPEC])
+        self.token: str = attrs[TOKEN]
+        self.began: float = attrs[BEGAN]
+        self._study_id = storage.get_study_id_from_name(self.name)
+        self._open: dict[int, optuna.Trial] = {}
+
+    @classmethod
+    def create(cls, storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
+        """A new sweep. Raises SweepError where there is one of that name."""
+        try:
+            study = optuna.create_study(
+                storage=storage, study_name=sweep.sweep.name, directions=sweep.sweep.directions
+            )
+        except optuna.exceptions.DuplicatedStudyError:
+            study = optuna.load_study(storage=storage, study_name=sweep.sweep.name)
+            if SPEC in study.user_attrs or study.get_trials(deepcopy=False):
+                raise SweepError(
+                    f"There is a sweep {sweep.sweep.name} already. Go on with it: malletrain sweep "
+                    f"resume {sweep.sweep.name}; or give the new one another name."
+                ) from None
+            # Whoever made it died before it had written what it is.
+        study.set_user_attr(TOKEN, secrets.token_hex(4))
+        study.set_user_attr(BEGAN, time.time())
+        study.set_user_attr(SPEC, sweep.model_dump(mode="json"))
+        return cls.open(storage, sweep.sweep.name)
+
+    @classmethod
+    def open(cls, storage: optuna.storages.BaseStorage, name: str) -> Ledger:
+        """A sweep that there is. Raises SweepError where there is none."""
+        names = optuna.get_all_study_names(storage)
+        if name not in names:
+            known = ", ".join(sorted(names)[:10]) or "there is none"
+            raise SweepError(f"There is no sweep {name}; known: {known}.")
+        study = optuna.load_study(storage=storage, study_name=name)
+        if SPEC not in study.user_attrs:
+            raise SweepError(f"The study {name} was not made by malletrain sweep.")
+        return cls(storage, study)
+
+    def ready(self) -> None:
+        """Make sampler and pruner: needed before trials begin, not to look at them. Raises
+        SweepError.
+        """
+        tried = len(self.trials())
+        self.study.sampler = sampler_of(self.sweep, tried)
+        self.study.pruner = pruner_of(self.sweep)
+
+    # --- reading ---
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """The trials of these states, or all, in order."""
+        return self.study.get_trials(deepcopy=False, states=states or None)
+
+    def running(self) -> list[FrozenTrial]:
+        """The trials that have not ended."""
+        return self.trials(TrialState.RUNNING)
+
+    def best(self, count: int = 1) -> list[FrozenTrial]:
+        """The best completed trials, the best first; with several objectives those that no other
+        is better than in all.
+        """
+        if len(self.study.directions) > 1:
+            return self.study.best_trials
+        sign = -1 if self.study.directions[0].name == "MAXIMIZE" else 1
+        done = [t for t in self.trials(TrialState.COMPLETE) if t.values]
+        return sorted(done, key=lambda t: (sign * t.values[0], t.number))[:count]
+
+    @property
+    def wanted(self) -> int:
+        """How many trials there are to be."""
+        wanted = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
+        return int(min(wanted, self.sweep.most_trials))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its owner has cancelled it."""
+        return bool(self.study.user_attrs.get(CANCELLED))
+
+    @property
+    def end(self) -> str:
+        """Why it ended; empty: it has not."""
+        return str(self.study.user_attrs.get(END, ""))
+
+    def summary(self) -> Summary:
+        """The sweep at a glance."""
+        counts: dict[str, int] = {}
+        for trial in self.trials():
+            word = trial.state.name.lower()
+            counts[word] = counts.get(word, 0) + 1
+        best = self.best() if len(self.study.directions) == 1 else []
+        value = best[0].values[0] if best else None
+        return Summary(self.name, counts, self.wanted, value, self.end)
+
+    def key(self, number: int) -> str:
+        """Under which the job of a trial is submitted, once or again."""
+        return f"{self.token}-{number}"
+
+    def job_name(self, number: int) -> str:
+        """The name of a trial's job."""
+        return f"{self.name}-{number}"
+
+    # --- writing ---
+
+    def cancel(self, yes: bool = True) -> None:
+        """Its owner wants no more of it, or does again."""
+        self.study.set_user_attr(CANCELLED, yes)
+
+    def want(self, trials: int) -> None:
+        """So many trials there are to be; one that is over is not any more."""
+        self.study.set_user_attr(TRIALS, trials)
+        self.ends("")
+
+    def ends(self, why: str) -> None:
+        """It is over, or (empty) goes on."""
+        if why != self.end:
+            self.study.set_user_attr(END, why)
+
+    def ask(self) -> FrozenTrial:
+        """A new trial. Its values are chosen by :meth:`values`."""
+        trial = self.study.ask()
+        self._open[trial.number] = trial
+        return self._frozen(trial.number)
+
+    def values(self, number: int) -> dict[str, Value]:
+        """What the trial tries: chosen now, where that was not done before it was interrupted."""
+        trial = self._trial(number)
+        return {n: suggest(trial, n, p) for n, p in self.sweep.parameters.items()}
+
+    def note(self, trial: FrozenTrial, name: str, value: Any) -> None:
+        """Write something of a trial that has not ended."""
+        if trial.user_attrs.get(name) != value:
+            self._trial(trial.number).set_user_attr(name, value)
+
+    def heard(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
+        """Take in values of the metric by step, and let the pruner ``judge``; whether it gives the
+        trial up. A step that is there already, because the job went back to its snapshot, stays as
+        it was.
+        """
+        trial = self._trial(number)
+        known = self._frozen(number).intermediate_values
+        news: dict[int, float] = {}
+        for step, value in points:
+            if step not in known:
+                news.setdefault(step, value)
+        for step in sorted(news):
+            trial.report(news[step], step)
+            if judge and trial.should_prune():
+                return True
+        return False
+
+    def tell(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
+        """The trial has ended. Telling it again does nothing."""
+        self._open.pop(number, None)
+        try:
+            self.study.tell(number, values, state, skip_if_finished=True)
+        except RuntimeError:
+            # A sampler whose grid is done stops the study, which only Optuna's own loop allows.
+            if not self._frozen(number).state.is_finished():
+                raise
+
+    def forget_snapshots(self, numbers: Iterable[int]) -> None:
+        """These trials' snapshots are deleted. Optuna lets nobody write to trials that have ended,
+        so it is noted in the study.
+        """
+        self.study.set_user_attr(GONE, sorted({*self.gone, *numbers}))
+
+    @property
+    def gone(self) -> list[int]:
+        """The trials whose snapshots are deleted."""
+        return list(self.study.user_attrs.get(GONE, []))
+
+    # --- Optuna's objects ---
+
+    def _trial(self, number: int) -> optuna.Trial:
+        if number not in self._open:
+            self._open[number] = optuna.Trial(self.study, self._id(number))
+        return self._open[number]
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._id(number))
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)

@@ -1,0 +1,164 @@
+"""The engine's process: one for a sweep at a time, in the foreground or detached, until the sweep
+is over. It may be killed at any moment.
+
+Decides when the engine has its turn, and what is waited for when nobody answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from malletrain.identity.state_directory import make_private_dir
+from malletrain.protocol import env
+from malletrain.sweep.engine import Engine
+from malletrain.sweep.jobs import Jobs, JobsAway
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.spec import SweepError
+from malletrain.sweep.trials import delete_losers, job_of
+
+AWAY_S = 5.0
+"""Between two tries to reach a daemon that went away."""
+
+
+def lock_path(state_dir: Path, name: str) -> Path:
+    """The file that the engine of a sweep locks."""
+    return state_dir / "sweeps" / f"{name}.lock"
+
+
+def log_path(state_dir: Path, name: str) -> Path:
+    """What a detached engine says."""
+    return state_dir / "sweeps" / f"{name}.log"
+
+
+@contextlib.contextmanager
+def alone(state_dir: Path, name: str) -> Iterator[None]:
+    """Be the only engine of this sweep. The lock dies with its holder. Raises SweepError where
+    another one runs.
+    """
+    path = lock_path(state_dir, name)
+    make_private_dir(path.parent)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(handle, 100, 0).decode("utf-8", "replace").strip()
+            raise SweepError(
+                f"The sweep {name} is being run by process {pid or 'that starts just now'}."
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def attended(state_dir: Path, name: str) -> bool:
+    """Whether an engine runs for this sweep."""
+    path = lock_path(state_dir, name)
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def run(
+    ledger: Ledger,
+    jobs: Jobs,
+    say: Callable[[str], None],
+    point: Callable[[str], None] = lambda name: None,
+) -> str:
+    """Run the sweep until it is over; why it is.
+
+    Args:
+        ledger: of the sweep.
+        jobs: where its jobs are.
+        say: told a line when something happened.
+        point: see :class:`malletrain.sweep.engine.Engine`.
+
+    Raises:
+        SweepError: it cannot go on; what is needed to go on later is kept.
+    """
+    ledger.ready()
+    ledger.ends("")
+    engine = Engine(ledger, jobs, job_of, point)
+    told = _Told(ledger, say)
+    away = False
+    while True:
+        try:
+            over = engine.turn(time.time())
+            if away:
+                say("The daemon answers again.")
+            away = False
+        except JobsAway as error:
+            if not away:
+                say(f"{error} Waiting for it to come back; the jobs go on.")
+            away = True
+            time.sleep(AWAY_S)
+            continue
+        except SweepError as error:
+            told.news()
+            ledger.ends(str(error))
+            raise
+        told.news()
+        delete_losers(ledger, time.time())
+        if over:
+            return ledger.end
+        time.sleep(ledger.sweep.sweep.every)
+
+
+class _Told:
+    """What was said of the trials already."""
+
+    def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
+        self._ledger = ledger
+        self._say = say
+        self._known = {t.number: t.state for t in ledger.trials()}
+
+    def news(self) -> None:
+        """Say what has changed."""
+        for trial in self._ledger.trials():
+            if self._known.get(trial.number) == trial.state:
+                continue
+            begun = trial.number not in self._known
+            self._known[trial.number] = trial.state
+            word = trial.state.name.lower()
+            values = " ".join(f"{v:.6g}" for v in trial.values or ())
+            why = trial.user_attrs.get("malletrain:why", "")
+            what = ", ".join(f"{k} {v}" for k, v in trial.params.items())
+            if word == "running":
+                self._say(f"Trial {trial.number}{' begins' if begun else ' goes on'}: {what}")
+            else:
+                self._say(f"Trial {trial.number} {word} {values or why}".rstrip())
+
+
+def detach(name: str, state_dir: Path, options: list[str], url: str) -> int:
+    """Start an engine for a sweep that is there, as a process of its own that outlives this one and
+    its terminal; its id.
+    """
+    path = log_path(state_dir, name)
+    make_private_dir(path.parent)
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "malletrain", "sweep", "resume", name, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, env.SWEEPS: url},  # a password in it is no argument
+        )
+    return process.pid

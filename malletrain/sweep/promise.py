@@ -1,0 +1,40 @@
+"""How much each trial's job counts in the plan: trials that have come further up the rungs count
+more. Pure.
+
+The pruner and the allocator meet in the bid. The most promising trial has the weight that the
+sweep was given, the others less, so that a sweep counts no more beside other jobs than one job of
+its weight does for each of its trials; when only the last are left, they have that weight and take
+what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PER_RUNG = 2.0
+"""A trial one rung higher counts so many times as much."""
+MOST_RUNGS = 6
+"""Rungs below the highest at which a trial counts no less than one more above it."""
+
+
+def rung(step: int | None, first: int, reduction: int) -> int:
+    """How many rungs a trial has passed that has come to ``step``: they are at ``first``, ``first ·
+    reduction``, ``first · reduction²``, …
+    """
+    passed, at = 0, first
+    while step is not None and step >= at:
+        passed, at = passed + 1, at * reduction
+    return passed
+
+
+def weights(rungs: Mapping[int, int], highest: float) -> dict[int, float]:
+    """The weight of each trial's job.
+
+    Args:
+        rungs: by trial.
+        highest: the weight of those on the highest rung.
+    """
+    top = max(rungs.values(), default=0)
+    return {
+        trial: highest * PER_RUNG ** -min(top - each, MOST_RUNGS) for trial, each in rungs.items()
+    }

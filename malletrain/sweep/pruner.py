@@ -1,0 +1,115 @@
+"""EarlyCurve as a pruner of Optuna: of use with any study, without the rest of MalleTrain.
+
+SpotTune's rule without its barrier: a trial trains to a share ``theta`` of its steps, its final
+value is predicted, and it goes on only as long as it may yet be among the ``keep`` best. It is
+compared with the final values of completed trials, and with what was predicted of the others that
+came as far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+try:
+    import optuna
+except ImportError:
+    raise ImportError(
+        "This pruner is one of Optuna's, which is not installed here: pip install "
+        "'malletrain[sweep]'."
+    ) from None
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from malletrain.sweep.earlycurve import EarlyCurve, Prediction
+
+
+class EarlyCurvePruner(optuna.pruners.BasePruner):
+    """Gives up trials whose predicted end is not among the best.
+
+    Args:
+        max_steps: the last step of a trial.
+        theta: share of them after which trials are judged.
+        keep: a trial goes on if it may be among so many of the best.
+        startup: completed trials, or ones that have been judged, before any is given up.
+        min_steps: no trial is given up before this step.
+        stages: steps at which the learning rate changes; None: they are looked for.
+        bounds: what the metric can be at all.
+        confidence: how sure it must be that a trial is not among the best, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        max_steps: int,
+        theta: float = 0.7,
+        keep: int = 3,
+        startup: int = 5,
+        min_steps: int = 1,
+        stages: Sequence[int] | None = None,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+        confidence: float = 0.8,
+    ) -> None:
+        if max_steps < 1 or keep < 1 or startup < 0:
+            raise ValueError("max_steps and keep are 1 at least, and startup is not below 0.")
+        if not 0 < theta <= 1:
+            raise ValueError(f"theta is a share of max_steps, above 0 and up to 1, not {theta!r}.")
+        self.max_steps, self.keep, self.startup = max_steps, keep, startup
+        self.judged_at = max(min_steps, math.ceil(theta * max_steps))
+        self._stages, self._bounds, self._confidence = stages, bounds, confidence
+        self._known: dict[tuple[str, int], Prediction | None] = {}
+
+    def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
+        """Whether the trial, as far as it has come, is to be given up."""
+        step = trial.last_step
+        if step is None or step >= self.max_steps:
+            return False
+        sign = -1.0 if study.direction.name == "MAXIMIZE" else 1.0
+        curve = EarlyCurve(
+            "minimize" if sign > 0 else "maximize", self._stages, self._bounds, self._confidence
+        )
+        mine = self._judged(study, curve, trial)
+        if mine is None:
+            return False
+        others, errors = self._others(study, curve, trial, sign)
+        if len(others) < max(self.startup, self.keep):
+            return False
+        hoped = mine.low if sign > 0 else -mine.high
+        if len(errors) >= max(self.startup, 2):
+            # How wrong it was before says more than how well a curve is fitted.
+            hoped = sign * mine.value + float(np.quantile(errors, (1 - self._confidence) / 2))
+        return hoped > sorted(others)[self.keep - 1]
+
+    def _others(
+        self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial, sign: float
+    ) -> tuple[list[float], list[float]]:
+        """What the other trials come to, small is good: as they ended, or as they were judged. And
+        by how much those that ended did so above what was predicted of them.
+        """
+        found, errors = [], []
+        for other in study.get_trials(deepcopy=False):
+            if other.number == trial.number:
+                continue
+            judged = self._judged(study, curve, other)
+            if other.state == TrialState.COMPLETE and other.value is not None:
+                found.append(sign * other.value)
+                if judged is not None:
+                    errors.append(sign * (other.value - judged.value))
+            elif other.state in (TrialState.RUNNING, TrialState.PRUNED) and judged is not None:
+                found.append(sign * judged.value)
+        return found, errors
+
+    def _judged(
+        self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial
+    ) -> Prediction | None:
+        """What was predicted of the trial when it had come to be judged; None before that, or where
+        nothing can be said.
+        """
+        key = (study.study_name, trial.number)
+        if key not in self._known:
+            points = sorted(trial.intermediate_values.items())
+            until = next((n for n, (step, _) in enumerate(points, 1) if step >= self.judged_at), 0)
+            if not until:
+                return None
+            steps, values = zip(*points[:until], strict=True)
+            self._known[key] = curve.predict(steps, values, self.max_steps)
+        return self._known[key]

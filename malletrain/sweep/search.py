@@ -1,0 +1,106 @@
+"""Optuna's samplers, pruners and distributions, made as a sweep says.
+
+Decides nothing that Optuna decides. What Optuna needs to be told of a trial is
+:mod:`malletrain.sweep.ledger`'s business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from malletrain.sweep.space import Parameter, Value
+from malletrain.sweep.spec import Sweep, SweepError
+
+try:
+    import optuna
+except ImportError:
+    raise SweepError(
+        "Sweeps need Optuna, which is not installed here: pip install 'malletrain[sweep]'."
+    ) from None
+
+SEED = 0
+"""Of samplers that were given none; a restarted sweep adds how many trials there are."""
+
+
+def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
+    """The sampler. ``tried``: trials that there are already, so that one that is made again does
+    not draw the same once more.
+
+    Raises:
+        SweepError: it is the user's own and cannot be had, or cannot be made.
+    """
+    s = sweep.sampler
+    seed = (SEED if s.seed is None else s.seed) + tried
+    try:
+        if s.kind == "tpe":
+            # Trials that run count as bad, lest those asked for at one time be all alike.
+            return optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=s.startup, constant_liar=True
+            )
+        if s.kind == "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=1)
+        if s.kind == "grid":
+            return optuna.samplers.GridSampler(sweep.grid(), seed=SEED)
+        if s.kind == "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed, population_size=s.population)
+        if s.kind == "python":
+            return _own(s.python, sweep.job.workdir, {**s.options, "seed": seed})
+    except ImportError as error:
+        raise SweepError(f"The sampler {s.kind} needs a package: {error}") from None
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
+    where, _, name = named.rpartition(":")
+    if (folder := str(workdir or ".")) not in sys.path:
+        sys.path.append(folder)
+    try:
+        made = getattr(importlib.import_module(where), name)(**options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SweepError(f"The sampler {named} cannot be made: {error}") from None
+    if not isinstance(made, optuna.samplers.BaseSampler):
+        raise SweepError(f"{named} is no sampler of Optuna, but a {type(made).__name__}.")
+    return made
+
+
+def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
+    """The pruner."""
+    p = sweep.pruner
+    if p.kind == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=p.min_steps, reduction_factor=p.reduction
+        )
+    if p.kind == "hyperband":
+        return optuna.pruners.HyperbandPruner(
+            min_resource=p.min_steps,
+            max_resource=p.max_steps or "auto",
+            reduction_factor=p.reduction,
+        )
+    if p.kind == "median":
+        return optuna.pruners.MedianPruner(
+            n_startup_trials=p.startup, n_warmup_steps=p.min_steps - 1
+        )
+    if p.kind == "earlycurve":
+        assert p.max_steps is not None  # the sweep is refused without
+        from malletrain.sweep.pruner import EarlyCurvePruner  # scipy takes its time
+
+        return EarlyCurvePruner(
+            p.max_steps, theta=p.theta, keep=p.keep, startup=p.startup, min_steps=p.min_steps
+        )
+    return optuna.pruners.NopPruner()
+
+
+def suggest(trial: optuna.Trial, name: str, p: Parameter) -> Value:
+    """The trial's value of a parameter; asked again, the same."""
+    if p.choices:
+        chosen = trial.suggest_categorical(name, p.choices)
+        assert chosen is not None  # it is none of the choices
+        return chosen
+    if p.whole:
+        step = int(p.step) if p.step is not None else 1
+        return trial.suggest_int(name, int(p.low), int(p.high), step=step, log=p.log)
+    step_f = None if p.step is None else float(p.step)
+    return trial.suggest_float(name, float(p.low), float(p.high), step=step_f, log=p.log)

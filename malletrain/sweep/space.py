@@ -1,0 +1,147 @@
+"""The search space of a sweep: what each parameter may be, and how a trial's values reach its
+script. Pure.
+
+Decides the forms of a parameter in a sweep file. What is tried next is the sampler's decision.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Value = float | int | str | bool
+
+SPACE_HELP = (
+    "a range such as { low = 1e-4, high = 0.1, log = true }, or a list of what may be chosen, "
+    'such as ["relu", "tanh"]'
+)
+_KEYS = {"low", "high", "step", "log", "choices"}
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+TRIAL = "trial"
+"""Stands for the trial's number in arguments."""
+
+
+class SpaceError(ValueError):
+    """A parameter that cannot be; the message says what is accepted."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What one parameter may be: a range, or one of ``choices``."""
+
+    low: float | int = 0
+    high: float | int = 0
+    step: float | int | None = None
+    log: bool = False
+    choices: tuple[Value, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a range of whole numbers."""
+        numbers = (self.low, self.high, self.step if self.step is not None else 1)
+        return not self.choices and all(isinstance(n, int) for n in numbers)
+
+    def grid(self) -> list[Value]:
+        """All its values. Raises SpaceError where they cannot be listed."""
+        if self.choices:
+            return list(self.choices)
+        step = self.step if self.step is not None else 1 if self.whole else None
+        if step is None or self.log:
+            raise SpaceError("a grid needs lists of values, or ranges with a step and without log")
+        count = math.floor((self.high - self.low) / step + 1e-9) + 1
+        return [self.low + k * step for k in range(count)]
+
+
+def parameter(given: Any) -> Parameter:
+    """What a sweep file says of a parameter. Optuna's own distributions are taken too.
+
+    Raises:
+        SpaceError: it is no such thing.
+    """
+    if hasattr(given, "single") and hasattr(given, "to_internal_repr"):  # a distribution of Optuna
+        names = [name for name in _KEYS if getattr(given, name, None) is not None]
+        given = {name: getattr(given, name) for name in names}
+        if "choices" not in given and given.get("step") is not None and given.get("log"):
+            del given["step"]  # of 1, which is what whole numbers on a log scale have
+    if isinstance(given, list | tuple):
+        given = {"choices": list(given)}
+    if not isinstance(given, Mapping):
+        raise SpaceError(f"{given!r} is no search space; accepted is {SPACE_HELP}")
+    if unknown := sorted(set(given) - _KEYS):
+        raise SpaceError(f'"{unknown[0]}" is not known here; accepted is {SPACE_HELP}')
+    if "choices" in given:
+        return _choices(given)
+    return _range(given)
+
+
+def _choices(given: Mapping[str, Any]) -> Parameter:
+    choices = given["choices"]
+    if set(given) - {"choices", "log"} or given.get("log"):
+        raise SpaceError("choices go with nothing else")
+    if not isinstance(choices, list | tuple) or not choices:
+        raise SpaceError(f"{choices!r} is no list of choices; name one at least")
+    for value in choices:
+        if not isinstance(value, float | int | str | bool):
+            raise SpaceError(f"{value!r} is no choice; accepted are texts, numbers, true and false")
+    if len({(type(v), v) for v in choices}) < len(choices):
+        raise SpaceError("a choice is listed twice")
+    return Parameter(choices=tuple(choices))
+
+
+def _range(given: Mapping[str, Any]) -> Parameter:
+    if missing := {"low", "high"} - set(given):
+        raise SpaceError(f'"{min(missing)}" is missing; accepted is {SPACE_HELP}')
+    step, log = given.get("step"), given.get("log", False)
+    for value in (given["low"], given["high"], *(() if step is None else (step,))):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SpaceError(f"{value!r} is no number")
+        if not math.isfinite(value):
+            raise SpaceError(f"{value!r} is not a finite number")
+    if not isinstance(log, bool):
+        raise SpaceError(f"log is {log!r}; accepted is true or false")
+    low, high = given["low"], given["high"]
+    if low > high:
+        raise SpaceError(f"low = {low} is above high = {high}")
+    if step is not None and not step > 0:
+        raise SpaceError(f"step = {step} is not above 0")
+    if log and step is not None:
+        raise SpaceError("log and step exclude each other")
+    if log and not low > 0:
+        raise SpaceError(f"low = {low}, but a range with log begins above 0")
+    made = Parameter(low, high, step, log)
+    if not made.whole:
+        made = Parameter(float(low), float(high), None if step is None else float(step), log)
+    return made
+
+
+def trial_arguments(
+    args: Sequence[str], values: Mapping[str, Value], number: int
+) -> tuple[str, ...]:
+    """The arguments of a trial's script: ``{NAME}`` in ``args`` is a parameter's value, ``{trial}``
+    the trial's number. Parameters that no argument names follow as ``--NAME VALUE``.
+    """
+    named: set[str] = set()
+
+    def put(match: re.Match[str]) -> str:
+        name = match[1]
+        named.add(name)
+        if name == TRIAL:
+            return str(number)
+        return written(values[name]) if name in values else match[0]
+
+    made = [_PLACE.sub(put, arg) for arg in args]
+    for name, value in values.items():
+        if name not in named:
+            made += [f"--{name}", written(value)]
+    return tuple(made)
+
+
+def written(value: Value) -> str:
+    """The value as an argument."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)

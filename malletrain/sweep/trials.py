@@ -1,0 +1,140 @@
+"""The job of a trial, from the sweep's description: what ``malletrain submit`` would make of it,
+and where its snapshot lies.
+
+Decides what each trial's job has of its own: name, key, arguments. Whether it can be a job is
+decided in :mod:`malletrain.submission`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from optuna.trial import FrozenTrial, TrialState
+
+from malletrain.protocol.messages import JobSpec
+from malletrain.submission.error import SpecError
+from malletrain.submission.software import SoftwareOptions
+from malletrain.submission.spec import build
+from malletrain.sweep import ledger as book
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.space import Value, trial_arguments
+from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.training.owner import FILE, FOLDER
+
+PLACE = "{trial}"
+SETTLED_S = 120.0
+"""After so long nobody saves any more for a job that has ended."""
+OPTIONS = ("--snapshot", "--checkpoint", "--ckpt")
+"""Options of a script that say where its snapshot goes."""
+
+
+def job_of(ledger: Ledger, number: int, values: dict[str, Value]) -> JobSpec:
+    """The job of a trial. Raises SweepError where it cannot be one."""
+    spec = build_job(ledger.sweep, ledger.job_name(number), values, number)
+    return msgspec.structs.replace(spec, key=ledger.key(number))
+
+
+def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) -> JobSpec:
+    """A job with these values. Raises SweepError where it cannot be one."""
+    job = sweep.job
+    software = SoftwareOptions(
+        module=tuple(job.module), conda=job.conda, venv=job.venv, container=job.container
+    )
+    try:
+        return build(
+            str(job.script),
+            trial_arguments(job.args, values, number),
+            name=name,
+            nodes=job.nodes,
+            nproc_per_node=job.nproc_per_node,
+            weight=job.weight,
+            goal=job.goal,
+            setup=job.setup,
+            env=[f"{k}={v}" for k, v in job.env.items()],
+            workdir=str(job.workdir) if job.workdir is not None else None,
+            launcher=job.launcher,
+            live=job.live,
+            profile=job.profile != "off",
+            profile_key=f"sweep {sweep.sweep.name}" if job.profile == "shared" else None,
+            software=software,
+        )
+    except SpecError as error:
+        raise SweepError(f"The trials of {sweep.sweep.name} cannot be jobs: {error}") from None
+
+
+def check(sweep: Sweep) -> None:
+    """Raises SweepError where no trial could be a job."""
+    values = {n: p.choices[0] if p.choices else p.low for n, p in sweep.parameters.items()}
+    build_job(sweep, f"{sweep.sweep.name}-0", values, 0)
+
+
+# --- snapshots ---
+
+
+def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
+    """Files and folders with the trial's snapshot that are there: the folder of its job below the
+    working directory, and what an argument with ``{trial}`` in it names.
+    """
+    job = ledger.sweep.job
+    workdir = Path(job.workdir or os.getcwd())
+    found: list[Path] = []
+    if name := trial.user_attrs.get(book.JOB):
+        found += sorted((workdir / FOLDER).glob(f"{name}-*"))
+    for path in _named(ledger, trial.number):
+        place = workdir / os.path.expanduser(path)
+        name = glob.escape(place.name)
+        found += [*place.parent.glob(name), *sorted(place.parent.glob(f"{name}.*"))]
+    return found
+
+
+def _named(ledger: Ledger, number: int) -> Iterator[str]:
+    args = ledger.sweep.job.args
+    for before, arg in zip(("", *args), args, strict=False):
+        option, equals, value = arg.partition("=")
+        path = value if equals and option in OPTIONS else arg if before in OPTIONS else ""
+        if PLACE in path and not path.startswith("-"):
+            yield path.replace(PLACE, str(number))
+
+
+def best_snapshot(ledger: Ledger) -> Path | None:
+    """The best trial's snapshot; None where it left none."""
+    for trial in ledger.best()[:1]:
+        for place in snapshots(ledger, trial):
+            file = place / FILE if place.is_dir() else place
+            if file.exists():
+                return file
+    return None
+
+
+def delete_losers(ledger: Ledger, now: float) -> list[int]:
+    """Delete the snapshots of ended trials that are not among the best; the trials that had one.
+    Those that go on are left alone, and those that failed: their owner may want to look.
+
+    Workers of a job that was cancelled may save once more before they are gone, so a trial is
+    looked at again for a while.
+    """
+    kept = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
+    gone = set(ledger.gone)
+    deleted, settled = [], []
+    for trial in ledger.trials(TrialState.COMPLETE, TrialState.PRUNED):
+        if trial.number in kept or trial.number in gone:
+            continue
+        places = snapshots(ledger, trial)
+        for place in places:
+            if place.is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
+        ended = trial.datetime_complete
+        if places:
+            deleted.append(trial.number)
+        elif ended is not None and now - ended.timestamp() > SETTLED_S:
+            settled.append(trial.number)
+    if settled:
+        ledger.forget_snapshots(settled)
+    return deleted

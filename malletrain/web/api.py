@@ -1,0 +1,255 @@
+"""The API of the page: ``/api/v1``, one route an operation; data as ``--json`` of the command line
+prints it.
+
+Decides what is answered from the last look and what the daemon is asked for. Who is let in is
+decided before (:mod:`malletrain.web.guard`), what a viewer sees by :mod:`malletrain.web.viewers`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from malletrain.client import ClientError, Connection
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    LogView,
+    NodeView,
+    SeriesView,
+    UsageView,
+)
+from malletrain.web.board import Board, MachineView
+from malletrain.web.calls import Calls
+from malletrain.web.forms import ScaleForm, SubmitForm
+from malletrain.web.history import HistoryView
+from malletrain.web.poller import Poller
+from malletrain.web.schema import Done, answers
+from malletrain.web.stream import Stream
+from malletrain.web.timeline import TimelineView
+from malletrain.web.viewers import Viewer
+
+API = "/api/v1"
+FIRST_LOOK_S = 10.0
+"""How long a request waits for the first look at the daemon."""
+
+Job = Annotated[str, Path(max_length=300, description="Id or name of a job.")]
+Moment = Annotated[float | None, Query(ge=0, le=1e11, description="Seconds since the epoch.")]
+Seq = Annotated[int, Query(ge=-1000, le=2**53, description="Number of the last event seen.")]
+
+
+class WebRefusal(Exception):
+    """A request that is not done. ``code``: as the daemon's, see
+    :class:`malletrain.client.ClientError`.
+    """
+
+    def __init__(self, status: int, sentence: str, code: str = "refused") -> None:
+        super().__init__(sentence)
+        self.status, self.code = status, code
+
+
+class Routes:
+    """The operations. ``calls``: to the daemon; ``board``: what it said last."""
+
+    def __init__(self, board: Board, poller: Poller, calls: Calls) -> None:
+        self.board, self.poller, self.calls = board, poller, calls
+        self.stream = Stream(board, poller)
+        self.router = made = APIRouter(prefix=API)
+        made.get("/machine", responses=answers(MachineView))(self.machine)
+        made.get("/jobs", responses=answers(list[JobView]))(self.jobs)
+        made.post("/jobs", status_code=201, responses=answers(JobView, 201))(self.submit)
+        made.get("/jobs/{job}", responses=answers(JobDetail))(self.job)
+        made.post("/jobs/{job}/cancel", responses=answers(Done))(self.cancel)
+        made.put("/jobs/{job}/scale", responses=answers(Done))(self.scale)
+        made.get("/jobs/{job}/logs", responses=answers(LogView))(self.logs)
+        made.get("/jobs/{job}/history", responses=answers(HistoryView))(self.history)
+        made.get("/jobs/{job}/metrics", responses=answers(list[SeriesView]))(self.metrics)
+        made.get("/nodes", responses=answers(list[NodeView]))(self.nodes)
+        made.get("/timeline", responses=answers(TimelineView))(self.timeline)
+        made.get("/events", responses=answers(list[EventView]))(self.events)
+        made.get("/usage", responses=answers(list[UsageView]))(self.usage)
+        made.get("/stream", responses=answers(None))(self.stream.follow)
+
+    # --- from the last look ---
+
+    async def machine(self, request: Request) -> Response:
+        """The daemon and the machine at a glance."""
+        viewer = _viewer(request)
+        return reply(msgspec.structs.replace(self.board.machine, user=viewer.name))
+
+    async def jobs(
+        self,
+        request: Request,
+        state: Annotated[list[str] | None, Query(max_length=10)] = None,
+        owner: Annotated[str | None, Query(max_length=300)] = None,
+    ) -> Response:
+        """All unfinished jobs and the newest others, the oldest first."""
+        await self._looked()
+        viewer = _viewer(request)
+        found = [
+            viewer.job(job)
+            for job in self.board.jobs.values()
+            if (state is None or job.state in state) and owner in (None, job.owner)
+        ]
+        return reply(found)
+
+    async def nodes(self) -> Response:
+        """Idle and leased nodes."""
+        await self._looked()
+        return reply(list(self.board.nodes.values()))
+
+    async def timeline(self, since: Moment = None) -> Response:
+        """Which node was in which state when, for the last hour at most."""
+        await self._looked()
+        return reply(self.board.timeline.view(since or 0.0, self.board.version))
+
+    async def history(self, job: Job) -> Response:
+        """Throughput and scale of a job over time, as far as they were seen."""
+        await self._looked()
+        return reply(self.board.history.view((await self._detail(job)).job.id))
+
+    # --- from the daemon ---
+
+    async def job(self, request: Request, job: Job) -> Response:
+        """Everything about a job."""
+        return reply(_viewer(request).detail(await self._detail(job)))
+
+    async def logs(
+        self,
+        request: Request,
+        job: Job,
+        stream: Annotated[str, Query(max_length=300)] = "rank0",
+        cursor: Annotated[str, Query(max_length=300)] = "",
+        limit: Annotated[int, Query(ge=1024, le=1024 * 1024)] = 65536,
+    ) -> Response:
+        """A piece of a log from ``cursor`` on."""
+        detail = await self._managed(request, job)
+        found = await self.calls.shared(
+            ("logs", detail.job.id, stream, cursor, limit),
+            lambda client: client.logs(detail.job.id, stream=stream, cursor=cursor, limit=limit),
+        )
+        return reply(found)
+
+    async def metrics(
+        self,
+        request: Request,
+        job: Job,
+        since: Moment = None,
+        most: Annotated[int, Query(ge=0, le=500, description="Points of each; 0: all.")] = 0,
+    ) -> Response:
+        """What the script reported over time, as curves."""
+        detail = await self._managed(request, job)
+        found = await self.calls.shared(
+            ("metrics", detail.job.id, since, most),
+            lambda client: client.metrics(detail.job.id, since=since or 0.0, most=most),
+        )
+        return reply(found)
+
+    async def events(
+        self,
+        request: Request,
+        since: Seq = -100,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+        job: Annotated[str | None, Query(max_length=300)] = None,
+    ) -> Response:
+        """Events after number ``since``, oldest first; a negative one: so many of the newest."""
+        found = await self.calls.shared(
+            ("events", since, limit, job),
+            lambda client: client.events(since=since, limit=limit, job=job),
+        )
+        viewer, owners = _viewer(request), self._owners()
+        return reply([viewer.event(event, owners) for event in found])
+
+    async def usage(self, request: Request, since: Moment = None, until: Moment = None) -> Response:
+        """What was leased and what for, by user, month and class of nodes."""
+        between = {k: v for k, v in (("since", since), ("until", until)) if v is not None}
+        found = await self.calls.shared(
+            ("usage", since, until), lambda client: client.usage(**between)
+        )
+        return reply(_viewer(request).usage(found))
+
+    # --- what changes something ---
+
+    async def submit(self, request: Request, form: SubmitForm) -> Response:
+        """Submit a job, as ``malletrain submit`` does on the host of the page."""
+        viewer = _viewer(request)
+        if not viewer.all_of_it:
+            raise WebRefusal(
+                403,
+                f"A job submitted here would run as {viewer.own}, not as {viewer.name}; submit it "
+                "with 'malletrain submit', or from a page that you started yourself.",
+            )
+
+        def submit(client: Connection) -> JobView:
+            return client.submit(form.spec())
+
+        made = await self.calls.ask(submit)
+        self.poller.now()
+        return reply(made, 201)
+
+    async def cancel(self, request: Request, job: Job) -> Response:
+        """Cancel a job: its processes are stopped and its nodes freed."""
+        detail = await self._managed(request, job)
+        (result,) = await self.calls.ask(lambda client: client.cancel([detail.job.id]))
+        self.poller.now()
+        if not result["ok"]:
+            raise WebRefusal(409, str(result["sentence"]))
+        return reply(Done(detail.job.id, str(result["sentence"])))
+
+    async def scale(self, request: Request, job: Job, form: ScaleForm) -> Response:
+        """Give a job other limits of its scale."""
+        detail = await self._managed(request, job)
+        limits = {"job": detail.job.id, **form.model_dump()}
+        done = await self.calls.ask(lambda client: client.call("scale", limits, changes=True))
+        self.poller.now()
+        return reply(Done(detail.job.id, str(done["sentence"])))
+
+    # --- helpers ---
+
+    async def _detail(self, job: str) -> JobDetail:
+        try:
+            return await self.calls.shared(("job", job), lambda client: client.job(job))
+        except ClientError as error:
+            if error.code == "refused":
+                raise WebRefusal(404, str(error)) from None
+            raise
+
+    async def _managed(self, request: Request, job: str) -> JobDetail:
+        detail, viewer = await self._detail(job), _viewer(request)
+        if not viewer.may_manage(detail.job.owner):
+            raise WebRefusal(
+                403,
+                f"Job {detail.job.id} belongs to {detail.job.owner}; this is for its owner.",
+            )
+        return detail
+
+    def _owners(self) -> dict[str, str]:
+        return {job.id: job.owner for job in self.board.jobs.values()}
+
+    async def _looked(self) -> None:
+        """Wait for the first look. Raises WebRefusal when there is none."""
+        version = -1
+        while self.board.machine.status is None:
+            if self.board.machine.away or not await self.board.news(version, FIRST_LOOK_S):
+                raise WebRefusal(
+                    503, self.board.machine.away or "The daemon does not answer.", "unreachable"
+                )
+            version = self.board.version
+
+
+def _viewer(request: Request) -> Viewer:
+    viewer: Viewer = request.state.viewer
+    return viewer
+
+
+def reply(data: Any, status: int = 200) -> Response:
+    """``data`` (views, or what JSON knows) as an answer that nobody keeps."""
+    return Response(
+        msgspec.json.encode(data),
+        status,
+        {"cache-control": "no-store"},
+        media_type="application/json",
+    )

@@ -1,0 +1,241 @@
+"""Who is let in: the first thing that every request of the page meets.
+
+Four questions, each answered before anything else is looked at:
+
+* Is the request meant for this page? Its ``Host`` must be a name that was allowed, or another site
+  could have its own name lead here (DNS rebinding).
+* Does it know the token? In the address once, then in a cookie that no script can read; programs
+  send it as ``Authorization: Bearer``. Compared in constant time.
+* Who looks? The user as whom the page runs; where a proxy is trusted, whom its header names.
+* Does it change something? Then it must come from the page itself (CSRF): with a header that no
+  form of another site can send, and, where the browser says from where it comes, from here.
+
+What the page may load and do is told to the browser with every answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from malletrain.web.viewers import Viewer
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+COOKIE = "malletrain-web"
+OWN_HEADER = "x-malletrain"
+SAFE = ("GET", "HEAD", "OPTIONS")
+USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\$?")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Sent with every answer: nothing from elsewhere, no script but the page's own files, in no
+frame.
+"""
+
+
+@dataclass(frozen=True)
+class Door:
+    """How one gets in.
+
+    Args:
+        own: the user as whom the page runs.
+        token: what a visitor has to know; empty: nothing (a Unix socket behind a proxy).
+        hosts: names by which the page may be called, in lower case and without port.
+        user_header: header in which a trusted proxy says who looks; empty: there is none.
+        proxies: those of the ``hosts`` that are proxies: a page may come from there although the
+            request that reaches this server is for another name.
+        cookie: name of the cookie. Browsers do not keep cookies of different ports apart, so it
+            differs from that of another page on this host.
+    """
+
+    own: str
+    token: str
+    hosts: frozenset[str]
+    user_header: str = ""
+    proxies: frozenset[str] = frozenset()
+    cookie: str = COOKIE
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the token."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+
+class Turned(Exception):
+    """A request is not let in: the status and a sentence that says why and what to do."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class WebGuard:
+    """ASGI middleware around ``app``; ``scope["state"]["viewer"]`` says who looks."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], door: Door) -> None:
+        self._app, self._door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer why not."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                fixed = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *fixed]}
+            await send(message)
+
+        try:
+            if scope["type"] != "http":
+                raise Turned(400, "This page speaks HTTP only.")
+            headers = _headers(scope)
+            _meant_for_us(headers, self._door)
+            if (answer := self._token_in_address(scope, headers)) is not None:
+                await _answer(guarded, *answer)
+                return
+            self._let_in(scope, headers)
+            viewer = self._viewer(headers)
+            _from_the_page(scope["method"], headers, self._door)
+        except Turned as turned:
+            if scope["type"] == "http":
+                await _answer(guarded, turned.status, _reason(scope, turned), ())
+            return
+        scope.setdefault("state", {})["viewer"] = viewer
+        await self._app(scope, receive, guarded)
+
+    def _token_in_address(
+        self, scope: Scope, headers: dict[str, str]
+    ) -> tuple[int, tuple[str, bytes], Iterable[tuple[str, str]]] | None:
+        """The answer to an address with the right token: the same without it, and a cookie."""
+        if scope["method"] != "GET" or not self._door.token:
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = next((value for name, value in query if name == "token"), None)
+        if given is None:
+            return None
+        if not self._door.knows(given):
+            raise Turned(403, WRONG_TOKEN)
+        rest = urlencode([pair for pair in query if pair[0] != "token"])
+        cookie = f"{self._door.cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
+        if headers.get("x-forwarded-proto") == "https":
+            cookie += "; Secure"
+        here = "./" if scope["path"].endswith("/") else scope["path"].rsplit("/", 1)[-1]
+        location = f"{here}?{rest}" if rest else here
+        return 303, ("text/plain", b""), (("location", location), ("set-cookie", cookie))
+
+    def _let_in(self, scope: Scope, headers: dict[str, str]) -> None:
+        door = self._door
+        if not door.token:
+            return
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and door.knows(bearer.strip()):
+            return
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(door.cookie)
+        except CookieError:
+            morsel = None
+        if morsel is None:
+            raise Turned(401, NO_TOKEN)
+        if not door.knows(morsel.value):
+            raise Turned(401, WRONG_TOKEN)
+
+    def _viewer(self, headers: dict[str, str]) -> Viewer:
+        door = self._door
+        if not door.user_header:
+            return Viewer(door.own, door.own)
+        name = headers.get(door.user_header, "")
+        if not USER_NAME.fullmatch(name):
+            raise Turned(
+                401,
+                f"The proxy did not say who you are: its header {door.user_header} is missing or "
+                "no name of a user.",
+            )
+        return Viewer(name, door.own)
+
+
+NO_TOKEN = (
+    "This page is for who started it. Open the address that 'malletrain web' printed, with its "
+    "token; programs send the token as 'Authorization: Bearer TOKEN'."
+)
+WRONG_TOKEN = (
+    "This is not the token of this page; it changes with every start. Open the address that "
+    "'malletrain web' printed last."
+)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """The request's headers; of one that came twice all, so that it is not taken for either."""
+    made: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        made[key] = f"{made[key]}, {text}" if key in made else text
+    return made
+
+
+def host_name(host: str) -> str:
+    """A ``Host`` header without its port, in lower case."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?", host.strip())
+    return found[1].lower().rstrip(".") if found else ""
+
+
+def _meant_for_us(headers: dict[str, str], door: Door) -> None:
+    if host_name(headers.get("host", "")) not in door.hosts:
+        raise Turned(
+            421,
+            "This page is not known by the name in the request. Use http://127.0.0.1, or allow the "
+            "name: malletrain web --allow-host NAME.",
+        )
+
+
+def _from_the_page(method: str, headers: dict[str, str], door: Door) -> None:
+    if method in SAFE:
+        return
+    origin = headers.get("origin", headers.get("host", "")).rpartition("://")[2]
+    elsewhere = origin != headers.get("host") and host_name(origin) not in door.proxies
+    if elsewhere or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Turned(403, "This request came from another page than this one; nothing was done.")
+    if OWN_HEADER not in headers:
+        raise Turned(
+            403,
+            "A request that changes something carries the header X-MalleTrain (with any value), "
+            "which no form of another page can send; nothing was done.",
+        )
+
+
+def _reason(scope: Scope, turned: Turned) -> tuple[str, bytes]:
+    if "/api/" in scope["path"]:
+        text = json.dumps({"error": str(turned), "code": "refused"})
+        return "application/json", text.encode()
+    return "text/plain; charset=utf-8", f"{turned}\n".encode()
+
+
+async def _answer(
+    send: Send, status: int, body: tuple[str, bytes], headers: Iterable[tuple[str, str]]
+) -> None:
+    kind, content = body
+    all_headers = (("content-type", kind), ("content-length", str(len(content))), *headers)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(k.encode(), v.encode("latin-1")) for k, v in all_headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": content})

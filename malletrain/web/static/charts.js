@@ -1,0 +1,108 @@
+// Pictures of numbers, as SVG: lines over time or over nodes, and bars of parts.
+
+import { h, s } from "./dom.js";
+import { clock, number } from "./words.js";
+
+const WIDTH = 720;
+const LEFT = 58;
+const RIGHT = 12;
+const TOP = 10;
+const BOTTOM = 26;
+
+/** Round numbers between `low` and `high`, about `most` of them. */
+export function ticks(low, high, most = 5) {
+  const raw = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((k) => k * power).find((each) => each >= raw);
+  const made = [];
+  for (let k = Math.ceil(low / step); k * step <= high + step * 1e-9; k += 1) made.push(k * step);
+  return made;
+}
+
+/** Whole seconds, minutes or hours between two times. */
+function timeTicks(low, high) {
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+  const step = steps.find((each) => (high - low) / each <= 6) ?? 604800;
+  const made = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) made.push(at);
+  return made;
+}
+
+const stepped = (points) => points.flatMap(([x, y], k) => (k ? [[x, points[k - 1][1]], [x, y]] : [[x, y]]));
+
+const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+/**
+ * Lines. `lines`: {name, points: [[x, y]], style: class, stepped, dots, band: [[x, low, high]]};
+ * `marks`: {x, text, style}. `time`: x are times; `whole`: y are numbers of things. `label`: what it shows, in a sentence.
+ */
+export function chart(label, { lines, marks = [], time = true, height = 180, whole = false }) {
+  const all = lines.flatMap((line) => [
+    ...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => [[x, low], [x, high]])]);
+  if (!all.length) return h("p", { class: "none" }, `${label}: nothing seen yet.`);
+  const xs = [...all.map(([x]) => x), ...marks.map((mark) => mark.x)];
+  const ys = all.map(([, y]) => y).filter(Number.isFinite);
+  let [left, right] = [Math.min(...xs), Math.max(...xs)];
+  let [low, high] = [Math.min(...ys), Math.max(...ys)];
+  if (whole || (low > 0 && low < 0.6 * high)) low = 0;
+  if (high === low) [low, high] = [low - Math.abs(low) * 0.1 - 0.5, high + Math.abs(high) * 0.1 + 0.5];
+  if (right === left) [left, right] = [left - 1, right + 1];
+  const px = (x) => LEFT + ((x - left) / (right - left)) * (WIDTH - LEFT - RIGHT);
+  const py = (y) => height - BOTTOM - ((y - low) / (high - low)) * (height - TOP - BOTTOM);
+  const at = (points) => points.map(([x, y]) => [px(x), py(y)]);
+  const parts = [];
+  for (const y of ticks(low, high, 4)) {
+    if (whole && !Number.isInteger(y)) continue;
+    parts.push(s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
+      s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, number(y)));
+  }
+  for (const x of time ? timeTicks(left, right) : ticks(left, right, 8)) {
+    if (!time && !Number.isInteger(x)) continue;
+    parts.push(s("text", { x: px(x), y: height - 8, "text-anchor": "middle" },
+      time ? clock(x) : String(x)));
+  }
+  for (const mark of marks) {
+    parts.push(s("line", { class: `mark ${mark.style}`, x1: px(mark.x), x2: px(mark.x), y1: TOP,
+      y2: height - BOTTOM }, s("title", {}, mark.text)));
+  }
+  for (const line of lines) {
+    if (line.band?.length) {
+      const edge = [...line.band.map(([x, , top]) => [x, top]),
+        ...[...line.band].reverse().map(([x, bottom]) => [x, bottom])];
+      parts.push(s("path", { class: `band ${line.style}`, d: `${path(at(edge))}Z` }));
+    }
+    const points = line.stepped ? stepped(line.points) : line.points;
+    if (!line.onlyDots) parts.push(s("path", { class: `line ${line.style}`, d: path(at(points)) }));
+    if (line.dots || line.onlyDots) {
+      parts.push(...line.points.map(([x, y, text]) =>
+        s("circle", { class: `dot ${line.style}`, cx: px(x), cy: py(y), r: 4 }, s("title", {}, text ?? number(y)))));
+    }
+  }
+  const names = lines.filter((line) => line.name);
+  return h("figure", {},
+    s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
+    h("figcaption", {}, label, names.length > 1 && h("span", { class: "legend" },
+      names.map((line) => h("span", {}, h("i", { class: `key ${line.style}` }), line.name)))));
+}
+
+/** Bars of parts. `rows`: {name, parts: [[part, seconds]]}; `order`: all parts, for their colours. */
+export function bars(label, rows, order) {
+  const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [, size]) => sum + size, 0)), 1e-9);
+  const height = rows.length * 20 + BOTTOM;
+  const left = 150;
+  const scale = (WIDTH - left - RIGHT) / most;
+  const parts = ticks(0, most, 5).map((x) =>
+    s("text", { x: left + x * scale, y: height - 8, "text-anchor": "middle" }, `${number(x)} s`));
+  rows.forEach((row, k) => {
+    parts.push(s("text", { x: left - 8, y: k * 20 + 14, "text-anchor": "end" }, row.name));
+    let x = left;
+    for (const [part, size] of row.parts) {
+      parts.push(s("rect", { class: `part part${order.indexOf(part) % 8}`, x, y: k * 20 + 3,
+        width: Math.max(0, size * scale), height: 14 }, s("title", {}, `${part}: ${number(size)} s`)));
+      x += size * scale;
+    }
+  });
+  return h("figure", {}, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
+    h("figcaption", {}, label, h("span", { class: "legend" },
+      order.map((part, k) => h("span", {}, h("i", { class: `key part${k % 8}` }), part)))));
+}

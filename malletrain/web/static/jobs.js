@@ -1,0 +1,113 @@
+// All jobs, as a table that can be filtered and sorted.
+
+import { seen } from "./daemon.js";
+import { h, link, replace } from "./dom.js";
+import { ENDED, count, duration, moment, natural, number, rate } from "./words.js";
+
+const FILTERS = [["", "all"], ["unfinished", "not ended"], ["running", "running"], ["waiting", "waiting"],
+  ["completed", "completed"], ["failed", "failed"], ["cancelled", "cancelled"]];
+const COLUMNS = [
+  ["id", "Job", (job) => job.id, (job) => link(`job/${job.id}`, job.id)],
+  ["name", "Name", (job) => job.name, (job) => link(`job/${job.id}`, job.name)],
+  ["owner", "Owner", (job) => job.owner, (job) => job.owner],
+  ["state", "State", (job) => job.state, (job) => h("span", { class: `state ${job.state}` }, job.state)],
+  ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${job.min_nodes}:${job.max_nodes}`, "number"],
+  ["rate", "Samples/s", (job) => job.rate, (job) => rate(job.rate), "number"],
+  ["samples", "Samples", (job) => job.samples, (job) => count(job.samples), "number"],
+  ["rescales", "Rescales", (job) => job.rescales, (job) => job.rescales, "number"],
+  ["age", "Submitted", (job) => job.submitted, (job) => moment(job.submitted)],
+  ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
+  ["metrics", "Metrics and notes", (job) => job.reason, (job) => [job.reason, metrics(job)].filter(Boolean).join(" · ")],
+];
+const MORE = 200;
+// Kept while other pages are shown.
+const kept = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
+
+const took = (job) => (job.started ? (job.ended ?? seen.machine.status.now) - job.started : null);
+const metrics = (job) => Object.entries(job.metrics).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+
+function fits(job) {
+  if (kept.filter === "unfinished" && ENDED.has(job.state)) return false;
+  if (kept.filter === "running" && !job.nodes.length) return false;
+  if (kept.filter === "waiting" && (ENDED.has(job.state) || job.nodes.length)) return false;
+  if (ENDED.has(kept.filter) && job.state !== kept.filter) return false;
+  if (kept.mine && job.owner !== seen.machine.user) return false;
+  return !kept.text || `${job.id} ${job.name} ${job.owner}`.toLowerCase().includes(kept.text.toLowerCase());
+}
+
+function compare(a, b) {
+  const key = COLUMNS.find(([name]) => name === kept.sort)[2];
+  const [x, y] = [key(a), key(b)];
+  const order = typeof x === "number" && typeof y === "number" ? x - y : natural(x ?? "", y ?? "");
+  return kept.down ? -order : order;
+}
+
+export function jobs(main) {
+  const rows = new Map();
+  const body = h("tbody", {});
+  const head = h("tr", {});
+  const summary = h("p", { role: "status", id: "matches" });
+  const more = h("button", { type: "button", hidden: true, onclick: () => { kept.shown += MORE; update(); } }, "Show more");
+  const changed = () => { kept.shown = MORE; update(); };
+  replace(main, h("h1", {}, "Jobs"),
+    h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
+      h("label", {}, "Search ", h("input", { type: "search", id: "search", value: kept.text,
+        oninput: (event) => { kept.text = event.target.value; changed(); } })),
+      h("label", {}, "State ", h("select", { id: "filter", onchange: (event) => { kept.filter = event.target.value; changed(); } },
+        FILTERS.map(([value, name]) => h("option", { value, selected: value === kept.filter }, name)))),
+      h("label", {}, h("input", { type: "checkbox", id: "mine", checked: kept.mine,
+        onchange: (event) => { kept.mine = event.target.checked; changed(); } }), " mine only")),
+    summary,
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
+      h("table", { id: "jobs" }, h("caption", { class: "unseen" }, "Jobs"), h("thead", {}, head), body)), more);
+
+  function titles() {
+    replace(head, COLUMNS.map(([name, title, , , kind]) => h("th", { scope: "col", class: kind,
+      "aria-sort": kept.sort === name ? (kept.down ? "descending" : "ascending") : null },
+      h("button", { type: "button", onclick: (event) => {
+        kept.down = kept.sort === name ? !kept.down : true;
+        kept.sort = name;
+        const here = [...head.querySelectorAll("button")].indexOf(event.target);
+        titles();
+        head.querySelectorAll("button")[here].focus();
+        update();
+      } }, title))));
+  }
+
+  function row(job) {
+    const cells = COLUMNS.map(([, , , cell, kind]) => h("td", { class: kind }, cell(job)));
+    return h("tr", { "data-job": job.id }, cells);
+  }
+
+  function update() {
+    const found = [...seen.jobs.values()].filter(fits).sort(compare);
+    const shown = found.slice(0, kept.shown);
+    summary.textContent = `${found.length} of ${seen.jobs.size} jobs`;
+    more.hidden = found.length <= shown.length;
+    const wanted = new Map();
+    for (const job of shown) {
+      // A row is made anew only where it differs: focus and selection stay.
+      const before = rows.get(job.id);
+      const key = `${JSON.stringify(job)}${job.ended || !job.started ? "" : seen.machine.status.now}`;
+      wanted.set(job.id, before?.key === key ? before : { key, element: refreshed(before, job) });
+    }
+    rows.clear();
+    for (const [id, each] of wanted) rows.set(id, each);
+    const elements = [...wanted.values()].map((each) => each.element);
+    if (elements.length !== body.children.length || elements.some((each, k) => each !== body.children[k])) {
+      body.replaceChildren(...elements);
+    }
+  }
+
+  function refreshed(before, job) {
+    const made = row(job);
+    if (!before) return made;
+    [...before.element.cells].forEach((cell, k) => {
+      if (cell.textContent !== made.cells[k].textContent) cell.replaceChildren(...made.cells[k].childNodes);
+    });
+    return before.element;
+  }
+
+  titles();
+  return { update };
+}

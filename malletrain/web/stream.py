@@ -1,0 +1,74 @@
+"""Server-sent events: everything once, then what changes, to everybody who watches.
+
+A change is encoded once for all viewers of one user. Who is behind gets the changes that are kept,
+or everything anew; nobody is waited for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from malletrain.web.board import Board, BoardChange
+from malletrain.web.poller import Poller
+from malletrain.web.viewers import Viewer
+
+STILL_HERE_S = 15.0
+"""Without news, a line is sent after this time, so that no proxy takes the connection for dead."""
+
+
+class Stream:
+    """The stream of one board. ``poller`` is told how many watch."""
+
+    def __init__(self, board: Board, poller: Poller) -> None:
+        self._board, self._poller = board, poller
+        self._encoded: dict[tuple[int, bool, str], bytes] = {}
+        self._name = secrets.token_hex(4)
+        """Of this server: numbers of versions mean nothing after it was started again."""
+
+    async def follow(self, request: Request) -> StreamingResponse:
+        """Changes as server-sent events: first everything, or what is new since
+        ``Last-Event-ID``.
+        """
+        viewer: Viewer = request.state.viewer
+        name, _, number = request.headers.get("last-event-id", "").partition("-")
+        version = int(number) if name == self._name and number.isdecimal() else -1
+        return StreamingResponse(
+            self._changes(viewer, version),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    async def _changes(self, viewer: Viewer, version: int) -> AsyncIterator[bytes]:
+        self._poller.watched(1)
+        try:
+            while not self._board.over:
+                if version < 0:
+                    changes = [self._board.everything()]
+                else:
+                    changes = list(self._board.since(version))
+                for change in changes:
+                    yield self._event(change, viewer)
+                    version = change.version
+                if not await self._board.news(version, STILL_HERE_S):
+                    yield b": still here\n\n"
+        finally:
+            self._poller.watched(-1)
+
+    def _event(self, change: BoardChange, viewer: Viewer) -> bytes:
+        key = (change.version, change.full, "" if viewer.all_of_it else viewer.name)
+        if key not in self._encoded:
+            # Older versions are rarely asked for again.
+            self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= self._board.version}
+            owners = {job.id: job.owner for job in self._board.jobs.values()}
+            data = msgspec.json.encode(viewer.change(change, owners))
+            self._encoded[key] = (
+                f"id: {self._name}-{change.version}\nevent: change\ndata: ".encode()
+                + data
+                + b"\n\n"
+            )
+        return self._encoded[key]

@@ -1,0 +1,96 @@
+"""Who is in which account, and with which shares: Slurm's associations, as sacctmgr prints them.
+
+Decides what a share of the tree comes to (fair share as in Slurm's multifactor plugin: an account's
+part of its siblings' shares, times that of its parent, and so on to the root). Asking is
+:class:`scavenger.batch.commands.Commands`'s, what follows from shares the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scavenger.batch.commands import Commands
+
+ASSOCIATIONS = ("account", "parentname", "user", "share", "partition")
+"""Fields of ``sacctmgr show associations``; an account's line has a parent and no user."""
+ROOT = "root"
+LEAST = 1e-9
+
+
+@dataclass(frozen=True)
+class Associations:
+    """What Slurm knows of users and accounts."""
+
+    accounts: dict[str, str] = field(default_factory=dict)
+    """User → default account."""
+    account_shares: dict[str, float] = field(default_factory=dict)
+    """Account → its part of the machine, 0 to 1."""
+    user_shares: dict[str, float] = field(default_factory=dict)
+    """User → its part by way of its default account, 0 to 1."""
+
+
+def read_associations(commands: Commands) -> Associations:
+    """Ask Slurm. Raises SchedulerError when it does not answer, as where there is no accounting."""
+    configured = commands.ask(["scontrol", "show", "config"])
+    named = (line.partition("=") for line in configured.splitlines())
+    cluster = next((value.strip() for name, _, value in named if name.strip() == "ClusterName"), "")
+    where = ["where", f"cluster={cluster}"] if cluster else []
+    tree = commands.ask(
+        ["sacctmgr", "-nP", "show", "associations", *where, f"format={','.join(ASSOCIATIONS)}"]
+    )
+    users = commands.ask(["sacctmgr", "-nP", "show", "user", "format=user,defaultaccount"])
+    return parse_associations(tree, users)
+
+
+def parse_associations(tree: str, users: str) -> Associations:
+    """The associations in what sacctmgr printed: those of :data:`ASSOCIATIONS`, and users with
+    their default accounts.
+    """
+    rows = [line.split("|") for line in tree.splitlines() if line.count("|") >= 4]
+    accounts = {row[0]: row[1] for row in rows if not row[2]}
+    shares = {row[0]: _share(row[3]) for row in rows if not row[2]}
+    members: dict[tuple[str, str], float] = {}
+    for account, _, user, share, _ in (row[:5] for row in rows):
+        if user:  # a line for each partition; the first one, without a partition, counts
+            members.setdefault((account, user), _share(share))
+    totals: dict[str, float] = {}
+    for account, parent in accounts.items():
+        if parent and account != parent:
+            totals[parent] = totals.get(parent, 0.0) + shares[account]
+    for (account, _), raw in members.items():
+        totals[account] = totals.get(account, 0.0) + raw
+
+    def part(account: str, below: Sequence[str] = ()) -> float:
+        parent = accounts.get(account, "")
+        if not parent or parent == account or account in below:
+            return 1.0
+        return shares[account] / (totals[parent] or 1.0) * part(parent, (*below, account))
+
+    default = _defaults(users, accounts.__contains__)
+    return Associations(
+        default,
+        {account: part(account) for account in accounts if account != ROOT},
+        {
+            user: part(account) * members[account, user] / (totals[account] or 1.0)
+            for user, account in default.items()
+            if (account, user) in members
+        },
+    )
+
+
+def _defaults(users: str, known: Callable[[str], bool]) -> dict[str, str]:
+    found = {}
+    for line in users.splitlines():
+        user, _, account = line.partition("|")
+        if user and known(account.rstrip("|")):
+            found[user] = account.rstrip("|")
+    return found
+
+
+def _share(text: str) -> float:
+    """Raw shares; ``parent`` (the parent's are used as they are) counts as one."""
+    try:
+        return max(LEAST, float(text))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,115 @@
+"""A real browser without a screen, for tests: Chromium and its driver from the distribution's
+packages (tests/slurm/install.sh).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import waiting
+
+IMAGES = os.environ.get("MALLETRAIN_DOCS_IMAGES", "")
+"""Folder for screenshots; empty: none are made."""
+
+
+class Browser:
+    """Chromium at one page. Elements are named by CSS selectors."""
+
+    def __init__(self, driver) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        """Go to an address."""
+        self.driver.get(url)
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all elements, also of those that cannot be seen."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return self.driver.execute_script(script, selector)
+
+    def text(self, selector: str) -> str:
+        """The texts of all elements together."""
+        return " ".join(self.texts(selector))
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for what the page is to show."""
+        waiting.until(condition, what, 0.1, lambda: self.text("body")[:3000])
+
+    def until_text(self, selector: str, text: str) -> None:
+        """Wait until an element has this text."""
+        self.until(lambda: text in self.text(selector), f"{selector} shows {text!r}")
+
+    def click(self, selector: str) -> None:
+        """Click as a person does: it must be there to be clicked."""
+        self.until(lambda: self.driver.find_elements("css selector", selector), f"{selector}")
+        self.driver.find_element("css selector", selector).click()
+
+    def type(self, selector: str, text: str) -> None:
+        """Put text in the place of what is in a field."""
+        field = self.driver.find_element("css selector", selector)
+        field.clear()
+        field.send_keys(text)
+
+    def run(self, script: str) -> object:
+        """What an expression of JavaScript is on the page."""
+        return self.driver.execute_script(f"return {script}")
+
+    def dark(self, on: bool) -> None:
+        """Whether the person likes it dark."""
+        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def width(self, pixels: int, height: int = 900) -> None:
+        """A screen of this size."""
+        size = {"width": pixels, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def picture(self, name: str) -> None:
+        """A screenshot for the docs, where they are asked for."""
+        if IMAGES:
+            self.driver.save_screenshot(str(Path(IMAGES, f"{name}.png")))
+
+    def complaints(self) -> list[str]:
+        """What the browser has to complain of since it was asked last: broken scripts, and what
+        the page's own policy forbade.
+        """
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """A browser with nothing in its memory."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        why = "Chromium and its driver are not installed (Debian: chromium chromium-driver)"
+        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+            pytest.fail(why)
+        pytest.skip(why)
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-extensions",
+        "--no-first-run",
+        "--window-size=1200,900",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
+    made = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    try:
+        yield Browser(made)
+    finally:
+        made.quit()

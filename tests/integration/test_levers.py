@@ -1,0 +1,87 @@
+"""What operators let be leased, with a real daemon: pause, drain and exclude, and that a kill -9 of
+the daemon forgets none of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.client import ClientError
+from tests.integration.embedded import site
+from tests.integration.web_page import CHATTY, COLD
+
+
+def command_line(made, *words):
+    """What a command of the command line says."""
+    argv = [sys.executable, "-m", "malletrain", *words, "--state-dir", str(made.state)]
+    return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
+
+
+def do(made, op, **params):
+    with made.client() as client:
+        return client.call(op, params, changes=True)["sentence"]
+
+
+def polled(made, times=2):
+    """Wait until the main scheduler was asked again, and what follows from it was done."""
+    for _ in range(times):
+        with made.client() as client:
+            last = client.status().last_poll
+            made.until(lambda last=last: client.status().last_poll != last, "a poll")
+
+
+def nodes(made):
+    with made.client() as client:
+        return {view.node: view for view in client.nodes(explain=True)}
+
+
+def test_operators_pause_drain_and_exclude(tmp_path):
+    with site(tmp_path, nodes=2, config=COLD) as made:
+        said = command_line(made, "pause", "--why", "a look at the network")
+        assert said.startswith("Nothing new is leased")
+        script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
+        job = made.submit(script, str(stop), "loss", nodes=(1, 2), profile=False)
+        polled(made)
+        assert made.events("lease-requested") == []
+        assert "a look at the network" in command_line(made, "status")
+        assert do(made, "resume") == "The pause is over."
+        made.until(lambda: len(made.job(job).nodes) == 2, "it has both nodes")
+
+        # One node is given back and stays so over a kill -9; the job goes on.
+        assert "n2: Drained by" in do(made, "drain", nodes=["n2"])
+        made.until(lambda: made.job(job).nodes == ("n1",), "it moved off")
+        made.until(lambda: nodes(made)["n2"].state not in ("job", "leaving", "free"), "it is free")
+        made.kill_daemon()
+        made.start_daemon()
+        polled(made)
+        assert nodes(made)["n2"].lease == ""
+        assert any(rule == "operator" and not good for rule, good, _ in nodes(made)["n2"].rules)
+        assert made.job(job).nodes == ("n1",)
+        assert "May be leased again: n2." in do(made, "resume", nodes=["n2"])
+        made.until(lambda: len(made.job(job).nodes) == 2, "it has both nodes again")
+
+        # All of them, for a moment; then everything goes on by itself.
+        with made.client() as client:
+            soon = client.status().now + 1.0
+        do(made, "drain", nodes=["*"], until=soon)
+        made.until(lambda: made.events("node-resumed")[1:], "the time is up")
+        made.until(lambda: len(made.job(job).nodes) == 2, "it came back")
+
+        # Excluded: what is held stays, nothing new is taken; the red button gives all back.
+        do(made, "exclude", nodes=["n1"])
+        assert "2 leases are given back" in do(made, "pause", release=True)
+        made.until(lambda: made.job(job).state == "suspended", "it waits")
+        do(made, "resume")
+        made.until(lambda: made.job(job).nodes == ("n2",), "it has the node that is left")
+        polled(made)
+        assert nodes(made)["n1"].lease == ""
+        for wrong in ({"nodes": []}, {"nodes": ["nowhere"]}, {"nodes": ["n1"], "until": 1.0}):
+            with pytest.raises(ClientError):
+                do(made, "drain", **wrong)
+        with pytest.raises(ClientError, match="pause was not there"):
+            do(made, "resume")
+        stop.touch()
+        made.until_state(job, "completed")

@@ -1,0 +1,56 @@
+"""What is tried next, on a landscape whose best cell is known."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from nas.codes import decode
+from nas.search import SPACE, EvolvingCells, RandomCells
+
+from malletrain.sim.nas import Op
+from malletrain.sweep.spec import load_sweep
+from tests.bare import ROOT
+
+NAS = ROOT / "jobscripts" / "nas"
+
+
+def quality(trial) -> float:
+    """How many 3x3 convolutions lie on paths, and how few edges it takes."""
+    cell = decode(trial.params["edges"], trial.params["ops"]).pruned()
+    return cell.ops.count(Op.CONV3X3) - 0.01 * len(cell.edges)
+
+
+def searched(sampler, trials=150, direction="maximize"):
+    study = optuna.create_study(direction=direction, sampler=sampler)
+    sign = 1 if direction == "maximize" else -1
+    for n in range(trials):
+        trial = study.ask(SPACE)
+        if n % 5 == 4:  # given up early
+            trial.report(-100.0 * sign, 1)
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            study.tell(trial, sign * quality(trial))
+    return [sign * t.value for t in study.trials if t.state.name == "COMPLETE"]
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_evolution_finds_better_cells_than_chance(direction):
+    chance = searched(RandomCells(seed=1), direction=direction)
+    grown = searched(EvolvingCells(seed=1), direction=direction)
+    assert max(grown) > 4.9  # five of them, on few edges
+    late = sum(grown[-30:]) / 30
+    assert late > sum(chance) / len(chance) + 1.0
+
+
+def test_the_same_seed_tries_the_same():
+    assert searched(EvolvingCells(seed=3), 40) == searched(EvolvingCells(seed=3), 40)
+
+
+@pytest.mark.parametrize(("file", "kind"), [("random", RandomCells), ("evolution", EvolvingCells)])
+def test_the_sweep_files_name_them(file, kind):
+    from malletrain.sweep.search import sampler_of
+
+    sweep = load_sweep(NAS / f"{file}.toml")
+    assert isinstance(sampler_of(sweep), kind)
+    bounds = {name: (p.low, p.high) for name, p in sweep.parameters.items()}
+    assert bounds == {name: (d.low, d.high) for name, d in SPACE.items()}

@@ -1,0 +1,65 @@
+"""What a profile is worth, where it can be told without arithmetic, and where by arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from jpa import MeasuredCurve, Prior
+from jpa.worth import Circumstances, cost, knowledge, pays
+
+SIZES = (1, 2, 4, 8, 16, 32)
+AROUND = Circumstances(4, 50.0, 7200.0, 18.0, 12.0, 10.0, 6)
+
+
+def straight(shape_std: float, rate: float = 100.0) -> MeasuredCurve:
+    """Measured at four nodes; believed to be straight elsewhere, that much sure."""
+    prior = Prior(tuple((k, rate * k) for k in SIZES), 0.3, shape_std, "a sibling")
+    return MeasuredCurve.from_prior(prior).with_measurement(4, 4 * rate, 0.01 * 4 * rate, 0.0)
+
+
+def test_a_shape_that_is_known_tells_nothing():
+    everywhere = MeasuredCurve()
+    for k in SIZES:
+        everywhere = everywhere.with_measurement(k, 100.0 * k, 0.1 * k, 0.0)
+    assert knowledge(everywhere, SIZES, 4, 50.0) == pytest.approx(0.0, abs=1.0)
+    assert not pays(everywhere, SIZES, AROUND)
+
+
+def test_where_no_shape_would_change_the_size_it_is_worth_nothing():
+    """At a price of nothing the largest size is the best, by the line and by all near it."""
+    assert knowledge(straight(0.02), SIZES, 4, 0.0) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_less_is_known_and_the_closer_the_choice_the_more_it_is_worth():
+    close = [knowledge(straight(s), SIZES, 4, 99.0) for s in (0.02, 0.05, 0.1, 0.2)]
+    assert close == sorted(close)
+    assert close[0] < close[-1]
+    assert knowledge(straight(0.1), SIZES, 4, 99.0) > knowledge(straight(0.1), SIZES, 4, 20.0)
+
+
+def test_what_is_unknown_is_worth_more_than_what_a_sibling_tells():
+    alone = MeasuredCurve().with_measurement(4, 400.0, 4.0, 0.0)
+    assert knowledge(alone, SIZES, 4, 90.0) > knowledge(straight(0.02), SIZES, 4, 90.0)
+
+
+def test_a_profile_costs_its_pauses_at_least():
+    curve = straight(0.05)
+    assert cost(curve, SIZES, AROUND) >= 400.0 * (18.0 + 5 * 12.0)
+    dearer = replace(AROUND, up_s=60.0)
+    assert cost(curve, SIZES, dearer) == pytest.approx(cost(curve, SIZES, AROUND) + 42 * 400.0)
+
+
+def test_it_pays_for_long_jobs_and_not_for_short_ones():
+    curve = MeasuredCurve().with_measurement(4, 400.0, 4.0, 0.0)
+    close = replace(AROUND, price=90.0)
+    assert pays(curve, SIZES, replace(close, left_s=24 * 3600.0))
+    assert not pays(curve, SIZES, replace(close, left_s=60.0))
+
+
+def test_a_job_that_processes_nothing_is_not_worth_a_profile():
+    nothing = MeasuredCurve().with_measurement(4, 0.0, 0.0, 0.0)
+    assert knowledge(nothing, SIZES, 4, 1.0) == 0.0
+    assert math.isfinite(cost(nothing, SIZES, AROUND))

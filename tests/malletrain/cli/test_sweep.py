@@ -1,0 +1,232 @@
+"""`malletrain sweep`: what is printed, and what is refused. The daemon's jobs train three steps
+whenever they are looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import msgspec
+import pytest
+
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import EventView, JobDetail, JobView, SeriesView
+from malletrain.sweep import SweepError, load_sweep, run_sweep
+from malletrain.sweep.ledger import Ledger, open_storage
+from malletrain.sweep.process import alone
+from tests.malletrain.cli.fake_daemon import Refuse
+from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
+
+FILE = """
+[sweep]
+metric = "loss"
+trials = 6
+at_once = 3
+every = "1 ms"
+[job]
+script = "train.py"
+[space]
+x = { low = 0.0, high = 1.0 }
+[sampler]
+kind = "random"
+[pruner]
+kind = "asha"
+"""
+
+
+def view(job):
+    return JobView(
+        job.id, job.spec.name, "ann", job.state, "", (), 1, 1, 0.0, 0.0, 0, 0, 0.0, 0.0, None
+    )
+
+
+@pytest.fixture
+def jobs(daemon):
+    """The fake daemon's jobs."""
+    world = WorldJobs()
+
+    def submit(params):
+        return {"job": view(world.jobs[world.submit(msgspec.convert(params["spec"], JobSpec))])}
+
+    def looked(params):
+        for _ in range(3):
+            world.train()
+        return [view(job) for job in world.jobs.values()]
+
+    def one(params):
+        if params["job"] not in world.jobs:
+            raise Refuse("There is no such job.")
+        job = world.jobs[params["job"]]
+        return JobDetail(view(job), {})
+
+    def events(params):
+        if params["since"]:
+            return []
+        facts = (params["job"], "", "", "")
+        return [
+            EventView(1, 100.0, "job-submitted", *facts),
+            EventView(2, 1000.0, "job-started", *facts, {"nodes": ["a", "b"]}),
+            EventView(3, 1900.0, "job-rescaled", *facts, {"nodes": ["a"]}),
+            EventView(4, 2800.0, "job-suspended", *facts),
+            EventView(5, 9000.0, "job-started", *facts, {"nodes": ["a", "b", "c"]}),
+            EventView(6, 10500.0, "job-completed", *facts),
+        ]
+
+    def metrics(params):
+        points = world.jobs[params["job"]].reported
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        if len(points) == STEPS:  # a last word without a step
+            steps, values = (*steps, None), (*values, values[-1])
+        many = len(values)
+        return [SeriesView("loss", values, (0.0,) * many, (0.0,) * many, (1,) * many, steps, many)]
+
+    def cancel(params):
+        world.cancel(params["jobs"][0])
+        return {"results": []}
+
+    def weigh(params):
+        world.weigh(params["job"], params["weight"])
+        return view(world.jobs[params["job"]])
+
+    daemon.answers |= {
+        "submit": submit,
+        "jobs": looked,
+        "job": one,
+        "metrics": metrics,
+        "events": events,
+    }
+    daemon.answers |= {"cancel": cancel, "weigh": weigh}
+    return world
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "train.py").write_text("pass")
+    path = tmp_path / "lr.toml"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def book(tmp_path):
+    return lambda: Ledger.open(open_storage(f"sqlite:///{tmp_path}/state/sweeps.db"), "lr")
+
+
+def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
+    done = run("sweep", "run", file)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"Sweep lr: 6 trials of {tmp_path}/train.py."
+    assert lines[1].startswith("Trial 0 begins: x 0.")
+    assert lines[-2] == "All trials have ended."
+    best = book().best()[0]
+    assert lines[-1].startswith(f"Best: trial {best.number}, {best.value:.6g}.")
+    assert len(jobs.jobs) == 6
+
+    assert {t.last_step for t in book().trials() if t.state.name == "COMPLETE"} == {STEPS}
+    (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
+    assert line.split()[5:7] == ["6", f"{best.value:.6g}"]
+    assert line.endswith("All trials have ended.")
+
+    rows = list(csv.DictReader(io.StringIO(run("sweep", "show", "lr", "--csv").stdout)))
+    assert [row["best"] for row in rows] == ["True"] + ["False"] * 5
+    assert float(rows[0]["loss"]) == best.value
+    assert float(rows[0]["x"]) == best.params["x"]
+    assert float(rows[0]["node_hours"]) == 2.0
+    shown = run("sweep", "show", "lr").stdout
+    assert shown.split()[:4] == ["TRIAL", "STATE", "LOSS", "STEP"]
+
+    told = json.loads(run("sweep", "best", "lr", "--json").stdout)
+    assert told["trials"][0]["parameters"] == best.params
+    assert "It left no snapshot." in run("sweep", "best", "lr").stdout
+
+    assert run("sweep", "add-trials", "lr", "2").stdout == "Sweep lr is to have 8 trials.\n"
+    assert "Nobody attends to it" in run("sweep", "status", "lr").stdout
+    assert run("sweep", "resume", "lr").exit_code == 0
+    assert len(book().trials()) == 8
+    assert len(jobs.jobs) == 8
+
+    again = run("sweep", "run", file)
+    assert again.exit_code == 1
+    assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
+
+
+def test_from_python(jobs, file, tmp_path):
+    sweep = load_sweep(file)
+    said = []
+    study = run_sweep(sweep, tmp_path / "state", said.append)
+    assert len(study.trials) == 6
+    assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
+    assert said[0].startswith("Trial 0 begins")
+    assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
+    assert len(jobs.jobs) == 6
+    file.write_text(FILE.replace("x = {", "y = {"))
+    with pytest.raises(SweepError, match="looks for something else"):
+        run_sweep(load_sweep(file), tmp_path / "state")
+
+
+def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):
+    missing = run("sweep", "status", "lr")
+    assert missing.exit_code == 1
+    assert "There is no sweep lr; known: there is none." in missing.stderr
+    jobs.train = lambda: None
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("malletrain.sweep.process.time.sleep", interrupted)
+        stopped = run("sweep", "run", file)
+    assert stopped.exit_code == 130
+    assert "Go on with: malletrain sweep resume lr" in stopped.stderr
+    assert len(book().running()) == 3
+    (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
+    assert line.endswith("Nobody attends to it: malletrain sweep resume lr")
+    assert run("sweep", "cancel", "lr").exit_code == 0
+    assert {job.state for job in jobs.jobs.values()} == {"cancelled"}
+    assert not book().running()
+
+
+def test_one_engine_at_a_time(run, jobs, file, tmp_path):
+    with alone(tmp_path / "state", "lr"):
+        refused = run("sweep", "run", file)
+        assert refused.exit_code == 1
+        assert "The sweep lr is being run by process" in refused.stderr
+        assert "It is being run." in run("sweep", "status", "lr").stdout
+        assert "the process that attends to it" in run("sweep", "cancel", "lr").stdout
+
+
+def test_what_is_wrong_is_said_before_anything_is_kept(run, daemon, file, tmp_path):
+    file.write_text(FILE.replace('metric = "loss"', 'metrics = "loss"'))
+    refused = run("sweep", "run", file)
+    assert refused.exit_code == 1
+    assert 'line 3: sweep.metrics: there is no such key; did you mean "metric"?' in refused.stderr
+    file.write_text(FILE)
+    (tmp_path / "train.py").unlink()
+    assert "There is no script" in run("sweep", "run", file).stderr
+    (tmp_path / "train.py").write_text("pass")
+    daemon.stop()
+    assert "Start one with: malletrain daemon" in run("sweep", "run", file).stderr
+    assert not (tmp_path / "state" / "sweeps.db").exists()
+
+
+def test_another_programs_database_is_left_alone(run, file, jobs, tmp_path):
+    from malletrain.store.store import Store
+
+    url = f"sqlite:///{tmp_path}/other.db"
+    with Store.open(url):
+        pass
+    refused = run("sweep", "run", file, "--storage", url)
+    assert refused.exit_code == 1
+    assert "is another program's" in refused.stderr
+    with Store.open(url):
+        pass
+
+
+def test_without_optuna_it_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "malletrain.sweep.spec", None)
+    refused = run("sweep", "status")
+    assert refused.exit_code == 1
+    assert "pip install 'malletrain[sweep]'" in refused.stderr

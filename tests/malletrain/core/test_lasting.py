@@ -1,0 +1,114 @@
+"""What is foretold of nodes, from the event to the bid, and what a job is told of its losses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from allocator import Cohort, NodeInfo, RescaleCost
+from malletrain.core.commands import LossExpected
+from malletrain.core.controller import Controller
+from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
+from malletrain.core.lasting import Lasting, cohorts
+from malletrain.core.settings import ControllerSettings, PlanningSettings
+from tests.malletrain.core.controller_script import gaps, job, nodes, play
+
+STAYS = Cohort((0.0, 1000.0), (1.0, 1.0))
+SOON = Cohort((0.0, 20.0, 21.0), (1.0, 1.0, 0.0))
+HALF = Cohort((0.0, 100.0), (1.0, math.exp(-1.0)))
+"""Its mean time to the end is 100 s, over the 100 s that plans look ahead."""
+
+
+def controller():
+    planning = PlanningSettings(
+        t_fwd_s=100.0, cost=RescaleCost(1.0, 1.0, 1.0), look_ahead_s=100.0, heed_lifetimes=True
+    )
+    return Controller(ControllerSettings(planning, min_interval_s=0.0))
+
+
+def told(**cohort_of):
+    return Foretold({n: (cohort.expected_s(1000.0), cohort) for n, cohort in cohort_of.items()})
+
+
+def losses(commands):
+    return [c for c in commands if isinstance(c, LossExpected)]
+
+
+def started(c, **cohort_of):
+    """A job runs on the nodes that are there; what was said until it did."""
+    script = [(0.0, job("j", 1, 4)), (0.0, told(**cohort_of)), *nodes(*cohort_of)]
+    return play(c, [*script, (2.0, Tick()), (5.0, RescaleFinished("j"))])
+
+
+def test_what_is_told_of_the_same_thing_is_one_cohort():
+    together = ((0.0, 60.0), (1.0, 0.5))
+    made = cohorts({"a": (9.0, together), "b": (8.0, together), "c": (7.0, ((0.0,), (1.0,)))})
+    assert made["a"][1] is made["b"][1]
+    assert made["a"][1] is not made["c"][1]
+    assert made["b"] == (8.0, Cohort(*together)) or made["b"][0] == 8.0
+    assert (made["a"][1].times_s, made["a"][1].survival) == together
+
+
+def test_a_job_has_its_own_nodes_first_then_free_ones_then_those_that_others_give_up():
+    infos = {
+        "mine": NodeInfo(cohort=STAYS),
+        "free": NodeInfo(cohort=HALF),
+        "theirs": NodeInfo(cohort=SOON),
+    }
+    lasting = Lasting(infos, {"mine", "theirs"}, 100.0, 30.0)
+    outlook = lasting.of_job(["mine"], ["default"], 9)["default"]
+    _, hit, _ = outlook.of(np.array([1, 2, 3]))
+    assert hit.tolist() == pytest.approx([0.0, 1.0 - math.exp(-1.0), 1.0])
+    _, hit, _ = lasting.of_job(["mine"], ["default"], 2)["default"].of(np.array([3]))
+    assert hit[0] < 1.0, "no more than the job may have"
+
+
+def test_a_plan_leaves_nodes_alone_that_are_about_to_go():
+    c = controller()
+    started(c, a=STAYS, b=STAYS)
+    play(c, [(6.0, told(x=SOON)), (6.0, NodeJoined("x")), (10.0, Tick())])
+    assert set(c.jobs["j"].nodes) == {"a", "b"}
+    play(c, [(11.0, told(y=STAYS)), (11.0, NodeJoined("y")), (15.0, Tick())])
+    assert set(c.jobs["j"].nodes) == {"a", "b", "y"}
+
+
+def test_horizons_are_those_of_the_latest_word():
+    c = controller()
+    started(c, a=STAYS)
+    c.handle(Foretold({"a": (123.0, HALF), "elsewhere": (1.0, SOON)}), 7.0)
+    assert c.nodes["a"].info == NodeInfo(horizon_s=123.0, cohort=HALF)
+    assert c.state.usable["a"].cohort is HALF
+
+
+def test_gaps_that_became_too_short_are_not_asked_for():
+    c = Controller(ControllerSettings(min_horizon_s=60.0))
+    play(c, [(0.0, job("j", 1, 4))])
+    commands = c.handle_all(
+        [gaps("a", "b"), Foretold({"a": (30.0, SOON), "b": (90.0, STAYS)})], 1.0
+    )
+    assert [command.nodes for command in commands] == [("b",)]
+
+
+def test_a_job_is_told_how_soon_it_is_expected_to_lose_a_node():
+    c = controller()
+    said = losses(started(c, a=HALF))
+    assert [(s.job, s.in_s) for s in said] == [("j", pytest.approx(100.0))]
+
+
+def test_it_is_said_again_when_it_has_changed_and_when_the_job_resumes():
+    c = controller()
+    started(c, a=HALF)
+    again = Cohort((0.0, 100.0), (1.0, math.exp(-1.1)))
+    assert not losses(play(c, [(10.0, told(a=again)), (10.0, NodeJoined("b")), (10.5, Tick())]))
+    # It grows, and is told once it trains again: its first node may be another.
+    said = losses(play(c, [(12.0, Tick()), (15.0, RescaleFinished("j"))]))
+    assert [s.in_s for s in said] == [pytest.approx(100.0 / 1.1)]
+
+
+def test_nothing_is_said_where_nothing_is_expected_or_foretold():
+    c = controller()
+    assert not losses(started(c, a=STAYS))
+    blind = Controller(ControllerSettings(PlanningSettings(cost=RescaleCost(1.0, 1.0, 1.0))))
+    assert not losses(started(blind, a=HALF))

@@ -1,0 +1,48 @@
+"""Profiles where they have to be worth their cost: a look first, a profile for who goes on long."""
+
+from __future__ import annotations
+
+from malletrain.core.profile_worth import USUAL_S, ProfileWorth
+from malletrain.core.settings import ProfilingSettings
+from tests.malletrain.core.profiled_world import wanted, world
+
+
+def careful(nodes, *jobs):
+    return world(nodes, *jobs, when_worth=True)
+
+
+def test_how_long_a_job_goes_on_is_learned_from_those_that_ended():
+    worth = ProfileWorth(ProfilingSettings())
+    worth.began("a", 0.0)
+    assert 0.5 * USUAL_S < worth.left_s("a", 0.0) < 2 * USUAL_S
+    for k in range(40):
+        worth.began(f"b{k}", 100.0)
+        worth.ended(f"b{k}", 700.0, done=True)
+    assert worth.left_s("c", 0.0) < 0.5 * USUAL_S
+    worth.ended("never began", 0.0, done=True)
+
+
+def test_a_job_of_which_nothing_is_known_is_looked_at_on_its_smallest_size():
+    w = careful(6, wanted(high=6))
+    w.run(200, until=lambda: w.of("profile-finished"))
+    assert w.of("profile-finished")[0].data["visited"] == [1]
+    assert not w.controller.jobs["a"].scaling.profiled
+
+
+def test_one_that_goes_on_for_hours_is_profiled_then():
+    w = careful(6, wanted(high=6))
+    w.run(900, until=lambda: len(w.of("profile-finished")) == 2)
+    assert 6 in w.of("profile-finished")[1].data["visited"]
+    assert w.controller.jobs["a"].scaling.profiled
+
+
+def test_one_that_is_over_soon_is_not_and_gets_all_nodes_all_the_same():
+    w = careful(6, wanted(high=6))
+    worth = w.controller.profiles.profiler.worth
+    for k in range(300):
+        worth.began(f"b{k}", 0.0)
+        worth.ended(f"b{k}", 60.0 + k % 3, done=True)
+    w.run(60)
+    assert len(w.of("profile-started")) == 1, "the look"
+    assert w.controller.jobs["a"].scaling.result == "spared"
+    assert len(w.controller.jobs["a"].nodes) == 6

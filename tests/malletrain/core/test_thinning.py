@@ -1,0 +1,60 @@
+"""A long series stays bounded, and what is kept of it does not depend on how it came."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from malletrain.core.thinning import thinned, width
+
+VALUES = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=120)
+
+
+class Point(NamedTuple):
+    number: int
+    value: float
+
+
+def points(values):
+    return [Point(number, value) for number, value in enumerate(values)]
+
+
+def grown(values, pieces, most):
+    """What is kept when the values come piece by piece, as the daemon stores them."""
+    kept, count = [], 0
+    for size in pieces:
+        piece = points(values)[count : count + size]
+        count += len(piece)
+        kept = thinned([*kept, *piece], count, most) if piece else kept
+    rest = points(values)[count:]
+    return thinned([*kept, *rest], len(values), most) if rest else kept
+
+
+@given(VALUES, st.integers(4, 30))
+def test_few_are_kept_and_among_them_the_first_the_last_and_the_extremes(values, most):
+    kept = thinned(points(values), len(values), most)
+    assert len(kept) <= most
+    assert set(kept) <= set(points(values))
+    assert kept == sorted(kept)
+    assert (kept[0].number, kept[-1].number) == (0, len(values) - 1)
+    shown = [point.value for point in kept]
+    assert (min(shown), max(shown)) == (min(values), max(values))
+
+
+@given(VALUES, st.lists(st.integers(1, 40)), st.integers(4, 30))
+@example([1.0, 0.0, 0.0, 2.0, 2.0, 0.0], [1, 1, 1, 1, 1, 1], 4)
+def test_it_makes_no_difference_whether_values_come_at_once_or_in_pieces(values, pieces, most):
+    assert grown(values, pieces, most) == thinned(points(values), len(values), most)
+
+
+@pytest.mark.parametrize(
+    ("count", "wide"), [(0, 1), (1, 1), (498, 1), (499, 4), (996, 4), (997, 8), (10**9, 2**22)]
+)
+def test_the_width_follows_from_how_many_there_are(count, wide):
+    """Two of each bucket, with the first and the newest 500 at most."""
+    assert width(count) == wide
+
+
+def test_few_are_kept_as_they_are():
+    assert thinned(points([3.0, 1.0, 2.0]), 3) == points([3.0, 1.0, 2.0])

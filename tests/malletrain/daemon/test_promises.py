@@ -1,0 +1,228 @@
+"""What a job's owner asked for besides nodes is kept, by a real daemon and over its restart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from malletrain.client import ClientError
+from malletrain.daemon.promises import HOLDING, held_s
+from malletrain.protocol import messages
+from malletrain.store.records import EventRow
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
+from tests.waiting import until
+
+STARTED, SUSPENDED = HOLDING
+
+
+def events(*told):
+    return [EventRow(time, kind) for time, kind in told]
+
+
+@pytest.mark.parametrize(
+    ("told", "held"),
+    [
+        ((), 0.0),
+        (((10.0, STARTED),), 90.0),
+        (((10.0, STARTED), (30.0, SUSPENDED)), 20.0),
+        (((10.0, STARTED), (30.0, SUSPENDED), (80.0, STARTED)), 40.0),
+        (((10.0, SUSPENDED), (60.0, STARTED), (70.0, STARTED), (80.0, SUSPENDED)), 20.0),
+    ],
+)
+def test_time_with_nodes_is_what_counts(told, held):
+    assert held_s(events(*told), now=100.0) == held
+
+
+class Machine:
+    """A daemon of several users on one node, and its agent."""
+
+    def __init__(self, folder, **options):
+        self.folder, self.machine, self.options = folder, Imagined("n1"), options
+        self.daemon = RunningDaemon(folder, self.machine, **options)
+        self.agents = []
+
+    def agent(self, owner=None):
+        """The agent of the next lease."""
+        known = {agent.lease for agent in self.agents}
+
+        def new():
+            return [lease for lease in self.machine.leases if lease not in known]
+
+        until(new, "a node is leased")
+        self.agents.append(Agent(self.daemon, new()[0]))
+        self.agents[-1].hello()
+        return self.agents[-1]
+
+    def restart(self):
+        self.daemon.stop()
+        self.daemon = RunningDaemon(self.folder, self.machine, **self.options)
+
+    def until_state(self, job, state):
+        until(lambda: self.daemon.job(job).state == state, f"{job} is {state}")
+        return self.daemon.job(job)
+
+    def close(self):
+        for agent in self.agents:
+            agent.close()
+        self.daemon.stop()
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = Machine(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_job_begins_after_another_completed_and_not_before(site):
+    first = site.daemon.submit("ann", name="first")
+    second = site.daemon.submit("ann", name="second", after=("first",))
+    third = site.daemon.submit("ann", name="third", after=(second,))
+    assert site.daemon.job(second).reason == f"begins when {first} (first) completed"
+    assert set(site.daemon.service.core.runs) == {first}
+    site.restart()
+    assert site.daemon.job(second).reason == f"begins when {first} (first) completed"
+    assert set(site.daemon.service.core.runs) == {first}
+    agent = site.agent()
+    agent.work(first)
+    agent.say(messages.Phase(messages.Assignment(first, "succeeded", 1)))
+    agent.hear(messages.Release)
+    agent.say(messages.Released(first))
+    assert agent.hear(messages.Assign).job == second
+    assert site.daemon.job(second).reason == ""
+    assert set(site.daemon.service.core.runs) == {second}
+    with site.daemon.client("ann") as client:
+        assert client.cancel([second])[0]["ok"]
+    assert site.until_state(third, "cancelled").reason == (
+        f"job {second} (second), after which it was to begin, was cancelled"
+    )
+    with pytest.raises(ClientError, match=f"Job {second} .second. was cancelled, so a job after"):
+        site.daemon.submit("ann", name="late", after=("second",))
+    with pytest.raises(ClientError, match="There is no job 'nobody'"):
+        site.daemon.submit("ann", name="late", after=("nobody",))
+
+
+def test_a_job_that_waits_for_another_can_be_cancelled(site):
+    first = site.daemon.submit("ann", name="first")
+    second = site.daemon.submit("ann", name="second", after=(first,))
+    with site.daemon.client("ann") as client:
+        assert client.cancel([second]) == [
+            {"job": second, "ok": True, "sentence": f"Job {second} (second) is cancelled."}
+        ]
+    assert site.daemon.job(second).reason == "cancelled by its owner"
+    assert site.daemon.job(first).state != "cancelled"
+
+
+def test_a_job_over_its_limit_of_time_is_cancelled_and_no_other(site):
+    free = site.daemon.submit("ann", name="free", time_limit_s=1e6)
+    agent = site.agent()
+    agent.hear(messages.Assign)
+    site.restart()
+    agent.close()
+    site.agents.clear()
+    site.agent()
+    limited = site.daemon.submit("ann", name="limited", time_limit_s=0.01)
+    with site.daemon.client("ann") as client:
+        assert client.cancel([free])[0]["ok"]
+    assert site.until_state(limited, "cancelled").reason == "its time limit of 0.0 s is over"
+    assert site.daemon.job(free).reason == "cancelled by its owner"
+
+
+@contextlib.contextmanager
+def hook():
+    """A web hook, and what it is told."""
+    told = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Listener)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", told
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
+    box = tmp_path / "mail"
+    sendmail = tmp_path / "sendmail"
+    sendmail.write_text(f'#!/bin/sh\necho "$@" >> {box}.args\ncat >> {box}\n')
+    sendmail.chmod(0o755)
+    site = Machine(tmp_path, several=False, allocation=f'[notify]\nsendmail = "{sendmail}"')
+    try:
+        with hook() as (address, told):
+            job = site.daemon.submit(
+                "",
+                name="told",
+                script=__file__,
+                notify=(
+                    messages.Notification(address, "webhook", ("start", "end")),
+                    messages.Notification("ann@example.org", "mail", ("end", "failure")),
+                    messages.Notification(
+                        f"echo $MALLETRAIN_JOB_STATE >> {tmp_path}/ran; exit 3", "command", ("end",)
+                    ),
+                ),
+            )
+            agent = site.agent()
+            agent.work(job)
+            until(lambda: told, "its start is told")
+            with site.daemon.client() as client:
+                client.cancel([job])
+            until(lambda: len(told) == 2 and box.exists() and (tmp_path / "ran").exists(), "all")
+            until(
+                lambda: any("could not be told" in e.sentence for e in site.daemon.events()),
+                "the owner hears that the command failed",
+            )
+            seen = site.daemon.daemon.service.core.store.told()
+            site.restart()
+            until(
+                lambda: site.daemon.daemon.service.core.store.told() > seen, "the next one looked"
+            )
+            assert [(t["event"], t["job"], t["state"]) for t in told] == [
+                ("start", job, told[0]["state"]),
+                ("end", job, "cancelled"),
+            ]
+    finally:
+        site.close()
+    mail = box.read_text()
+    assert (tmp_path / "mail.args").read_text() == "-t -i\n"
+    assert "To: ann@example.org\n" in mail
+    assert f"Subject: malletrain: Job {job} (told) of" in mail
+    assert (tmp_path / "ran").read_text() == "cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (messages.Notification("rm -rf /", "command", ("end",)), "run as the daemon's own user"),
+        (messages.Notification("http://10.0.0.1/", "webhook", ("end",)), "calls no web hooks"),
+        (messages.Notification("a@b", "mail", ("end",)), "has no program /usr/sbin/nosuch"),
+        (messages.Notification("a@b", "pigeon", ("end",)), "'pigeon' of end is not known"),
+        (messages.Notification("a@b\nBcc: c", "mail", ("end",)), "a character that is none"),
+    ],
+)
+def test_other_users_have_nothing_run_on_the_daemons_host(tmp_path_factory, one, why):
+    from malletrain.config.notify import NotifySection
+    from malletrain.daemon.notices import refused
+
+    class SomebodyElse:
+        def of(self, user):
+            return user
+
+    spec = messages.JobSpec("a", "", "/x", "/", "python", notify=(one,))
+    settings = NotifySection(sendmail="/usr/sbin/nosuch")
+    assert why in refused(spec, "bob", SomebodyElse(), settings)

@@ -1,0 +1,238 @@
+"""The engine, in a world in which everything dies: which trials there are in the end, and what of
+them counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.spec import SweepError
+from tests.malletrain.sweep.sweep_world import World, described
+
+
+def test_bad_trials_are_given_up_and_the_best_comes_to_its_end():
+    world = World(described(trials=12, at_once=4))
+    world.play()
+    world.check_ended(12)
+    states = world.states()
+    assert states.count("PRUNED") >= 4
+    best = min((t.params["x"], t.number) for t in world.trials())
+    assert Ledger.open(world.storage, "s").best()[0].number == best[1]
+    assert Ledger.open(world.storage, "s").end == "All trials have ended."
+    trained = sum(job.step for job in world.jobs.jobs.values())
+    assert trained < 12 * 9 * 0.7, "hardly anything was saved"
+
+
+def test_no_more_trials_at_once_than_asked_for():
+    world = World(described(trials=8, at_once=3))
+    most = 0
+    while not world.turn():
+        most = max(most, sum(j.state == "running" for j in world.jobs.jobs.values()))
+        world.jobs.train()
+    assert most == 3
+
+
+def points_of(sweep) -> int:
+    world = World(sweep)
+    world.play()
+    return world.points
+
+
+def test_killed_at_every_point_nothing_is_lost_and_nothing_counts_twice():
+    sweep = described(trials=6, at_once=3)
+    many = points_of(sweep)
+    killed = set()
+    assert many > 40
+    for n in range(1, many + 1):
+        world = World(sweep)
+        world.kill_at = {n}
+        world.play()
+        world.check_ended(6)
+        killed.add(world.passed[n - 1])
+    assert killed >= {
+        *("asked", "values chosen", "submitted", "bound", "pruner said", "ending noted"),
+        *("cancelled", "cost noted", "told", "weighed"),
+    }
+
+
+@given(st.sets(st.integers(1, 60), max_size=12))
+@settings(deadline=None, max_examples=15)
+def test_killed_again_and_again(points):
+    world = World()
+    world.kill_at = points
+    world.play()
+    world.check_ended(6)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not carried out", "answer lost"])
+def test_a_daemon_that_dies_in_any_call(after):
+    world = World()
+    world.play()
+    calls = world.jobs.calls
+    for n in range(1, calls + 1):
+        world = World()
+        world.jobs.away_at, world.jobs.after = n, after
+        world.play()
+        world.check_ended(6)
+
+
+def test_what_trained_on_without_the_engine_is_taken_as_it_is():
+    world = World(described(trials=3, at_once=3))
+    world.turn()
+    for _ in range(9):
+        world.jobs.train()  # nobody attends
+    world.engine = world.started()
+    world.play()
+    world.check_ended(3)
+    assert world.states() == ["COMPLETE"] * 3
+    assert world.jobs.submissions == 3
+
+
+def test_steps_reported_again_after_a_loss_stay_as_they_were():
+    world = World(described(trials=1, at_once=1, pruner="none"))
+    world.turn()
+    (job,) = world.jobs.jobs.values()
+    for _ in range(5):
+        world.jobs.train()
+    world.turn()
+    job.back_to(2)
+    job.reported.append((3, 99.0))
+    world.play()
+    (trial,) = world.trials()
+    assert trial.intermediate_values[3] == pytest.approx(job.x + 0.25)
+    world.check_ended(1)
+
+
+def test_cancelled_its_jobs_end_and_it_goes_on_when_resumed():
+    world = World(described(trials=6, at_once=3))
+    world.turn()
+    Ledger.open(world.storage, "s").cancel()
+    while not world.turn():
+        pass
+    assert {j.state for j in world.jobs.jobs.values()} == {"cancelled"}
+    assert world.states() == ["FAIL"] * 3
+    assert Ledger.open(world.storage, "s").end == "It was cancelled."
+    Ledger.open(world.storage, "s").cancel(False)
+    world.engine = world.started()
+    world.play()
+    assert len(world.trials()) == 6
+    assert "RUNNING" not in world.states()
+
+
+def test_added_trials_are_done():
+    world = World(described(trials=2, at_once=2))
+    world.play()
+    Ledger.open(world.storage, "s").want(5)
+    world.play()
+    world.check_ended(5)
+
+
+def test_a_job_that_somebody_else_cancelled_is_a_failed_trial():
+    world = World(described(trials=2, at_once=2, pruner="none"))
+    world.turn()
+    world.jobs.cancel("j1")
+    world.play()
+    trial = world.trials()[0]
+    assert trial.state.name == "FAIL"
+    assert trial.user_attrs["malletrain:why"] == "its job j1 was cancelled"
+
+
+def test_a_job_of_a_daemon_that_is_gone_is_not_begun_anew():
+    world = World(described(trials=2, at_once=2, pruner="none"))
+    world.turn()
+    del world.jobs.jobs["j1"]
+    world.play()
+    assert world.states() == ["FAIL", "COMPLETE"]
+    assert world.jobs.submissions == 2
+
+
+def fail(world):
+    """Play on with jobs that all fail."""
+    while True:
+        world.turn()
+        for job in world.jobs.jobs.values():
+            job.state = "failed"
+
+
+def test_a_sweep_whose_trials_all_fail_stops():
+    world = World(described(trials=20, at_once=2, more="most_failed = 3"))
+    words = r"trials failed and none ended well.*its job j\d failed"
+    with pytest.raises(SweepError, match=words):
+        fail(world)
+    assert len(world.trials()) < 7
+    world.engine = world.started()  # it was mended
+    while not world.turn():
+        world.jobs.train()
+    assert "COMPLETE" in world.states()
+
+
+def test_a_job_that_is_refused_says_so():
+    world = World()
+    world.jobs.refuses = "There is no script."
+    with pytest.raises(SweepError, match="Trial 0 cannot be submitted: There is no script"):
+        world.turn()
+    assert world.states() == ["FAIL"]
+
+
+def test_no_trial_begins_after_its_time_or_its_node_hours():
+    world = World(described(trials=50, at_once=2, pruner="none", more='time = "12 s"'))
+    world.play()
+    assert 2 <= len(world.trials()) < 10
+    assert "time is over" in Ledger.open(world.storage, "s").end
+    world = World(described(trials=50, at_once=2, pruner="none", more="node_hours = 0.08"))
+    world.play()  # 90 node-seconds a trial, 288 in all
+    assert len(world.trials()) == 4
+    assert "node-hours are used up" in Ledger.open(world.storage, "s").end
+
+
+def test_the_farther_a_trial_has_come_the_more_its_job_counts():
+    world = World(described(trials=12, at_once=3))
+    heavier = set()
+    while not world.turn():
+        world.jobs.train()
+        running = [j for j in world.jobs.jobs.values() if j.state == "running"]
+        by_step = sorted(running, key=lambda j: j.step)
+        weights = [j.weights[-1] for j in by_step]
+        heavier |= {b / a for a, b in itertools.pairwise(weights)}
+        assert max(weights, default=1.0) <= 1.0
+    assert max(heavier) > 1.0
+
+
+def test_a_grid_is_done_once():
+    text = """
+[sweep]
+metric = "loss"
+at_once = 3
+[job]
+script = "train.py"
+[space]
+x = [0.1, 0.2, 0.3, 0.4]
+[sampler]
+kind = "grid"
+"""
+    world = World(described(text=text))
+    world.play()
+    world.check_ended(4)
+    assert sorted(t.params["x"] for t in world.trials()) == [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.mark.parametrize("kind", ["tpe", "cmaes", "random"])
+def test_samplers_of_optuna(kind):
+    sweep = described(trials=16, at_once=4, pruner="median")
+    sampler = sweep.sampler.model_copy(update={"kind": kind, "startup": 4})
+    world = World(sweep.model_copy(update={"sampler": sampler}))
+    world.play()
+    world.check_ended(16)
+
+
+def test_its_study_is_an_ordinary_one():
+    world = World()
+    world.play()
+    study = optuna.load_study(storage=world.storage, study_name="s")
+    assert study.best_value == min(t.value for t in world.trials() if t.state.name == "COMPLETE")

@@ -1,0 +1,92 @@
+"""Sweep files: what is read of them, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from malletrain.sweep.spec import Sweep, SweepError, load_sweep
+
+GOOD = """
+[sweep]
+metric = "accuracy"
+direction = "maximize"
+trials = 20
+time = "2 h"
+
+[job]
+script = "train.py"
+args = ["--epochs", "9"]
+nodes = "1:4"
+
+[space]
+lr = { low = 1e-4, high = 0.1, log = true }
+act = ["relu", "tanh"]
+
+[pruner]
+kind = "asha"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "my sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file(tmp_path):
+    sweep = load_sweep(written(tmp_path, GOOD))
+    assert sweep.sweep.name == "my-sweep"
+    assert sweep.sweep.time == 7200
+    assert sweep.job.script == tmp_path / "train.py"
+    assert sweep.job.workdir == tmp_path
+    assert list(sweep.parameters) == ["lr", "act"]
+
+
+def test_what_is_kept_of_it_is_all_of_it(tmp_path):
+    sweep = load_sweep(written(tmp_path, GOOD))
+    assert Sweep.model_validate(sweep.model_dump(mode="json")) == sweep
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('metric = "accuracy"', 'metrik = "accuracy"', 'line 3.*did you mean "metric"'),
+        ("trials = 20", "trials = 0", "line 5: sweep.trials: 0 is too small"),
+        ('time = "2 h"', "time = 2", 'line 6.*has no unit; accepted is a number .*"30 s"'),
+        ('direction = "maximize"', 'direction = "up"', '"up" is no direction'),
+        ("lr = { low = 1e-4", "lr = { low = 1e4", "line 13.*lr: low = 10000.0 is above high"),
+        ('kind = "asha"', 'kind = "ahsa"', 'line 18.*accepted is "none", "asha"'),
+        ('kind = "asha"', 'kind = "earlycurve"', "earlycurve needs max_steps"),
+        ('metric = "accuracy"', 'metric = ["a", "b"]', "several metrics has no pruner"),
+        ("[pruner]", '[sampler]\nkind = "grid"\n[pruner]', "a grid needs lists of values"),
+        ('script = "train.py"', "", "line 8: job.script: this key is required"),
+        ("[space]", "[spaces]", 'did you mean "space"'),
+        ("trials = 20", 'name = "a b"', '"a b" is no name'),
+        ("trials = 20", "trials = ", "line 5: This is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path, old, new, words):
+    assert old in GOOD
+    with pytest.raises(SweepError) as caught:
+        load_sweep(written(tmp_path, GOOD.replace(old, new)))
+    assert re.search(words, str(caught.value), re.DOTALL), str(caught.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(SweepError, match="cannot be read: No such file"):
+        load_sweep(tmp_path / "none.toml")
+
+
+def test_from_python(tmp_path):
+    import optuna
+
+    made = Sweep.model_validate(
+        {
+            "sweep": {"name": "py", "metric": "loss"},
+            "job": {"script": str(tmp_path / "t.py")},
+            "space": {"lr": optuna.distributions.FloatDistribution(1e-3, 1.0, log=True)},
+        }
+    )
+    assert made.space["lr"] == {"low": 1e-3, "high": 1.0, "log": True}

@@ -1,0 +1,95 @@
+"""The jobs of trials, and whose snapshots are deleted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from malletrain.sweep import trials
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.spec import Sweep, SweepError
+from tests.malletrain.sweep.sweep_world import World
+
+
+def sweep_in(folder, **job):
+    (folder / "train.py").write_text("pass")
+    section = {"script": str(folder / "train.py"), "workdir": str(folder), **job}
+    return Sweep.model_validate(
+        {
+            "sweep": {"name": "s", "metric": "loss", "trials": 4, "at_once": 4},
+            "job": section,
+            "space": {"x": {"low": 0.0, "high": 1.0}},
+        }
+    )
+
+
+def test_a_trial_is_a_malleable_job(tmp_path):
+    sweep = sweep_in(tmp_path, nodes="1:8", args=["--out", "{trial}"], env={"A": "1"}, weight=2.0)
+    world = World(sweep)
+    spec = trials.job_of(world.engine.ledger, 3, {"x": 0.5})
+    assert (spec.name, spec.min_nodes, spec.max_nodes, spec.weight) == ("s-3", 1, 8, 2.0)
+    assert spec.args == ("--out", "3", "--x", "0.5")
+    assert spec.env == {"A": "1"}
+    assert spec.key.endswith("-3")
+    assert spec.key != trials.job_of(world.engine.ledger, 4, {"x": 0.5}).key
+
+
+@pytest.mark.parametrize(
+    ("profile", "key", "on"), [("auto", "", True), ("shared", "sweep s", True), ("off", "", False)]
+)
+def test_whether_trials_share_a_profile(tmp_path, profile, key, on):
+    sweep = sweep_in(tmp_path, profile=profile)
+    spec = trials.build_job(sweep, "s-0", {"x": 0.5}, 0)
+    assert (spec.profile_key, spec.profile) == (key, on)
+
+
+def test_what_cannot_be_a_job_is_found_at_once(tmp_path):
+    with pytest.raises(SweepError, match="cannot be jobs: There is no script"):
+        trials.check(sweep_in(tmp_path, script=str(tmp_path / "none.py")))
+    with pytest.raises(SweepError, match='"0:2" asks for 0 nodes'):
+        trials.check(sweep_in(tmp_path, nodes="0:2"))
+
+
+def saved(folder, job):
+    place = folder / "malletrain-snapshots" / f"{job}-train-0123abcd"
+    place.mkdir(parents=True)
+    (place / "snapshot.pt").write_text(job)
+    return place
+
+
+def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
+    world = World(sweep_in(tmp_path, args=["--snapshot", "runs/{trial}.pt"]))
+    (tmp_path / "runs").mkdir()
+    world.turn()
+    for number, job in enumerate(world.jobs.jobs):
+        saved(tmp_path, job)
+        for name in (f"{number}.pt", f"{number}.pt.prev", f"{number}1.pt"):
+            (tmp_path / "runs" / name).write_text("x")
+    ledger = world.engine.ledger
+    assert trials.delete_losers(ledger, world.now) == []  # they go on
+    world.play()
+    best = ledger.best()[0].number
+    assert sorted(trials.delete_losers(ledger, world.now)) == sorted({0, 1, 2, 3} - {best})
+    left = {p.name for p in (tmp_path / "malletrain-snapshots").iterdir()}
+    assert left == {f"j{best + 1}-train-0123abcd"}
+    there = set(os.listdir(tmp_path / "runs"))
+    assert there == {f"{best}.pt", f"{best}.pt.prev", *(f"{n}1.pt" for n in range(4))}
+    assert trials.best_snapshot(ledger) == tmp_path / "malletrain-snapshots" / left.pop() / (
+        "snapshot.pt"
+    )
+
+
+def test_what_a_dying_job_saves_once_more_is_deleted_too(tmp_path):
+    world = World(sweep_in(tmp_path))
+    world.turn()
+    world.play()
+    ledger = Ledger.open(world.storage, "s")
+    loser = ({0, 1, 2, 3} - {ledger.best()[0].number}).pop()
+    trials.delete_losers(ledger, world.now)
+    late = saved(tmp_path, f"j{loser + 1}")
+    assert trials.delete_losers(ledger, world.now) == [loser]
+    assert not late.exists()
+    ended = max(t.datetime_complete.timestamp() for t in ledger.trials())
+    trials.delete_losers(ledger, ended + trials.SETTLED_S + 1)
+    assert len(ledger.gone) == 3

@@ -1,0 +1,157 @@
+"""Who is let in: the table of what may come to the page, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from malletrain.web.guard import Door, WebGuard, host_name
+
+TOKEN = "t" * 32
+HOST = {"host": "127.0.0.1:8870"}
+COOKIE = {"cookie": f"malletrain-web={TOKEN}"}
+PAGE = {"x-malletrain": "page"}
+DOOR = Door("ann", TOKEN, frozenset({"127.0.0.1", "localhost"}))
+
+
+def ask(headers, method="GET", path="/api/v1/jobs", query="", door=DOOR):
+    """(status, headers, who looks) of one request."""
+    answers, viewers = [], []
+
+    async def app(scope, receive, send):
+        viewers.append(scope["state"]["viewer"].name)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message):
+        answers.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(k.encode(), v.encode()) for k, v in headers],
+    }
+    asyncio.run(WebGuard(app, door)(scope, None, send))
+    sent = {k.decode(): v.decode() for k, v in answers[0]["headers"]}
+    return answers[0]["status"], sent, viewers[0] if viewers else None
+
+
+def status(headers, method="GET", **more):
+    found, _, viewer = ask(list(headers.items()), method, **more)
+    assert (viewer is not None) == (found == 200)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({**HOST, **COOKIE}, 200),
+        ({**HOST, "authorization": f"Bearer {TOKEN}"}, 200),
+        ({**HOST, "cookie": f"other=1; malletrain-web={TOKEN}"}, 200),
+        (HOST, 401),
+        ({**HOST, "cookie": "malletrain-web=wrong"}, 401),
+        ({**HOST, "cookie": "malletrain-web="}, 401),
+        ({**HOST, "authorization": "Bearer wrong"}, 401),
+        ({**HOST, "authorization": f"Basic {TOKEN}"}, 401),
+        (COOKIE, 421),
+        ({"host": "evil.example:8870", **COOKIE}, 421),
+        ({"host": "127.0.0.1.evil.example", **COOKIE}, 421),
+        ({"host": "127.0.0.1:8870@evil.example", **COOKIE}, 421),
+        ({"host": "LOCALHOST:9", **COOKIE}, 200),
+    ],
+)
+def test_who_knows_the_token_and_calls_the_page_by_its_name_is_let_in(headers, expected):
+    assert status(headers) == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (PAGE, 200),
+        ({**PAGE, "origin": "http://127.0.0.1:8870"}, 200),
+        ({**PAGE, "origin": "http://127.0.0.1:8870", "sec-fetch-site": "same-origin"}, 200),
+        ({}, 403),
+        ({"content-type": "application/json"}, 403),
+        ({**PAGE, "origin": "http://evil.example"}, 403),
+        ({**PAGE, "origin": "null"}, 403),
+        ({**PAGE, "origin": "http://127.0.0.1:9999"}, 403),
+        ({**PAGE, "sec-fetch-site": "cross-site"}, 403),
+        ({**PAGE, "sec-fetch-site": "same-site"}, 403),
+    ],
+)
+def test_only_the_page_itself_changes_something(headers, expected):
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert status({**HOST, **COOKIE, **headers}, method) == expected
+
+
+def test_a_page_may_come_by_way_of_a_proxy_that_was_named():
+    door = Door(
+        "ann", TOKEN, DOOR.hosts | {"portal.example"}, proxies=frozenset({"portal.example"})
+    )
+    for origin, expected in (("https://portal.example", 200), ("https://evil.example", 403)):
+        sent = {**HOST, **COOKIE, **PAGE, "origin": origin}
+        assert status(sent, "POST", door=door) == expected
+        assert status(sent, "POST") == 403
+
+
+def test_a_header_that_comes_twice_is_neither_of_them():
+    twice = [("host", "127.0.0.1"), ("host", "evil.example"), *COOKIE.items()]
+    assert ask(twice)[0] == 421
+
+
+def test_the_token_moves_from_the_address_into_a_cookie():
+    found, sent, viewer = ask(list(HOST.items()), path="/", query=f"token={TOKEN}&a=b")
+    assert (found, viewer, sent["location"]) == (303, None, "./?a=b")
+    assert sent["set-cookie"] == f"malletrain-web={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+    assert ask(list(HOST.items()), path="/", query="token=wrong")[0] == 403
+    assert ask([("host", "evil.example")], path="/", query=f"token={TOKEN}")[0] == 421
+
+
+def test_every_answer_forbids_what_the_page_does_not_need():
+    for headers in ({**HOST, **COOKIE}, HOST, {"host": "evil.example"}):
+        sent = ask(list(headers.items()))[1]
+        assert "default-src 'none'" in sent["content-security-policy"]
+        assert "unsafe" not in sent["content-security-policy"]
+        assert sent["x-content-type-options"] == "nosniff"
+        assert sent["referrer-policy"] == "no-referrer"
+
+
+def test_a_proxy_says_who_looks_only_where_it_is_trusted():
+    named = {**HOST, **COOKIE, "x-remote-user": "bob"}
+    assert ask(list(named.items()))[2] == "ann"
+    door = Door("site", TOKEN, DOOR.hosts, "x-remote-user")
+    assert ask(list(named.items()), door=door)[2] == "bob"
+    assert status({**HOST, **COOKIE}, door=door) == 401
+    for name in ("", "bob, ann", "../x", "bob\n", "x" * 65):
+        assert status({**named, "x-remote-user": name}, door=door) == 401
+    assert status({**HOST, "x-remote-user": "bob"}, door=door) == 401
+    twice = [*named.items(), ("x-remote-user", "ann")]
+    assert ask(twice, door=door)[0] == 401
+
+
+def test_websockets_are_not_spoken():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(WebGuard(None, DOOR)({"type": "websocket", "headers": []}, None, send))
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("Example.org:80", "example.org"),
+        ("example.org.", "example.org"),
+        ("[::1]:80", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("a b:c:d", ""),
+        ("", ""),
+    ],
+)
+def test_names_of_hosts(host, name):
+    assert host_name(host) == name

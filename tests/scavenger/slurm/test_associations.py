@@ -1,0 +1,45 @@
+"""Slurm's associations: what a share of the tree comes to."""
+
+import pytest
+
+from scavenger.slurm.associations import parse_associations
+
+TREE = """\
+root|||1|
+root||root|1|
+arts|root||10|
+arts||bob|1|
+arts||cyd|parent|
+physics|root||30|
+lasers|physics||1|
+lasers||dan|5|
+optics|physics||3|
+optics||ann|1|
+optics||ann|7|gpu
+optics||dan|3|
+"""
+"""Of sacctmgr -nP show associations format=account,parentname,user,share,partition."""
+USERS = "ann|optics\nbob|arts\ncyd|arts\ndan|lasers\neve|gone\nroot|root\n"
+
+
+def test_parts_multiply_down_the_tree():
+    found = parse_associations(TREE, USERS)
+    assert found.accounts["ann"] == "optics"
+    assert "eve" not in found.accounts, "her account is not there"
+    # The user root has a share of the root as well: 10, 30 and 1.
+    assert found.account_shares == pytest.approx(
+        {"arts": 10 / 41, "physics": 30 / 41, "lasers": 30 / 41 / 4, "optics": 30 / 41 * 3 / 4}
+    )
+    assert found.user_shares["bob"] == found.user_shares["cyd"] == pytest.approx(5 / 41)
+    assert found.user_shares["dan"] == pytest.approx(30 / 41 / 4), "by way of the default account"
+    assert found.user_shares["ann"] == pytest.approx(30 / 41 * 3 / 4 / 4)
+
+
+def test_nothing_comes_of_nothing():
+    found = parse_associations("", "")
+    assert (found.accounts, found.account_shares, found.user_shares) == ({}, {}, {})
+
+
+def test_a_tree_that_is_no_tree_does_not_hang():
+    found = parse_associations("a|b||1|\nb|a||1|\na||ann|1|\n", "ann|a\n")
+    assert found.accounts == {"ann": "a"}

@@ -10,7 +10,7 @@ import pytest
 
 from malletrain.launch.callers import Callers, in_table
 from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, pair_of_doors
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 SOMEBODY = 4242
 """Another user's number."""
@@ -157,17 +157,29 @@ def test_nothing_comes_in_at_the_back_door_but_what_is_let_in(back):
         known.close()
 
 
+def at_a_port_that_was_let_in(back, listener):
+    """A socket that has the port of a connection that is over. None: the kernel, or another test,
+    has the port again.
+    """
+    let_in = back.connect()
+    # reset, so that nothing of the connection waits in the kernel for its last segments
+    let_in.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    port, there = let_in.getsockname()[1], accepted(listener)
+    let_in.close()
+    there.close()
+    stranger = socket.socket()
+    try:
+        stranger.bind((FRONT, port))
+    except OSError:
+        stranger.close()
+        return None
+    return stranger
+
+
 def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
     with socket.socket(fileno=back.taken()) as listener:
-        let_in = back.connect()
-        port = let_in.getsockname()[1]
-        # reset, so that nothing of the connection waits in the kernel for its last segments
-        let_in.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        there = accepted(listener)
-        let_in.close()
-        there.close()
-        with socket.socket() as stranger:
-            stranger.bind((FRONT, port))
+        free = "a port that was let in is free"
+        with until(lambda: at_a_port_that_was_let_in(back, listener), free) as stranger:
             stranger.setblocking(False)
             stranger.connect_ex((BACK, back.port))
             following = back.connect()

@@ -16,11 +16,12 @@ test: lint
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"
 
-# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; and the rarer faults of sharded live mode and of snapshots in memory. Needs root and Slurm's packages; else it says why not.
+# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; the rarer faults of sharded live mode, of snapshots in memory and of sweeps; usage as Slurm accounts it. Needs root and Slurm's packages; else it says why not.
 test-sites: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest tests/hosts tests/malletrain/elastic/sharded \
-	    tests/malletrain/training/test_memory.py $(ARGS)
+	    tests/malletrain/training/test_memory.py tests/slurm/test_usage.py \
+	    tests/integration/test_sweep.py $(ARGS)
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

@@ -205,7 +205,7 @@ class RestartMemory(Restart):
     """Restart mode with snapshots in the memory of the nodes."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
-        super().__init__(root, nodes, [*arguments, "--memory"])
+        super().__init__(root, nodes, ["--memory", *arguments])
 
 
 class RestartCold(Restart):

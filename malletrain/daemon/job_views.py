@@ -154,6 +154,7 @@ class JobViews:
             self._network(row),
             self._memory(row),
             self.share(self._core.parties.party(row.owner)) if mine else None,
+            self._slow(row),
         )
         return made if mine else detail_for_others(made)
 
@@ -189,6 +190,12 @@ class JobViews:
         agents = [self._core.agents.on(node) for node in run.rounds.members]
         taken = [a.memory_bytes for a in agents if a is not None and a.memory_bytes]
         return in_memory(taken, row.snapshot, self._core.config.jobs.drain_timeout)
+
+    def _slow(self, row: JobRow) -> tuple[str, ...]:
+        """What is known of those of its nodes that hold up the others."""
+        run, known = self._core.runs.get(row.id), self._core.slow.known(self._core.clock.now())
+        members = run.rounds.members if run else ()
+        return tuple(known[node].sentence for node in members if node in known)
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling

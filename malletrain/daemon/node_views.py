@@ -10,6 +10,7 @@ import msgspec
 from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.sickbay import manner
 from malletrain.protocol.views import NodeView
 from scavenger.batch.rules import span
 
@@ -39,6 +40,12 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         answer = f"{found.sentence} It is left alone for another {span(found.until - now)}."
         rules[node] = (*rules.get(node, ()), ("health", False, answer))
         views[node] = NodeView(node, "sick", "", "", found.since)
+    for node, known in parts.slow.known(now).items():
+        alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
+        free = core.agents.on(node) is None and manner(core.config) == "swap"
+        answer = f"{known.sentence}{alone if free else ''}"
+        rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
+        views.setdefault(node, NodeView(node, "slow", "", "", known.since))
     for gap in parts.gaps.values():
         views[gap.node] = NodeView(
             gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class

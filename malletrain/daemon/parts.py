@@ -19,6 +19,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.sick_nodes import SickNodes
+from malletrain.core.slow_nodes import SlowNodes
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -32,7 +33,7 @@ from malletrain.daemon.parties import Parties
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.settings import controller_settings
 from malletrain.daemon.share_keeper import ShareKeeper
-from malletrain.daemon.sickbay import sick_nodes
+from malletrain.daemon.sickbay import sick_nodes, slow_nodes
 from malletrain.protocol import messages
 from malletrain.store.store import Store
 from scavenger.interface import Gap
@@ -87,6 +88,8 @@ class Parts:
     """For the controller, in this step."""
     sick: SickNodes
     """The nodes that failed a health check."""
+    slow: SlowNodes
+    """The nodes that held up the others of their jobs."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
     """The unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
@@ -141,4 +144,5 @@ def make_parts(
         outbox,
         events,
         sick_nodes(config, store, clock.now()),
+        slow_nodes(config, store, clock.now()),
     )

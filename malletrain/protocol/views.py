@@ -174,6 +174,8 @@ class JobDetail(View, frozen=True):
     memory: str = ""
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
+    slow: tuple[str, ...] = ()
+    """A sentence for each of its nodes that holds up the others."""
     """How its owner's share stands, where shares are counted."""
 
 
@@ -198,8 +200,8 @@ class SeriesView(View, frozen=True):
 
 class NodeView(View, frozen=True):
     """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
-    (idle: a gap without a lease; sick: it failed a health check, see ``rules``). ``owner``: whose
-    lease it is, where it is not the daemon's own user's.
+    | slow (idle: a gap without a lease; sick: it failed a health check, slow: it held up the others
+    of a job, see ``rules``). ``owner``: whose lease it is, where it is not the daemon's own user's.
     """
 
     node: str

@@ -47,6 +47,7 @@ BAD_NEWS = (
     EventKind.NODE_LEAVING,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
+    EventKind.NODE_SLOW,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
@@ -235,6 +236,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("Network", detail.network)
     if detail.memory:
         fact("Memory", detail.memory)
+    if detail.slow:
+        fact("Slow nodes", Text("\n".join(map(plain, detail.slow)), "yellow"))
     if j.tries:
         fact("Failed tries", str(j.tries))
     return facts
@@ -315,8 +318,7 @@ def nodes(
             *(f"{n.warm_bytes / 1e6:.0f} MB" if n.warm_bytes else "" for _ in warm),
         )
     if not explain:
-        sick = (n for n in rows if n.state == "sick")
-        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]
         return Group(made, Text(""), *told) if told else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)

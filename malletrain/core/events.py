@@ -153,7 +153,7 @@ class JobSubmitted:
     ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
     share it is served from. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
     limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
-    come before a restart.
+    come before a restart. ``trainer``: in whose plan it is; empty where there is one only.
     """
 
     job: str
@@ -176,6 +176,7 @@ class JobSubmitted:
     party: str = ""
     whole: bool = False
     quotas: tuple[Quota, ...] = ()
+    trainer: str = ""
 
 
 @dataclass(frozen=True)

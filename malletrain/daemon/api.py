@@ -23,6 +23,7 @@ from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    for_trainer,
     number,
     problem_of,
     text,
@@ -44,6 +45,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
@@ -150,10 +152,8 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec = msgspec.structs.replace(
-            spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
-        )
-        core = self.core
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
         if spec.key and (known := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
@@ -385,4 +385,5 @@ class Api:
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),
+            trainer_views(core),
         )

@@ -28,6 +28,8 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
+from malletrain.core.records import JobRecord
+from malletrain.core.trainers import Trainer
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
@@ -270,11 +272,20 @@ class Core:
                 party=self.parties.party(spec.owner),
                 whole=spec.deadline is not None,
                 quotas=quotas,
+                trainer=self.parties.trainer(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def trainer(self, user: str) -> Trainer | None:
+        """In whose plan the user's jobs are; None where there is one plan."""
+        return self.controller.trainers.of(self.parties.trainer(user))
+
+    def trainer_of(self, job: JobRecord) -> Trainer | None:
+        """The same for a job."""
+        return self.controller.trainers.of(job.submitted.trainer)
 
     def reweigh(self, job: str, spec: messages.JobSpec) -> None:
         """An unfinished job counts as ``spec`` says from now on."""

@@ -16,6 +16,7 @@ from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.trainer_views import of_job
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.views import (
@@ -99,12 +100,17 @@ class JobViews:
         if (quota := self._core.controller.quotas.full(job)) is not None:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
         behind = self._behind(job.submitted.party)
-        nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
+        trainer = self._core.trainer_of(job)
+        nodes = sum(
+            node.owner == owner and (trainer is None or trainer.may_use(node.pool))
+            for node in self._core.controller.nodes.values()
+        )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
+            own = f" for trainer {trainer.name}" if trainer is not None else ""
             return (
-                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
+                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held{own}"
                 f"{why if refused else behind}"
             )
         return f"others are served first{behind}"
@@ -155,6 +161,7 @@ class JobViews:
             self._memory(row),
             self.share(self._core.parties.party(row.owner)) if mine else None,
             self._slow(row),
+            of_job(self._core, row.id),
         )
         return made if mine else detail_for_others(made)
 

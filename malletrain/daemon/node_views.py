@@ -11,6 +11,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.sickbay import manner
+from malletrain.daemon.trainer_views import of_class
 from malletrain.protocol.views import NodeView
 from scavenger.batch.rules import span
 
@@ -84,4 +85,10 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
-    return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]
+    whose = {v.node_class: of_class(core, v.node_class) for v in views.values()}
+    return [
+        msgspec.structs.replace(
+            views[node], rules=rules.get(node, ()), trainers=whose[views[node].node_class]
+        )
+        for node in ordered
+    ]

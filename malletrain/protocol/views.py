@@ -176,6 +176,8 @@ class JobDetail(View, frozen=True):
     share: ShareView | None = None
     slow: tuple[str, ...] = ()
     """A sentence for each of its nodes that holds up the others."""
+    trainer: str = ""
+    """In whose plan it is, as a phrase; empty where there is one plan."""
     """How its owner's share stands, where shares are counted."""
 
 
@@ -216,6 +218,8 @@ class NodeView(View, frozen=True):
     rules: tuple[tuple[str, bool, str], ...] = ()
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
+    trainers: tuple[str, ...] = ()
+    """Whose jobs may run there, where there are several plans."""
 
 
 class EventView(View, frozen=True):
@@ -238,6 +242,23 @@ class NetworkView(View, frozen=True):
     sentence: str
     reached: bool
     """Whether a connection came about at all."""
+
+
+class TrainerView(View, frozen=True):
+    """A part of the users with a plan of its own. ``node_classes``: empty for all that no other
+    names. ``rate``: samples/s of its jobs, which say nothing beside those of another objective.
+    """
+
+    name: str
+    objective: str
+    node_classes: tuple[str, ...]
+    part: float
+    jobs: int
+    """With nodes."""
+    waiting: int
+    nodes: int
+    rate: float
+    sentence: str = ""
 
 
 class StatusView(View, frozen=True):
@@ -265,6 +286,8 @@ class StatusView(View, frozen=True):
     """That of who asks; operators see all."""
     restraint: str = ""
     """What operators have told it to leave alone, as a sentence; empty: nothing."""
+    trainers: tuple[TrainerView, ...] = ()
+    """Where there is a plan for each."""
 
 
 class UsageView(View, frozen=True):

@@ -119,6 +119,14 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Plans can start jobs."""
     from malletrain.daemon.settings import controller_settings
 
+    if config.allocation.policy == "freetrain":
+        yield (
+            None,
+            "Plans are made as FreeTrain makes them, to compare with: no job is profiled, and one "
+            "whose owner states no curve is taken to scale as nodes to the power of "
+            f"{config.allocation.prior_exponent:g} (policy in [allocation]).",
+        )
+        return
     settings = controller_settings(config)
     caution = settings.planning.caution(settings.starvation_s)
     if caution is None:

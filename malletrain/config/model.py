@@ -93,6 +93,14 @@ class Config(Section):
             )
         return value
 
+    @field_validator("profiling")
+    @classmethod
+    def _unmeasured(cls, value: ProfilingSection, info: ValidationInfo) -> ProfilingSection:
+        allocation = info.data.get("allocation")
+        if allocation is not None and allocation.policy == "freetrain":
+            return value.model_copy(update={"enabled": False})
+        return value
+
     @field_validator("shares")
     @classmethod
     def _slurms_associations(cls, value: SharesSection, info: ValidationInfo) -> SharesSection:

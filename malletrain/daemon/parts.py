@@ -10,14 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.planning import exact, make_plan
 from malletrain.core.sick_nodes import SickNodes
 from malletrain.core.slow_nodes import SlowNodes
 from malletrain.daemon.accounts import Accounts
@@ -31,7 +29,7 @@ from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.parties import Parties
 from malletrain.daemon.round_shell import RoundShell
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.settings import controller_settings, planner
 from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.daemon.sickbay import sick_nodes, slow_nodes
 from malletrain.protocol import messages
@@ -119,10 +117,7 @@ def make_parts(
     accounts = Accounts(config)
     audit = AuditLog(store, clock)
     repository = JobRepository(store, clock, metrics, audit)
-    controller = Controller(
-        controller_settings(config),
-        partial(make_plan, solver=partial(exact, clock=perf_counter)),
-    )
+    controller = Controller(controller_settings(config), planner(config, perf_counter))
     agents = Agents(outbox.post, accounts.of)
     cost = controller.settings.planning.cost
     return Parts(

@@ -4,9 +4,13 @@ advisor, and to every job's rounds. Pure.
 
 from __future__ import annotations
 
-from allocator import Goal, RescaleCost
+from functools import partial
+
+from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
+from malletrain.core.freetrain import freetrain_plan, freetrain_settings
+from malletrain.core.planning import Planner, exact, make_plan
 from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
@@ -25,6 +29,18 @@ workers.
 
 def controller_settings(config: Config) -> ControllerSettings:
     """What the site's configuration says to the controller."""
+    settings = _settings(config)
+    return freetrain_settings(settings) if config.allocation.policy == "freetrain" else settings
+
+
+def planner(config: Config, clock: MonotonicClock) -> Planner:
+    """Who makes its plans; a time limit is kept on ``clock``."""
+    solver = partial(exact, clock=clock)
+    free = config.allocation.policy == "freetrain"
+    return partial(freetrain_plan if free else make_plan, solver=solver)
+
+
+def _settings(config: Config) -> ControllerSettings:
     a, j, p = config.allocation, config.jobs, config.profiling
     table = config.scheduler.table
     profiling = ProfilingSettings(

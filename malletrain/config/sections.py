@@ -205,12 +205,6 @@ class AllocationSection(Section):
     measured.
     """
 
-    policy: Literal["malletrain", "freetrain"] = _key(
-        "malletrain",
-        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
-        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
-        "is served for having waited.",
-    )
     objective: Literal["throughput", "efficiency"] = _key(
         "throughput",
         description="What the plan maximises for jobs that do not say: samples per second, or "
@@ -295,6 +289,12 @@ class AllocationSection(Section):
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "
         "times k to this power (1: perfect scaling).",
+    )
+    policy: Literal["malletrain", "freetrain"] = _key(
+        "malletrain",
+        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
+        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
+        "is served for having waited.",
     )
 
 

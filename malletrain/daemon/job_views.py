@@ -31,6 +31,16 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
+def short_of(needed: int, held: int, coming: int) -> str:
+    """What a job waits for: so many nodes are needed, so many are held, and so many more warm
+    up.
+    """
+    nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
+    have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
+    more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
+    return f"needs {nodes}, {have}{more}"
+
+
 class JobViews:
     """Views of the jobs of one daemon."""
 
@@ -103,10 +113,8 @@ class JobViews:
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
-            return (
-                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
-                f"{why if refused else behind}"
-            )
+            coming = sum(a.owner == owner and bool(a.awaited) for a in self._core.agents)
+            return f"{short_of(job.submitted.min_nodes, nodes, coming)}{why if refused else behind}"
         return f"others are served first{behind}"
 
     def _behind(self, party: str) -> str:

@@ -154,9 +154,7 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
         later = connected(reach())
         assert client(later.local_port).add("n", 1) == 1
         until(
-            lambda: all(
-                not readable(c, 0) or not said(c) for c in strangers[::3]
-            ),
+            lambda: all(not readable(c, 0) or not said(c) for c in strangers[::3]),
             "nobody who speaks the store's language is answered",
         )
     finally:

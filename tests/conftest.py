@@ -67,6 +67,20 @@ def pytest_runtest_teardown(item):
         pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """What a test, or a library in it, does to the environment ends with it: Accelerate, for one,
+    leaves ``RANK``.
+    """
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        if dict(os.environ) != before:
+            os.environ.clear()
+            os.environ.update(before)
+
+
 @pytest.fixture
 def any_seed(request):
     """``any_seed(3)`` is 3 in the check and follows from the search's seed in ``make fuzz``: for

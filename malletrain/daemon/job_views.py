@@ -32,6 +32,16 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
+def short_of(needed: int, held: int, coming: int) -> str:
+    """What a job waits for: so many nodes are needed, so many are held, and so many more warm
+    up.
+    """
+    nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
+    have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
+    more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
+    return f"needs {nodes}, {have}{more}"
+
+
 class JobViews:
     """Views of the jobs of one daemon."""
 
@@ -109,10 +119,14 @@ class JobViews:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
             own = f" for trainer {trainer.name}" if trainer is not None else ""
-            return (
-                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held{own}"
-                f"{why if refused else behind}"
+            coming = sum(
+                a.owner == owner
+                and bool(a.awaited)
+                and (trainer is None or trainer.may_use(a.node_class))
+                for a in self._core.agents
             )
+            lacks = short_of(job.submitted.min_nodes, nodes, coming)
+            return f"{lacks}{own}{why if refused else behind}"
         return f"others are served first{behind}"
 
     def _behind(self, party: str) -> str:

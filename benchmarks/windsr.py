@@ -10,8 +10,8 @@ measure an analysis into forecasts of the same time. *pictures* draws one such d
 the stations. *trace* does one of the trainings again as a job of MalleTrain on the embedded
 cluster, whose nodes come and go by a trace.
 
-Preset ``short`` is ``cpu`` with a sixth of the steps, half the batch, one seed and fewer fields. What is
-finished is kept in FOLDER and not done again. Without --data the fields are synthetic. Needs
+Preset ``short`` is ``cpu`` with a sixth of the steps, half the batch, one seed and fewer fields.
+What is finished is kept in FOLDER and not done again. Without --data fields are synthetic. Needs
 ``jobscripts/windsr``, which is found beside this folder.
 """
 
@@ -109,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="which parts, with commas between them",
     )
     parser.add_argument("--seeds", type=int, help="default: the preset's")
+    parser.add_argument("--days", help="left out one by one, with commas; default: every day")
     parser.add_argument("--modes", default="live,restart", help="of the training on the trace")
     parser.add_argument(
         "--processes", type=int, help="trainings at the same time; default: the preset's"
@@ -121,7 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     chosen = PLANS[options.preset]
     setting = Setting(
-        replace(chosen, seeds=options.seeds or chosen.seeds),
+        replace(
+            chosen,
+            seeds=options.seeds or chosen.seeds,
+            days=tuple(options.days.split(",")) if options.days else (),
+        ),
         options.out.resolve(),
         options.data and options.data.resolve(),
     )
@@ -145,7 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows += done.result()
                 note(f"methods without {made[done]}")
         if "assimilation" in parts:
-            todo = [(day, seed) for seed in range(plan.seeds) for day in analyses(setting)]
+            todo = [
+                (day, seed)
+                for seed in range(plan.seeds)
+                for day in analyses(setting)
+                if day in setting.days()
+            ]
             brought = {pool.submit(assimilation, setting, *what): what for what in todo}
             for done in as_completed(brought):
                 observed.append(done.result())

@@ -23,7 +23,7 @@ def pictures(setting: Setting) -> list[Path]:
     from windsr.output import SampledFields
 
     torch.set_num_threads(1)
-    day = list(analyses(setting))[-1]
+    day = [day for day in analyses(setting) if day in setting.days()][-1]
     backgrounds, analysis = analyses(setting)[day]
     made, _ = trained(setting, SHOWN, day, 0)
     factor = made.preset.factor

@@ -30,9 +30,9 @@ ROWS = {
         Row("esrgan", "esrgan"),
         Row("unet without terrain", "unet", terrain=False),
         Row("unet", "unet"),
-        Row("windsr as published", "windsr", published=True),
-        Row("windsr", "windsr"),
         Row("windsr-edm", "windsr-edm"),
+        Row("windsr", "windsr"),
+        Row("windsr as published", "windsr", published=True),
     )
 }
 """``windsr as published`` predicts the field by its noise, with SR3's schedule and absolute wind;
@@ -48,7 +48,7 @@ class Plan:
     ``steps``: of every training but the GAN's, which has two thirds; ``batch``: None for the
     preset's; ``fields``: of each test day that are scored, as they are much alike; ``members``: of
     the ensembles; ``backgrounds`` a day and ``drawn`` members of the assimilation; ``stations``:
-    share of the pixels that are observed.
+    share of the pixels that are observed; ``days`` that are left out, none: every one.
     """
 
     preset: str
@@ -64,12 +64,13 @@ class Plan:
     processes: int
     trace_s: float
     trace_nodes: int
+    days: tuple[str, ...] = ()
 
 
 _SHORT = tuple(name for name in ROWS if name != "unet without terrain")
 PLANS = {
     "cpu": Plan("cpu", tuple(ROWS), 600, None, 3, 4, 32, 6, 8, 0.005, 2, 240.0, 3),
-    "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 32, 2, 4, 0.005, 2, 240.0, 3),
+    "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 16, 2, 2, 0.005, 2, 240.0, 3),
     "gpu": Plan("gpu", tuple(ROWS), 20_000, None, 3, 12, 32, 12, 16, 0.005, 1, 600.0, 4),
     "tiny": Plan("tiny", tuple(ROWS), 4, None, 1, 1, 4, 1, 2, 0.02, 1, 20.0, 2),
 }
@@ -113,7 +114,8 @@ class Setting:
         """Every day of the fields."""
         import numpy as np
 
-        return [str(day) for day in np.unique(self.fields().days)]
+        every = [str(day) for day in np.unique(self.fields().days)]
+        return [day for day in every if day in (self.plan.days or every)]
 
     def folder(self, row: str, day: str, seed: int) -> Path:
         """Of one training."""

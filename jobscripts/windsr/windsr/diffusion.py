@@ -313,7 +313,9 @@ class WindsrEdm(Windsr):
             noisy = x.detach().requires_grad_()
             clean = scheduler.precondition_outputs(noisy, denoise(noisy), sigma)
             missed = mask * (goal - clean)
-            likelihood = -0.5 * (missed**2 / (error**2 + guidance.looseness * sigma**2)).sum()
+            # A denoised field is itself unsure of the truth, in a normal distribution by so much.
+            unsure = (sigma * SIGMA_DATA) ** 2 / (sigma**2 + SIGMA_DATA**2)
+            likelihood = -0.5 * (missed**2 / (error**2 + guidance.looseness * unsure)).sum()
             (pull,) = torch.autograd.grad(likelihood, noisy)
         denoised = clean.detach() + sigma**2 * pull
         stepped: torch.Tensor = x + (after - sigma) * (x - denoised) / sigma

@@ -115,7 +115,20 @@ def regrid(
         )
     found = interpolate(*np.meshgrid(rows, columns, indexing="ij"))
     good = np.isfinite(found).all(axis=-1)
-    top, bottom, left, right = 0, len(rows), 0, len(columns)
+    kept_rows, kept_columns = covered(good)
+    if not good[kept_rows, kept_columns].all() or min(good[kept_rows, kept_columns].shape) < 2:
+        raise WindsrError(
+            "The points cover no rectangle; the grid of this file is too scattered to regrid."
+        )
+    kept = np.moveaxis(found[kept_rows, kept_columns], -1, 0)
+    return rows[kept_rows], columns[kept_columns], kept.astype(np.float32)
+
+
+def covered(good: NDArray[np.bool_]) -> tuple[slice, slice]:
+    """(rows, columns) of a rectangle in which all is ``good``, found by giving up the worst side of
+    the rim until it is; a single row or column at the least.
+    """
+    top, bottom, left, right = 0, good.shape[0], 0, good.shape[1]
     while bottom - top > 1 and right - left > 1 and not good[top:bottom, left:right].all():
         rim = {
             "top": good[top, left:right].mean(), "bottom": good[bottom - 1, left:right].mean(),
@@ -124,12 +137,7 @@ def regrid(
         worst = min(rim, key=lambda side: rim[side])
         top, bottom = top + (worst == "top"), bottom - (worst == "bottom")
         left, right = left + (worst == "left"), right - (worst == "right")
-    if bottom - top < 2 or right - left < 2:
-        raise WindsrError(
-            "The points cover no rectangle; the grid of this file is too scattered to regrid."
-        )
-    kept = np.moveaxis(found[top:bottom, left:right], -1, 0)
-    return rows[top:bottom], columns[left:right], kept.astype(np.float32)
+    return slice(top, bottom), slice(left, right)
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,14 @@ class Guidance:
     Args:
         mask: [n, 1, H, W], 1 where a station is, else 0; ``values``: m/s there.
         error: m/s, standard deviation of an observation.
-        looseness: share of the noise's variance by which a half denoised field may miss it too.
+        looseness: how much a half denoised field counts as unsure of the truth: 1 is Bayes' rule
+            where fields are normally distributed; less pulls harder.
     """
 
     mask: torch.Tensor
     values: torch.Tensor
     error: float = 0.3
-    looseness: float = 0.1
+    looseness: float = 1.0
 
 
 @dataclass(frozen=True)

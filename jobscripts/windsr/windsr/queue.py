@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,8 +28,16 @@ from torch.utils.data import DataLoader
 import malletrain
 import malletrain.elastic as elastic
 from windsr import WindsrError, output
+from windsr.assimilate import Thresholds, conditioned, read_observations
 from windsr.fields import Fields
-from windsr.grids import Tile, blend_weight, block_mean, restore_block_means, tiles
+from windsr.grids import (
+    Tile,
+    blend_weight,
+    block_mean,
+    interpolate,
+    restore_block_means,
+    tiles,
+)
 from windsr.methods import Draw, Method, mix
 from windsr.train import device_here
 from windsr.whole import coarse, cut
@@ -79,6 +87,26 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
             f"be {factor} times fewer and wider."
         )
     return Inputs(coarse.wind, fine.terrain, coarse.times, fine.y, fine.x, coarse.source)
+
+
+def observed(
+    inputs: Inputs,
+    table: Path,
+    method: Method,
+    radius: float | None,
+    thresholds: Thresholds,
+) -> tuple[Inputs, str]:
+    """``inputs`` whose interpolated fields have the observations of a table in them, for the model
+    to see, and a sentence about it. Raises WindsrError.
+    """
+    preset = method.preset
+    low = torch.from_numpy(np.ascontiguousarray(inputs.low[:, None]))
+    plain = interpolate(low, preset.factor, preset.constrained)[:, 0].clamp_min(0).numpy()
+    found = read_observations(table, inputs.times, inputs.y, inputs.x)
+    base, mask, radii = conditioned(plain, inputs.terrain, found, radius, thresholds)
+    mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
+    said = f"brought {len(radii)} observations into what the model sees{mean}"
+    return replace(inputs, base=base, mask=mask), said
 
 
 @dataclass(frozen=True)
@@ -137,7 +165,6 @@ class PatchQueue:
             ],
             "patches": len(self.items),
             "overlap": self.overlap,
-            "halo": self.halo,
         }
         (sampling.folder / PATCHES).mkdir(parents=True, exist_ok=True)
         self._agree()

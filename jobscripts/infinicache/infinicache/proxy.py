@@ -13,16 +13,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from infinicache import moves
+from infinicache.arrivals import Arrivals, peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
+from infinicache.demand import Demand
+from infinicache.entries import Entry
 from infinicache.mover import Mover
 from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
-from infinicache.table import Entry, Table
+from infinicache.table import Table
 
 SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
@@ -36,8 +40,11 @@ log = logging.getLogger("infinicache")
 class Proxy:
     """The proxy role of one process; asleep while no slot is its own."""
 
-    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6) -> None:
-        self.table = Table()
+    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
+        self.table = Table(reserve=reserve)
+        self.demand = Demand()
+        self._arrivals = Arrivals()
+        self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
         self._slots: set[int] = set()
@@ -65,6 +72,7 @@ class Proxy:
             "delete": self._delete,
             "report": self._report,
             "drain": self._drain,
+            "demand": self._demand,
             "summary": self._summary,
         }
 
@@ -75,12 +83,22 @@ class Proxy:
 
     # --- who is there ---
 
-    def view(self, members: Sequence[str], leaving: Iterable[str], slots: Sequence[int]) -> None:
-        """The members as of now, and the slots that this process serves."""
+    def view(
+        self,
+        members: Sequence[str],
+        leaving: Iterable[str],
+        slots: Sequence[int],
+        lasts: Mapping[str, float],
+    ) -> None:
+        """The members as of now, the slots that this process serves, and how long nodes are
+        expected to last, where that is foretold.
+        """
+        self._arrivals.told(lasts, time.monotonic())
         gone = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self.table, self._heard = set(), Table(), {}
+            self._slots, self._heard = set(), {}
+            self.table, self.demand = Table(reserve=self._reserve), Demand()
             self._settled.clear()
             return
         if (
@@ -94,6 +112,7 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
+            self._arrivals.left(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._repairs.extend(entry.key for entry in degraded)
             if lost:
@@ -119,11 +138,20 @@ class Proxy:
         )
 
     def _register(
-        self, address: str, capacity: int, slot: int | None, held: list[Any], leaving: bool
+        self,
+        address: str,
+        capacity: int,
+        slot: int | None,
+        held: list[Any],
+        leaving: bool,
+        name: str = "",
+        age_s: float = 0.0,
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy (any more).")
         self._heard[address] = slot
+        now = time.monotonic()
+        self._arrivals.came(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
             inventory = msgspec.convert(held, list[HeldObject])
@@ -133,7 +161,7 @@ class Proxy:
                 else ([], [])
             )
             self._repairs.extend(e.key for e in degraded)
-            self.table.add_node(address, capacity)
+            self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
             stale = self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
@@ -148,7 +176,9 @@ class Proxy:
         if backup is not None:
             self.backup_of[address] = backup
         self._settle()
-        return {"known": address in self._heard}
+        if (node := self.table.nodes.get(address)) is not None:
+            node.prospect = self._arrivals.prospect(address, time.monotonic())
+        return {"known": address in self._heard, "peer": peer_of(self.table.nodes, address, backup)}
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
@@ -184,6 +214,8 @@ class Proxy:
             finally:
                 await self._drop(evicted)
             self._writing[key] = time.monotonic()
+        taken = entry.shape.share * entry.shape.code.n
+        self.demand.wrote(key, size, taken, time.monotonic())
         return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
 
     async def _invalidate(self, key: str) -> bool:
@@ -244,6 +276,7 @@ class Proxy:
 
     async def _find(self, key: str) -> dict[str, Any]:
         await self._ready(key)
+        self.demand.read(key, time.monotonic())
         entry = self.table.objects.get(key)
         if (
             entry is None or not entry.committed or entry.protection < 0
@@ -260,8 +293,17 @@ class Proxy:
 
     async def _delete(self, key: str) -> dict[str, Any]:
         await self._ready(key)
+        self.demand.forget(key)
         async with self._lock(key):
             return {"found": await self._invalidate(key)}
+
+    def _demand(self) -> dict[str, Any]:
+        """What was asked for so far, as :class:`infinicache.demand.DemandCurve`."""
+        now = time.monotonic()
+        return {
+            "curve": msgspec.to_builtins(self.demand.curve(now)),
+            "observed_s": self.demand.observed_s(now),
+        }
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
         """A client could not read these chunks from these nodes: they are made anew, unless they
@@ -282,15 +324,8 @@ class Proxy:
         return {}
 
     def _summary(self) -> dict[str, Any]:
-        table = self.table
         return {
-            "nodes": {a: [n.reserved, n.capacity, n.leaving] for a, n in table.nodes.items()},
-            "objects": len(table.objects),
-            "bytes": sum(e.shape.size for e in table.objects.values()),
-            "degraded": sum(e.protection < e.shape.p for e in table.objects.values()),
-            "weak": sum(e.shape.p < e.shape.wanted_p for e in table.objects.values()),
-            "lost": table.lost,
-            "evicted": table.evicted,
+            **self.table.summary(),
             "moved_bytes": dict(self._mover.moved_bytes),
             "waiting_repairs": len(self._repairs),
         }
@@ -304,7 +339,8 @@ class Proxy:
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
-        before, todo = self._mover.moved_bytes["drain"], deque(self.table.drain(address))
+        await self._drop(moves.make_room_for_leavers(self.table))
+        before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
         async def hands() -> None:
             while todo and address in self.table.nodes:
@@ -345,20 +381,20 @@ class Proxy:
             if entry is None or not entry.committed:
                 continue
             done = 0
-            moves = self.table.repair(entry)
+            todo = moves.repair(self.table, entry)
             for move in sorted(
-                moves, key=lambda m: m.index not in entry.spare
+                todo, key=lambda m: m.index not in entry.spare
             ):  # copies first: the others may need them
                 copied = move.source is not None or move.index in entry.spare
                 if await self._mover.carry_out(move, "repair"):
                     done += move.bytes * (1 if copied else entry.shape.d)
-            if moves and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
+            if todo and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
                 self.table.remove(entry.key)  # its backups were not there, or too old
                 self.table.lost += 1
                 await self._drop([entry])
             if done:
                 return done
-        away = self.table.rebalance()
+        away = moves.rebalance(self.table)
         if away is not None and await self._mover.carry_out(away, "rebalance"):
             return away.bytes
         return 0

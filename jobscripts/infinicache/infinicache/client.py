@@ -20,6 +20,7 @@ from infinicache import isal
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
+from infinicache.near import NearCache
 from infinicache.objects import CacheError, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
@@ -43,6 +44,10 @@ class AsyncCache:
         hedge_s: how long a get waits for its first d chunks before it asks for the others too; 0:
             asks for all at once; None: twice as long as chunks of that size have been taking.
         timeout_s: after which a chunk that does not come counts as lost.
+        near_bytes: of objects that were read, kept in this process's memory. Each get asks the
+            proxy whether that is the newest version, and transfers nothing if it is.
+        near_s: for so long after it was asked a get does not ask again: it may return what was
+            replaced or deleted by another client in that time.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class AsyncCache:
         hedge_s: float | None = None,
         stripe_bytes: int = STRIPE_BYTES,
         timeout_s: float = CALL_S,
+        near_bytes: int = 0,
+        near_s: float = 0.0,
     ) -> None:
         if not addresses:
             raise ValueError("A cache has at least one address; give those of its members.")
@@ -63,7 +70,9 @@ class AsyncCache:
         self._timeout_s = timeout_s
         self._proxies = Proxies(addresses, self._peers, timeout_s)
         self._loading: dict[str, asyncio.Future[bytearray]] = {}
-        self.counts = {"gets": 0, "misses": 0, "degraded": 0, "hedged": 0}
+        self._near = NearCache(near_bytes)
+        self._near_s = near_s
+        self.counts = {"gets": 0, "near": 0, "misses": 0, "degraded": 0, "hedged": 0}
         self._stripes = StripeReader(self._peers, self.counts, hedge_s, timeout_s)
 
     async def __aenter__(self) -> AsyncCache:
@@ -171,6 +180,7 @@ class AsyncCache:
 
     async def delete(self, key: str) -> bool:
         """Forget ``key``. Returns whether it was there."""
+        self._near.drop(key)
         return bool((await self._proxies.ask(key, "delete", key=key))["found"])
 
     async def stat(self, key: str) -> Stat | None:
@@ -229,6 +239,7 @@ class AsyncCache:
         self, key: str, size: int, parts: AsyncIterable[Buffer], code: tuple[int, int] | None
     ) -> Receipt:
         wanted = Code(*code) if code else self._code or code_for(size)
+        self._near.drop(key)
         begun = await self._proxies.ask(
             key,
             "begin",
@@ -281,11 +292,21 @@ class AsyncCache:
 
     async def _get(self, key: str) -> bytearray | None:
         self.counts["gets"] += 1
+        near = self._near.get(key)
+        if near is not None and time.monotonic() - near.checked_at < self._near_s:
+            self.counts["near"] += 1
+            return bytearray(near.value)
         for _ in range(ATTEMPTS):
+            asked = time.monotonic()
             found = await self._find(key)
             if found is None:
+                self._near.drop(key)
                 break
             version, shape, _ = found
+            if near is not None and near.version == version:
+                near.checked_at = asked
+                self.counts["near"] += 1
+                return bytearray(near.value)
             value = bytearray(shape.size)
             view = memoryview(value)
             start, good = 0, True
@@ -299,6 +320,8 @@ class AsyncCache:
                 start += length
             if good:
                 view.release()
+                if self._near.capacity:
+                    self._near.put(key, version, value, asked)
                 return value
         self.counts["misses"] += 1
         return None

@@ -54,6 +54,8 @@ class CacheNode:
         copies = capacity // 2 if backup_s > 0 else 0
         self.store = ChunkStore(capacity - copies)
         self.backups = Backups(copies)
+        self.for_objects = (capacity - copies) * (1.0 - reserve)
+        """Bytes that puts may use here."""
         self.name = name
         self._began = time.monotonic()
         self._peer: str | None = None

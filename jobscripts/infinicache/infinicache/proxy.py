@@ -24,9 +24,11 @@ from infinicache.codec import Code
 from infinicache.connection import Peers
 from infinicache.demand import Demand
 from infinicache.entries import Entry
+from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
 from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
 from infinicache.table import Table
+from infinicache.upkeep import Upkeep
 
 SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
@@ -53,7 +55,8 @@ class Proxy:
         self._heard: dict[str, int | None] = {}
         self._settled = asyncio.Event()
         self._settle_at = 0.0
-        self._repairs: deque[str] = deque()
+        self._upkeep = Upkeep(self._mover, self._drop)
+        self._heat = Heat()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks."""
@@ -114,7 +117,7 @@ class Proxy:
             self._heard.pop(address)
             self._arrivals.left(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
-            self._repairs.extend(entry.key for entry in degraded)
+            self._upkeep.soon(degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
         for address, node in self.table.nodes.items():
@@ -128,14 +131,7 @@ class Proxy:
             for half in self.table.settle():
                 self._soon(self._drop([half]))
             self._settled.set()
-            self._look_for_repairs()
-
-    def _look_for_repairs(self) -> None:
-        self._repairs = deque(
-            e.key
-            for e in sorted(self.table.objects.values(), key=lambda e: e.protection)
-            if e.protection < e.shape.p
-        )
+            self._upkeep.look(self.table)
 
     def _register(
         self,
@@ -160,7 +156,7 @@ class Proxy:
                 if address in self.table.nodes
                 else ([], [])
             )
-            self._repairs.extend(e.key for e in degraded)
+            self._upkeep.soon(degraded)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
             stale = self.table.restore(address, inventory, self._settled.is_set())
@@ -168,7 +164,7 @@ class Proxy:
             if node != address:
                 self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
-            self._look_for_repairs()  # there is room that there was not before
+            self._upkeep.look(self.table)  # there is room that there was not before
         self._settle()
         return {"drop": [(key, version) for node, key, version in stale if node == address]}
 
@@ -183,6 +179,8 @@ class Proxy:
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
             raise Unavailable("This node is no proxy any more; ask for the topology again.")
+        if is_copy(key):
+            raise CacheError(f"The key {key!r} is the cache's own; use another.")
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY:
             raise CacheError(f"The key has more than {MAX_KEY} bytes.")
         if not self._settled.is_set():
@@ -202,9 +200,12 @@ class Proxy:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _begin(
-        self, key: str, size: int, code: list[int], stripe_bytes: int
+        self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
+        if copy:
+            code, stripe_bytes = like(self.table, key, copy)
+            key = copy
         async with self._lock(key):
             await self._invalidate(key)
             version = max(self.table.newest + 1, time.time_ns())
@@ -214,8 +215,9 @@ class Proxy:
             finally:
                 await self._drop(evicted)
             self._writing[key] = time.monotonic()
-        taken = entry.shape.share * entry.shape.code.n
-        self.demand.wrote(key, size, taken, time.monotonic())
+        if not copy:
+            taken = entry.shape.share * entry.shape.code.n
+            self.demand.wrote(key, size, taken, time.monotonic())
         return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
 
     async def _invalidate(self, key: str) -> bool:
@@ -225,7 +227,10 @@ class Proxy:
         entry = self.table.objects.get(key)
         if entry is None:
             return False
-        failed = await self._drop([entry])
+        copies = [c for n in copy_names(key, entry.version) if (c := self.table.objects.get(n))]
+        failed = await self._drop([entry, *copies])
+        for copy in copies:  # an old one is never read, whether its nodes heard of this or not
+            self.table.remove(copy.key)
         if sum(node in failed for node in entry.at.values()) >= entry.shape.d:
             raise CacheError(
                 f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not "
@@ -246,7 +251,7 @@ class Proxy:
         return {node for node, ok in zip(items, heard, strict=True) if not ok}
 
     async def _commit(self, key: str, version: int, missing: list[int]) -> dict[str, Any]:
-        await self._ready(key)
+        await self._ready()
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version:
             raise CacheError(
@@ -271,24 +276,34 @@ class Proxy:
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
         if entry.protection < entry.shape.p:
-            self._repairs.append(key)
+            self._upkeep.soon([entry])
         return {"protection": entry.protection}
 
-    async def _find(self, key: str) -> dict[str, Any]:
+    async def _find(self, key: str, spread: bool = False) -> dict[str, Any]:
+        """Where an object is. ``spread``: any of its copies will do; the answer says what the one
+        is called (``name``) and, where there are to be more, how another would be (``copy``).
+        """
         await self._ready(key)
-        self.demand.read(key, time.monotonic())
-        entry = self.table.objects.get(key)
-        if (
-            entry is None or not entry.committed or entry.protection < 0
-        ):  # below 0 it waits for its backups
+        now = time.monotonic()
+        self.demand.read(key, now)
+        entry = of = self.table.objects.get(key)
+        if entry is None or of is None or not readable(of):
             return {"found": False}
-        self.table.touch(entry)
+        self.table.touch(of)
+        self._heat.read(key, of.shape.size, now)
+        another = ""
+        if spread:
+            entry, another = pick(self.table, of, self._heat)
+            self.table.touch(entry)
         return {
             "found": True,
             "version": entry.version,
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
             "protection": entry.protection,
+            "name": entry.key,
+            "of": of.version,
+            "copy": another,
         }
 
     async def _delete(self, key: str) -> dict[str, Any]:
@@ -320,14 +335,14 @@ class Proxy:
             self.table.lost += 1
             await self._drop([entry])
         else:
-            self._repairs.append(key)
+            self._upkeep.soon([entry])
         return {}
 
     def _summary(self) -> dict[str, Any]:
         return {
             **self.table.summary(),
             "moved_bytes": dict(self._mover.moved_bytes),
-            "waiting_repairs": len(self._repairs),
+            "waiting_repairs": len(self._upkeep),
         }
 
     # --- moving chunks ---
@@ -376,25 +391,4 @@ class Proxy:
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 await self._drop([entry])
                 self.table.remove(key)
-        while self._repairs:
-            entry = self.table.objects.get(self._repairs.popleft())
-            if entry is None or not entry.committed:
-                continue
-            done = 0
-            todo = moves.repair(self.table, entry)
-            for move in sorted(
-                todo, key=lambda m: m.index not in entry.spare
-            ):  # copies first: the others may need them
-                copied = move.source is not None or move.index in entry.spare
-                if await self._mover.carry_out(move, "repair"):
-                    done += move.bytes * (1 if copied else entry.shape.d)
-            if todo and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
-                self.table.remove(entry.key)  # its backups were not there, or too old
-                self.table.lost += 1
-                await self._drop([entry])
-            if done:
-                return done
-        away = moves.rebalance(self.table)
-        if away is not None and await self._mover.carry_out(away, "rebalance"):
-            return away.bytes
-        return 0
+        return await self._upkeep.one_piece(self.table)

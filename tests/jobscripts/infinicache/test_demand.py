@@ -51,7 +51,7 @@ def test_distances_are_those_of_the_stack(numbers, rng):
 
 def test_a_cyclic_scan_hits_not_at_all_or_always():
     stream = [f"k{i}" for _ in range(5) for i in range(100)]
-    demand, _ = played(stream, {key: 1000 for key in stream})
+    demand, _ = played(stream, dict.fromkeys(stream, 1000))
     curve = demand.curve(499.0)
     assert curve.at(99_000) == (0.0, 0.0), "one object less than the cycle, and nothing hits"
     hits, size = curve.at(105_000)

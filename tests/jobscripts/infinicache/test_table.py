@@ -201,3 +201,50 @@ def test_few_keys_move_when_a_proxy_is_added():
     assert 0.15 < len(moved) / len(keys) < 0.35
     shares = Counter(four.slot(k) for k in keys)
     assert min(shares.values()) > 0.15 * len(keys)
+
+
+def test_whole_objects_outlive_a_departure_that_leaves_no_room_for_all():
+    t = table(12, 1000)
+    for i in range(20):  # 6 chunks of 90 each: 20 objects fill 10,800 of 12,000
+        put(t, f"k{i}", 360).reads = i
+    for i in range(8):
+        t.nodes[f"n{i}"].leaving = True
+    evicted = moves.make_room_for_leavers(t)
+    assert [e.key for e in evicted] == [f"k{i}" for i in range(len(evicted))], "read least"
+    for i in range(8):
+        for move in moves.drain(t, f"n{i}"):
+            t.set_chunk(t.objects[move.key], move.index, None)
+            t.set_chunk(t.objects[move.key], move.index, move.target)
+        t.lose_node(f"n{i}")
+    assert t.lost == 0
+    assert len(t.objects) == 7, "4,000 bytes hold seven objects of 540"
+    assert all(len(e.at) == 6 for e in t.objects.values())
+
+
+def test_no_room_is_made_where_there_is_room_or_nobody_stays():
+    t = table(12, 1000)
+    put(t, "a")
+    t.nodes["n0"].leaving = True
+    assert moves.make_room_for_leavers(t) == []
+    for node in t.nodes.values():
+        node.leaving = True
+    assert moves.make_room_for_leavers(t) == []
+
+
+def test_puts_leave_the_reserve_free_and_leavers_may_use_it():
+    t = Table(random.Random(1), reserve=0.25)
+    for i in range(7):
+        t.add_node(f"n{i}", 1000)
+    for i in range(30):
+        put(t, f"k{i}")
+    assert max(n.reserved for n in t.nodes.values()) <= 750
+    assert t.evicted > 0
+    held = len(t.objects)
+    t.nodes["n0"].leaving = True
+    for move in moves.drain(t, "n0"):
+        t.set_chunk(t.objects[move.key], move.index, None)
+        t.set_chunk(t.objects[move.key], move.index, move.target)
+    assert t.lose_node("n0") == ([], [])
+    assert len(t.objects) == held
+    with pytest.raises(TooLarge, match="750 each at most"):
+        put(t, "large", 4 * 800)

@@ -39,16 +39,15 @@ from malletrain.protocol.messages import (
     Alive,
     Assign,
     Drain,
-    Drained,
     Goodbye,
     Hello,
+    LauncherMessage,
     Leaving,
     LogAck,
     Phase,
     Release,
     Released,
     Round,
-    StoreUp,
     Welcome,
 )
 from malletrain.protocol.phases import AssignmentPhase
@@ -287,7 +286,7 @@ class NodeAgent:
             except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
-            if not isinstance(message, Phase | StoreUp | Drained):
+            if not isinstance(message, LauncherMessage):
                 log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
                 continue
             job = message.assignment.job if isinstance(message, Phase) else message.job

@@ -97,6 +97,17 @@ def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
     return spec
 
 
+def valued(spec: messages.JobSpec, nodes: Mapping[int, float]) -> messages.JobSpec:
+    """The service to which so many nodes are worth this, where they can be. Raises
+    RequestRefused.
+    """
+    curve = {str(size): value for size, value in sorted(nodes.items())}
+    spec = msgspec.structs.replace(spec, curve=curve)
+    if problem := _size_problem(spec) or _curve_problem(spec):
+        raise RequestRefused(problem, "usage")
+    return spec
+
+
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
     whether its files are there.

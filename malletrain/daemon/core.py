@@ -283,6 +283,14 @@ class Core:
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
         self.feed(JobWeighed(job, spec.weight))
 
+    def revalue(self, job: str, spec: messages.JobSpec) -> None:
+        """Nodes are worth to an unfinished service what ``spec`` says from now on."""
+        run = self.runs[job]
+        run.spec = spec
+        self.repository.save(run, spec=msgspec.json.encode(spec).decode())
+        points = ((int(size), value) for size, value in (spec.curve or {}).items())
+        self.feed(CurveLearned(job, ScalingCurve.of(points), SERVICE_COST))
+
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""
         if not self.config.profiling.enabled:

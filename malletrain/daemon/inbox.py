@@ -63,6 +63,7 @@ class Inbox:
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
+            messages.Worth: self.reports.worth,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,

@@ -13,6 +13,7 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     MOST_AT_ONCE,
+    MOST_WORTHS,
     Amount,
     Count,
     Duration,
@@ -98,6 +99,13 @@ class Drained(Message, frozen=True):
     saved: bool
     sentence: Sentence = ""
     number: Count = 0
+
+
+class Worth(Message, frozen=True):
+    """A service's process says what so many nodes are worth to it from now on, in samples/s."""
+
+    job: Id
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MOST_WORTHS)]
 
 
 class Released(Message, frozen=True):
@@ -348,6 +356,7 @@ AgentMessage = (
     | Phase
     | StoreUp
     | Drained
+    | Worth
     | Released
     | Leaving
     | Sick
@@ -362,6 +371,8 @@ AgentMessage = (
     | ProbeUp
     | Probed
 )
+LauncherMessage = Phase | StoreUp | Drained | Worth
+"""What a launcher tells its agent."""
 DaemonMessage = (
     Welcome
     | WhoAreYou

@@ -7,9 +7,10 @@ study is an ordinary one: optuna-dashboard and Optuna's plots read it.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import optuna
 import sqlalchemy
 import sqlalchemy.exc
+import sqlalchemy.pool
 from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
@@ -62,13 +64,33 @@ def storage_url(given: str, state_dir: Path) -> str:
     return f"sqlite:///{state_dir / FILE}"
 
 
-def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """Optuna's database. Raises SweepError where it cannot be opened."""
-    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+@contextlib.contextmanager
+def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """Optuna's database, for as long as the context lasts: then its connections are closed, which
+    Optuna leaves to chance. What was opened in it may still be asked; that opens them anew.
+
+    Raises:
+        SweepError: it cannot be opened.
+    """
+    storage = _connected(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _connected(url: str) -> optuna.storages.RDBStorage:
+    options: dict[str, Any] = {}
+    if url.startswith("sqlite"):
+        # Files, unlike servers, are opened in no time: none is kept open between two questions.
+        options = {"connect_args": {"timeout": 60}, "poolclass": sqlalchemy.pool.NullPool}
     try:
         engine = sqlalchemy.create_engine(url)
-        tables = set(sqlalchemy.inspect(engine).get_table_names())
-        engine.dispose()
+        try:
+            tables = set(sqlalchemy.inspect(engine).get_table_names())
+        finally:
+            engine.dispose()
         if tables and "studies" not in tables:
             raise SweepError(
                 f"The database {engine.url} is another program's. Optuna's tables do not go with "

@@ -7,6 +7,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
@@ -111,7 +113,13 @@ def file(tmp_path):
 
 @pytest.fixture
 def book(tmp_path):
-    return lambda: Ledger.open(open_storage(f"sqlite:///{tmp_path}/state/sweeps.db"), "lr")
+    with ExitStack() as stack:
+
+        def opened():
+            storage = open_storage(f"sqlite:///{tmp_path}/state/sweeps.db")
+            return Ledger.open(stack.enter_context(storage), "lr")
+
+        yield opened
 
 
 def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
@@ -151,6 +159,34 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
+
+
+def open_databases() -> list[str]:
+    """Files of databases that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in found if "sweeps.db" in path]
+
+
+def test_no_command_leaves_its_database_open(run, jobs, file, tmp_path):
+    sweep = load_sweep(file)
+    kept = [run_sweep(sweep.model_copy(deep=True), tmp_path / "state")]
+    assert len(kept[0].trials) == 6
+    for words in (
+        ("run", file, "--name", "second"),
+        ("run", file),  # refused: there is one
+        ("status",),
+        ("show", "lr"),
+        ("best", "lr"),
+        ("add-trials", "lr", 1),
+        ("resume", "lr"),
+        ("cancel", "lr"),
+        ("show", "none"),
+    ):
+        run("sweep", *words)
+        assert open_databases() == [], words
 
 
 def test_from_python(jobs, file, tmp_path):

@@ -44,6 +44,27 @@ def view(job):
     )
 
 
+def open_databases() -> list[str]:
+    """Files of databases that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in found if "sweeps.db" in path]
+
+
+@pytest.fixture
+def run(run):
+    """Every command closes the database, whatever it came to."""
+
+    def call(*words):
+        done = run(*words)
+        assert open_databases() == [], words
+        return done
+
+    return call
+
+
 @pytest.fixture
 def jobs(daemon):
     """The fake daemon's jobs."""
@@ -161,34 +182,6 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
 
 
-def open_databases() -> list[str]:
-    """Files of databases that this process has open."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [path for path in found if "sweeps.db" in path]
-
-
-def test_no_command_leaves_its_database_open(run, jobs, file, tmp_path):
-    sweep = load_sweep(file)
-    kept = [run_sweep(sweep.model_copy(deep=True), tmp_path / "state")]
-    assert len(kept[0].trials) == 6
-    for words in (
-        ("run", file, "--name", "second"),
-        ("run", file),  # refused: there is one
-        ("status",),
-        ("show", "lr"),
-        ("best", "lr"),
-        ("add-trials", "lr", 1),
-        ("resume", "lr"),
-        ("cancel", "lr"),
-        ("show", "none"),
-    ):
-        run("sweep", *words)
-        assert open_databases() == [], words
-
-
 def test_from_python(jobs, file, tmp_path):
     sweep = load_sweep(file)
     said = []
@@ -196,6 +189,7 @@ def test_from_python(jobs, file, tmp_path):
     assert len(study.trials) == 6
     assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
     assert said[0].startswith("Trial 0 begins")
+    assert open_databases() == []
     assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
     assert len(jobs.jobs) == 6
     file.write_text(FILE.replace("x = {", "y = {"))

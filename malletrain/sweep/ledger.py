@@ -218,6 +218,11 @@ class Ledger:
         """Under which the job of a trial is submitted, once or again."""
         return f"{self.token}-{number}"
 
+    @property
+    def entry(self) -> str:
+        """What its jobs are called together in the queue."""
+        return f"{self.name}/{self.token}"
+
     def job_name(self, number: int) -> str:
         """The name of a trial's job."""
         return f"{self.name}-{number}"

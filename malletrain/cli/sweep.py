@@ -221,6 +221,30 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
             say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
 
 
+@sweep.command()
+@click.argument("name")
+@click.argument("weight", type=click.FloatRange(min=1e-4, max=1e6))
+@storage_option
+@state_dir_option
+def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> None:
+    """Let a sweep count more or less beside other jobs.
+
+    WEIGHT is that of its most promising trial, instead of 'weight' in [job]; its other trials count
+    less, by how far they have come.
+
+    \b
+    Example:
+      malletrain sweep weigh lr 2
+    """
+    with _opened(name, storage, state_dir) as (ledger, _):
+        from malletrain.sweep.process import attended
+
+        ledger.weigh(weight)
+        click.echo(f"The most promising trial of {name} counts {weight:g}.")
+        if not attended(_home(state_dir), name):
+            say(f"Its jobs are told when somebody attends to it: malletrain sweep resume {name}")
+
+
 # --- what they share ---
 
 

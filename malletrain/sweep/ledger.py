@@ -27,12 +27,13 @@ from malletrain.sweep.spec import Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-SPEC, TOKEN, CANCELLED, TRIALS, BEGAN, END = (
-    f"malletrain:{name}" for name in ("sweep", "token", "cancelled", "trials", "began", "end")
+SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END = (
+    f"malletrain:{name}"
+    for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end")
 )
 """Of a study: the sweep as described; what its jobs' keys begin with; whether its owner has
-cancelled it; how many trials there are to be, if not as described; seconds since the epoch; why it
-ended."""
+cancelled it; how many trials there are to be, and what the most promising counts, if not as
+described; seconds since the epoch; why it ended."""
 JOB, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "ending", "why", "weight", "node_s", "gone")
 )
@@ -195,6 +196,11 @@ class Ledger:
         return int(min(wanted, self.sweep.most_trials))
 
     @property
+    def highest(self) -> float:
+        """How much the job of its most promising trial counts."""
+        return float(self.study.user_attrs.get(HIGHEST, self.sweep.job.weight))
+
+    @property
     def cancelled(self) -> bool:
         """Whether its owner has cancelled it."""
         return bool(self.study.user_attrs.get(CANCELLED))
@@ -237,6 +243,10 @@ class Ledger:
         """So many trials there are to be; one that is over is not any more."""
         self.study.set_user_attr(TRIALS, trials)
         self.ends("")
+
+    def weigh(self, highest: float) -> None:
+        """The job of its most promising trial counts so much from the engine's next turn on."""
+        self.study.set_user_attr(HIGHEST, highest)
 
     def ends(self, why: str) -> None:
         """It is over, or (empty) goes on."""

@@ -95,8 +95,9 @@ def _connected(url: str) -> optuna.storages.RDBStorage:
         if tables and "studies" not in tables:
             raise SweepError(
                 f"The database {engine.url} is another program's. Optuna's tables do not go with "
-                "those of others: give sweeps a database of their own, or on PostgreSQL a schema: "
-                "postgresql://HOST/NAME?options=-csearch_path%3Dsweeps"
+                "those of others: give sweeps a database of their own, or on PostgreSQL a schema "
+                "(CREATE SCHEMA sweeps): "
+                "postgresql+psycopg://HOST/NAME?options=-csearch_path%3Dsweeps"
             )
         return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The example notebook, as its reader runs it: on a machine with a daemon, in a folder of its own."""
+"""The example notebook, as its reader runs it: beside a daemon, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_the_notebook_as_it_stands(tmp_path, monkeypatch):
     _, waited, shown, values, swept, best, table, jobs = code
     assert texts(waited) == ["'completed'"]
     assert "completed" in shown.outputs[0].data["text/html"]
-    assert float(texts(values)[0].splitlines()[-1].split()[2]) == pytest.approx(9 * 0.8**18, rel=1e-4)
+    assert float(texts(values)[0].splitlines()[-1].split()[2]) == pytest.approx(
+        9 * 0.8**18, rel=1e-4
+    )
     said = "".join(texts(swept))
     assert said.count(" begins: lr 0.") == said.count(" complete ") == 2
     assert texts(best) == ["({'lr': 0.5}, 0.0)"]

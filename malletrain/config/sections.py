@@ -138,8 +138,8 @@ class JobsSection(Section):
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time; the others wait: users in rotation, each "
-        "user's jobs in order of submission.",
+        description="Jobs that may run at the same time, a sweep counted as one and limited to so "
+        "many trials; the others wait: users in rotation, each user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,

@@ -152,8 +152,10 @@ def _size_problem(spec: messages.JobSpec) -> str:
         return "A time limit is a time above 0, a year at most."
     if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
         return f"A job begins after {MOST_AFTER} others at most."
-    if len(spec.profile_key) > 200 or len(spec.key) > 200:
-        return "A profile key, and a submission's own, has 200 characters at most."
+    if max(len(spec.profile_key), len(spec.key), len(spec.sweep)) > 200:
+        return (
+            "A profile key, a sweep's name and a submission's own key have 200 characters at most."
+        )
     return ""
 
 

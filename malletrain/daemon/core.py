@@ -268,6 +268,7 @@ class Core:
                 goals=goals,
                 so_far=so_far,
                 party=self.parties.party(spec.owner),
+                sweep=f"{spec.owner}:{spec.sweep}" if spec.sweep else "",
                 whole=spec.deadline is not None,
                 quotas=quotas,
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
@@ -21,9 +22,17 @@ from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goal_standing import SENTENCES, judged, least_yield
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.goals import (
+    GoalsChanged,
+    GoalsSoFar,
+    GoalStanding,
+    OwnerGoals,
+    WorkReported,
+    same_work,
+)
 from malletrain.core.ledger import JobAccount
 from malletrain.core.node_history import NodeHistory
+from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
 from malletrain.core.promises import Demand, promised
@@ -56,6 +65,7 @@ class GoalKeeper:
         self._gaps = gaps
         self._settings = settings
         self.history = NodeHistory()
+        self.past = PastForecasts()
         self.records: dict[str, GoalRecord] = {}
         """The unfinished jobs whose goals or work are known."""
         self._moves = -1
@@ -99,6 +109,8 @@ class GoalKeeper:
                 and event.goals.deadline != record.goals.deadline
             ):
                 record.standing = None
+            if not same_work(record.goals.work, event.goals.work):
+                self.past.forget(event.job)
             record.goals, record.review_at = event.goals, -math.inf
             record.charged_for = None
         self._moves = -1
@@ -118,6 +130,7 @@ class GoalKeeper:
         name = job.submitted.job
         record = self.records.pop(name, None)
         self._spends_at.pop(name, None)
+        self.past.ended(name, now, done=state is JobState.COMPLETED)
         if record is None or not record.goals.bind:
             return []
         deadline = record.goals.deadline
@@ -257,7 +270,10 @@ class GoalKeeper:
                 record.node_s = left / max(1e-300, float(rates[least])) * least
                 floor = max(least, self._room * record.need.useful)
         claim = Claim(max(usual, record.share or 0.0), floor)
-        record.forecast = forecast(left, rates, past, nodes, claim, now)
+        by_model = forecast(left, rates, past, nodes, claim, now)
+        if record.goals.budget_s is None:  # else the budget may end it
+            self.past.note(record.job.submitted.job, by_model, now)
+        record.forecast = self.past.corrected(by_model, now)
 
     def _promise(self, now: float) -> None:
         """Look which deadlines are held together, and let the queue and the next plan know."""
@@ -304,7 +320,7 @@ class GoalKeeper:
             return []
         record.standing = standing
         name, seen = record.job.submitted.job, record.forecast
-        data = {
+        data: dict[str, Any] = {
             "standing": standing.value,
             "deadline": record.goals.deadline,
             "ends": [
@@ -313,6 +329,8 @@ class GoalKeeper:
             ],
             "charged_nh": record.account.charged(now) / 3600,
         }
+        if (made := self.past.of(name)) is not None:
+            data["first"] = [round(at, 1) for at in made]
         return [Announce(name, EventKind.GOAL_STANDING, SENTENCES[standing], data)]
 
     # --- bids ---

@@ -16,8 +16,8 @@ the largest sizes of its unfinished jobs. ``off`` is how far the node-hours held
 relative to it. ``samples`` are relative to the plain plan.
 
 ``--deadlines PART``: so many of the jobs that need ten minutes or more have a deadline, as in
-:mod:`benchmarks.deadlines`. The plain plan is not told of them; ``oracle`` is how many of those that
-come due could be held by who has the same nodes, knows everything and has no shares to keep.
+:mod:`benchmarks.deadlines`. The plain plan is not told of them; ``oracle`` is how many of those
+that come due could be held by who has the same nodes, knows everything and has no shares to keep.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class EventKind(Word):
         "goal-standing",
         "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
         "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
-        "fiftieth and ninetieth percentile).",
+        "fiftieth and ninetieth percentile), and when its first forecast was made and what its "
+        "model said then (`first`: that time, and the three percentiles).",
     )
     BUDGET_SPENT = (
         "budget-spent",

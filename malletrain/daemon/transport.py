@@ -103,6 +103,13 @@ class Transport:
         self._loop.call_soon(self._receive)
         self._loop.call_soon(self._watch)
 
+    def hold(self) -> None:
+        """Receive nothing for now; what comes in waits until :meth:`serve`."""
+        if self._loop:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._monitor.fileno())
+        self._receiver = None
+
     def stop(self) -> None:
         """Close everything; messages not yet sent are lost (agents and clients ask again)."""
         if self._loop:
@@ -149,7 +156,8 @@ class Transport:
         return True
 
     def _receive(self) -> None:
-        assert self._receiver is not None
+        if self._receiver is None:
+            return
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
@@ -161,6 +169,8 @@ class Transport:
             except zmq.ZMQError:
                 return
             self._one(frames, self._receiver)
+            if self._receiver is None:
+                return
         assert self._loop is not None
         self._loop.call_soon(self._receive)
 

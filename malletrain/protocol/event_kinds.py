@@ -41,6 +41,12 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    MESSAGE_FAILED = (
+        "message-failed",
+        "The daemon could not handle a message, which is a defect of it. The message counts for "
+        "nothing. If memory and database were apart after it, the daemon has taken its jobs and "
+        "leases in hand anew, as after a restart; the jobs went on meanwhile.",
+    )
     SCHEDULER_BUSY = (
         "scheduler-busy",
         "The main scheduler said that it has too much to do, or gave no answer in time. It is "

@@ -119,6 +119,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{_share(share)}")
     if status.restraint:
         line.append(f"\n{plain(status.restraint)}", "yellow")
+    if status.mishaps:
+        line.append(f"\n{plain(status.mishaps)}", "red")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line

@@ -174,6 +174,13 @@ class JobsSection(Section):
         description="A job without nodes for this long is starving: in order of waiting it gets "
         "its minimum of nodes, guaranteed for as long again.",
     )
+    hang_after: Duration = _key(
+        "2 min",
+        gt=0,
+        description="A worker that has reported before counts as hung when it has been silent for "
+        "this long and for five times the job's longest pause so far: its owner is told where it "
+        "stands, and --on-hang restart has the workers started again.",
+    )
     no_progress_warning: Duration = _key(
         "5 min",
         gt=0,

@@ -142,6 +142,11 @@ class EventKind(Word):
         "How much goes through one connection between two leased nodes of a class, in the network "
         "that the site names.",
     )
+    JOB_HUNG = (
+        "job-hung",
+        "Workers that live have reported nothing for much longer than ever before. The event has "
+        "their stacks; with --on-hang restart they are started again.",
+    )
     ROUND_STUCK = (
         "round-stuck",
         "The job's newest round has made no step within `warmup_timeout`. The sentence says which "

@@ -41,6 +41,8 @@ from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
+from malletrain.protocol.stacks import ShowStacks as ShowStacks
+from malletrain.protocol.stacks import Stacks as Stacks
 
 # --- agent -> daemon ---
 
@@ -361,6 +363,7 @@ AgentMessage = (
     | LogsShipped
     | ProbeUp
     | Probed
+    | Stacks
 )
 DaemonMessage = (
     Welcome
@@ -372,6 +375,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | ShowStacks
     | ProbeOpen
     | ProbeTo
     | Release

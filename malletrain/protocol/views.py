@@ -175,6 +175,8 @@ class JobDetail(View, frozen=True):
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
     """How its owner's share stands, where shares are counted."""
+    stacks: dict[str, str] = {}
+    """Where its workers stood when they last hung, by rank and node."""
 
 
 class SeriesView(View, frozen=True):

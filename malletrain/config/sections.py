@@ -81,6 +81,12 @@ class DaemonSection(Section):
         "reach the daemon, such as "
         "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
     )
+    request_rate: float = _key(
+        200.0,
+        gt=0,
+        description="Requests a second of one user; who asks for more waits for the answers. Not "
+        "for the user who runs the daemon, and for operators.",
+    )
     operators: Words = _key(
         [], description="Users who may also cancel the jobs of others and read their logs."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from malletrain.daemon.core import Core, CoreOver
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.login import Login
 from malletrain.daemon.mishaps import Mishap, Mishaps
+from malletrain.daemon.rates import Rates
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StatementRefused, StoreError
@@ -23,6 +25,8 @@ from malletrain.store.database import StatementRefused, StoreError
 log = structlog.get_logger(__name__)
 
 
+TOLD_PER_S = 0.1
+"""Lines of the log a second about messages of one kind of sender that are none."""
 AGAIN = "The daemon is beginning anew; ask again in a moment."
 
 
@@ -42,6 +46,8 @@ class Switchboard:
     def __init__(self, core: Core, inbox: Inbox, api: Api, login: Login, mishaps: Mishaps) -> None:
         self._core = core
         self._mishaps = mishaps
+        self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
+        self._told = Rates(TOLD_PER_S, lambda sender: False, monotonic)
         self._inbox = inbox
         self._api = api
         self._login = login
@@ -75,7 +81,8 @@ class Switchboard:
         role = sentence.partition(":")[0]
         sender = {"lease": "agent", "client": "client"}.get(role, "unknown")
         self._core.metrics.invalid_message(sender)
-        log.warning("message refused", reason=sentence)
+        if not self._told.wait_s(sender):
+            log.warning("message refused", reason=sentence)
 
     def disconnected(self) -> None:
         """Some connection ended; whose shows a moment later."""
@@ -85,10 +92,19 @@ class Switchboard:
 
     def _client(self, peer: bytes, user: str, message: Any) -> None:
         if isinstance(message, messages.Request):
-            self._reply(peer, f"client:{user}", message, self._api.answer(user, message))
+            self._reply(peer, f"client:{user}", message, self._in_turn(user, message))
         else:
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
+
+    async def _in_turn(self, user: str, request: messages.Request) -> messages.Reply:
+        if await self._rates.turn(user):
+            return await self._api.answer(user, request)
+        sentence = (
+            f"Too many of your requests wait; {self._core.config.daemon.request_rate:g} a second "
+            "are answered. Wait for the answers."
+        )
+        return messages.Reply(request.id, False, error=sentence, code="busy")
 
     def _stranger(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):

@@ -8,6 +8,7 @@ what messages mean.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,6 +23,11 @@ from malletrain.protocol import messages, wire
 
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
+
+TURN_S = 0.01
+"""How long messages are taken in before others of the loop's work have their turn: who sends very
+much does not keep those waiting whose messages are here already. Senders take turns anyhow.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +167,8 @@ class Transport:
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
-        for _ in range(1000):
+        until = time.monotonic() + TURN_S
+        while time.monotonic() < until:
             try:
                 if self._socket.closed or not self._socket.poll(0):
                     return

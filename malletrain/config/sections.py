@@ -81,6 +81,12 @@ class DaemonSection(Section):
         "reach the daemon, such as "
         "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
     )
+    request_rate: float = _key(
+        200.0,
+        gt=0,
+        description="Requests a second of one user; who asks for more waits for the answers. Not "
+        "for the user who runs the daemon, and for operators.",
+    )
     operators: Words = _key(
         [], description="Users who may also cancel the jobs of others and read their logs."
     )
@@ -173,6 +179,13 @@ class JobsSection(Section):
         gt=0,
         description="A job without nodes for this long is starving: in order of waiting it gets "
         "its minimum of nodes, guaranteed for as long again.",
+    )
+    hang_after: Duration = _key(
+        "2 min",
+        gt=0,
+        description="A worker that has reported before counts as hung when it has been silent for "
+        "this long and for five times the job's longest pause so far: its owner is told where it "
+        "stands, and --on-hang restart has the workers started again.",
     )
     no_progress_warning: Duration = _key(
         "5 min",

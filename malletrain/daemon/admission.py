@@ -178,6 +178,8 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         return (
             "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
         )
+    if spec.on_hang not in ("tell", "restart"):
+        return f"What is done at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
     return ""

@@ -4,8 +4,8 @@ Decides what is done and what others may see of it. What a request must be like 
 :mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
-A request that fails outside of a step of the core costs its sender an error and nothing else; a
-failed step (:class:`StepFailed`) leaves the core's memory and its store apart, and ends the daemon.
+A request that fails costs its sender an error. A failed step (:class:`StepFailed`) leaves the
+core's memory and its store apart: see :mod:`malletrain.daemon.mishaps`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
@@ -89,6 +90,7 @@ class Api:
         logs: LogSink,
         boot: str,
         scheduler: str,
+        mishaps: Mishaps,
     ) -> None:
         self.core = core
         self.promises = promises
@@ -98,6 +100,7 @@ class Api:
         self.logs = logs
         self.boot = boot
         self.scheduler = scheduler
+        self.mishaps = mishaps
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
@@ -385,4 +388,5 @@ class Api:
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),
+            self.mishaps.told() if core.accounts.operates(user) else "",
         )

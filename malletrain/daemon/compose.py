@@ -23,6 +23,7 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.promises import Promises
@@ -61,6 +62,7 @@ def compose(
     command: AgentCommand,
     send: Send,
     boot: str,
+    mishaps: Mishaps,
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
@@ -69,6 +71,7 @@ def compose(
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
+        mishaps: outlives the parts.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -79,7 +82,7 @@ def compose(
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,
@@ -87,7 +90,7 @@ def compose(
         leases,
         desk,
         api,
-        Switchboard(core, inbox, api, Login(keys, munge)),
+        Switchboard(core, inbox, api, Login(keys, munge), mishaps),
         promises,
         Notices(core, config.notify),
         AssociationWatch(core, parts, read),

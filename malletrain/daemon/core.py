@@ -3,8 +3,9 @@ before anybody hears of it.
 
 One step is: something happened → controller and rounds decide → the store is written in one
 transaction → messages go out. A daemon that is killed between two steps has lost nothing; one
-killed within a step has told nobody. When the store refuses, the step fails and the daemon ends:
-the jobs go on, and the next start adopts them.
+killed within a step has told nobody. A step that fails leaves memory and store apart: this core is
+over (:meth:`Core.fail`), and another one begins with what is stored, as after a restart. The jobs
+go on meanwhile.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
 }
 
 
+class CoreOver(RuntimeError):
+    """A step was asked of a core that has failed before."""
+
+
 class Core:
     """Steps, and the jobs in the daemon's hands. Make it within the loop that it is to run in.
 
@@ -84,7 +89,9 @@ class Core:
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when something happened that cannot be mended; see :meth:`fail`."""
+        """Has an exception when this core is over; see :meth:`fail`."""
+        self.torn = False
+        """A step has failed: memory and store may be apart."""
         self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
         self.settling_until: float | None = None
         """Agents come back after the daemon could not hear them: nothing is planned meanwhile."""
@@ -103,6 +110,8 @@ class Core:
         if self._outbox.open:
             yield now
             return
+        if self.failed.done():
+            raise CoreOver("This core has failed; another one takes its place.")
         unheard_s = self.hearing.unheard_s(now)
         self._outbox.open = True
         try:
@@ -114,6 +123,9 @@ class Core:
                     for command in self.controller.handle(self._events.popleft(), now):
                         self._commands.carry_out(command, now)
                 self._shares.keep(now)
+        except BaseException:
+            self.torn = True
+            raise
         finally:
             self._outbox.open = False
         for peer in self._outbox.flush():
@@ -180,24 +192,30 @@ class Core:
         self.controller.hold(now)
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
-        """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing
-        in a log.
+        """``call`` as a callback of the loop whose exception is told to :meth:`fail` instead of
+        vanishing in a log. Of a core that is over nothing is called.
         """
 
         def guarded(*args: Any) -> None:
+            if self.failed.done():
+                return
             try:
                 call(*args)
             except Exception as error:
-                if self.failed.done():
-                    raise
                 self.fail(error)
 
         return guarded
 
     def fail(self, error: BaseException) -> None:
-        """End the daemon: memory and store may be apart. The first error is the one told."""
+        """This core is over: memory and store may be apart. The first error is the one told."""
         if not self.failed.done():
             self.failed.set_exception(error)
+
+    def close(self) -> None:
+        """Nothing happens by itself any more."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """For tasks that must not fail, as their callback."""

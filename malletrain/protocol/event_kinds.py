@@ -41,6 +41,12 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    MESSAGE_FAILED = (
+        "message-failed",
+        "The daemon could not handle a message, which is a defect of it. The message counts for "
+        "nothing. If memory and database were apart after it, the daemon has taken its jobs and "
+        "leases in hand anew, as after a restart; the jobs went on meanwhile.",
+    )
     SCHEDULER_BUSY = (
         "scheduler-busy",
         "The main scheduler said that it has too much to do, or gave no answer in time. It is "
@@ -135,6 +141,11 @@ class EventKind(Word):
         "bandwidth-measured",
         "How much goes through one connection between two leased nodes of a class, in the network "
         "that the site names.",
+    )
+    JOB_HUNG = (
+        "job-hung",
+        "Workers that live have reported nothing for much longer than ever before. The event has "
+        "their stacks; with --on-hang restart they are started again.",
     )
     ROUND_STUCK = (
         "round-stuck",

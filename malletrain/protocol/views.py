@@ -175,6 +175,8 @@ class JobDetail(View, frozen=True):
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
     """How its owner's share stands, where shares are counted."""
+    stacks: dict[str, str] = {}
+    """Where its workers stood when they last hung, by rank and node."""
 
 
 class SeriesView(View, frozen=True):
@@ -263,6 +265,10 @@ class StatusView(View, frozen=True):
     """That of who asks; operators see all."""
     restraint: str = ""
     """What operators have told it to leave alone, as a sentence; empty: nothing."""
+    mishaps: str = ""
+    """For operators: which messages could not be handled since the daemon's start, as a sentence;
+    empty: it handled all.
+    """
 
 
 class UsageView(View, frozen=True):

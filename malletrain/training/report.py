@@ -30,6 +30,7 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
+from malletrain.training import stacks
 
 SEND_INTERVAL_S = 0.05
 QUIET_S = 0.01
@@ -176,6 +177,7 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
+            stacks.offer()
             atexit.register(_at_exit)
     return _worker
 
@@ -187,6 +189,7 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
+        stacks.withdraw()
         _worker.outbox.close()
     _worker, _connected = None, False
 

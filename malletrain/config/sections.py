@@ -303,6 +303,12 @@ class AllocationSection(Section):
         description="Assumed throughput of k nodes before it was measured: that of one node "
         "times k to this power (1: perfect scaling).",
     )
+    policy: Literal["malletrain", "freetrain"] = _key(
+        "malletrain",
+        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
+        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
+        "is served for having waited.",
+    )
 
 
 def _host_and_port(value: str, scheme: str, example: str) -> None:

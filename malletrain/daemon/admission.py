@@ -18,6 +18,7 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
+from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 
@@ -119,6 +120,19 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
         or _file_problem(spec, files)
         or _curve_problem(spec)
     )
+
+
+def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> messages.JobSpec:
+    """The job with the goal of its trainer, or ``usual`` where there is none, if it says none."""
+    if trainer is None:
+        return msgspec.structs.replace(spec, goal=spec.goal or usual)
+    wanted = trainer.goal.value
+    if spec.goal not in ("", wanted) and spec.mode != "service":
+        raise RequestRefused(
+            f"The job's goal is '{spec.goal}', and jobs of {spec.owner} are of trainer "
+            f"{trainer.name}, which plans for {wanted}; leave the goal out."
+        )
+    return msgspec.structs.replace(spec, goal=wanted)
 
 
 def _size_problem(spec: messages.JobSpec) -> str:

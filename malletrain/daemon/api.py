@@ -23,6 +23,7 @@ from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    for_trainer,
     number,
     problem_of,
     text,
@@ -45,6 +46,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
@@ -153,10 +155,8 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec = msgspec.structs.replace(
-            spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
-        )
-        core = self.core
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
         if spec.key and (known := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
@@ -389,4 +389,5 @@ class Api:
             self.views.shares(user),
             self.leases.restraints.now.told(),
             self.mishaps.told() if core.accounts.operates(user) else "",
+            trainer_views(core),
         )

@@ -29,6 +29,8 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
+from malletrain.core.records import JobRecord
+from malletrain.core.trainers import Trainer
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
@@ -84,7 +86,7 @@ class Core:
         self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
-        self.goals = parts.goals
+        self.goals, self.slow = parts.goals, parts.slow
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
@@ -289,11 +291,20 @@ class Core:
                 sweep=f"{spec.owner}:{spec.sweep}" if spec.sweep else "",
                 whole=spec.deadline is not None,
                 quotas=quotas,
+                trainer=self.parties.trainer(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def trainer(self, user: str) -> Trainer | None:
+        """In whose plan the user's jobs are; None where there is one plan."""
+        return self.controller.trainers.of(self.parties.trainer(user))
+
+    def trainer_of(self, job: JobRecord) -> Trainer | None:
+        """The same for a job."""
+        return self.controller.trainers.of(job.submitted.trainer)
 
     def reweigh(self, job: str, spec: messages.JobSpec) -> None:
         """An unfinished job counts as ``spec`` says from now on."""

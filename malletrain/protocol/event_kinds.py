@@ -117,6 +117,16 @@ class EventKind(Word):
         "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
         "moves off, the node is given back and left alone for a while, longer each time.",
     )
+    NODE_SLOW = (
+        "node-slow",
+        "In a job on several nodes this one took lastingly longer for its part of each step than "
+        "the others, which waited for it. It is remembered, and swapped out where that pays.",
+    )
+    NODE_NOT_SLOW = (
+        "node-not-slow",
+        "What was said of a slow node is taken back: the job's rank there has more to do than the "
+        "others, whatever node it is on.",
+    )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")
     JOB_RESCALED = ("job-rescaled", "A running job is given more, fewer or other nodes.")

@@ -138,7 +138,10 @@ class Doubt(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Counts of one worker process since it started; ``batch``: samples of its last step."""
+    """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
+    for how long it has worked itself, instead of waiting for its peers, seconds from a time of its
+    own; None where that is not known.
+    """
 
     job: Id
     generation: Count
@@ -149,6 +152,7 @@ class Progress(Message, frozen=True):
     batch: Amount
     first: Moment
     last: Moment
+    busy: Duration | None = None
 
 
 class Mark(Message, frozen=True):

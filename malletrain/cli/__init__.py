@@ -23,7 +23,7 @@ from malletrain.cli.events import events
 from malletrain.cli.export import export
 from malletrain.cli.goals import extend
 from malletrain.cli.key import key
-from malletrain.cli.levers import drain, exclude, pause, resume
+from malletrain.cli.levers import drain, exclude, pause, reload, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
@@ -85,6 +85,7 @@ for _command in (
     events,
     usage,
     pause,
+    reload,
     resume,
     drain,
     exclude,

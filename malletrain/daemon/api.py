@@ -43,6 +43,7 @@ from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
+from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
@@ -89,6 +90,7 @@ class Api:
         logs: LogSink,
         boot: str,
         scheduler: str,
+        reload: Reload,
     ) -> None:
         self.core = core
         self.promises = promises
@@ -112,7 +114,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
-            **Levers(core, leases, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
@@ -26,6 +27,8 @@ from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.promises import Promises
+from malletrain.daemon.reload import Reload
+from malletrain.daemon.retention import Retention
 from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
@@ -48,6 +51,7 @@ class Service:
     promises: Promises
     notices: Notices
     associations: AssociationWatch
+    reload: Reload
 
 
 def compose(
@@ -61,6 +65,8 @@ def compose(
     command: AgentCommand,
     send: Send,
     boot: str,
+    retention: Retention,
+    path: Path | None,
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
@@ -69,6 +75,8 @@ def compose(
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
+        retention: what deletes what is too old.
+        path: the configuration's file.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -79,7 +87,9 @@ def compose(
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
+    notices = Notices(core, config.notify)
+    reload = Reload(path, core, parts, scavenger, notices, retention)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, reload)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,
@@ -89,8 +99,9 @@ def compose(
         api,
         Switchboard(core, inbox, api, Login(keys, munge)),
         promises,
-        Notices(core, config.notify),
+        notices,
         AssociationWatch(core, parts, read),
+        reload,
     )
 
 

@@ -84,7 +84,7 @@ class Notices:
 
     def __init__(self, core: Core, settings: NotifySection) -> None:
         self._core = core
-        self._settings = settings
+        self.settings = settings
         self._telling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class Notices:
     async def _deliver(self, one: Notification, event: EventRow, row: JobRow) -> None:
         facts = facts_of(event, row)
         try:
-            await asyncio.to_thread(deliver, one, facts, self._settings.sendmail)
+            await asyncio.to_thread(deliver, one, facts, self.settings.sendmail)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("not notified", job=row.id, to=one.to, reason=str(error))
             with self._core.step():

@@ -27,6 +27,7 @@ from malletrain.cli.levers import drain, exclude, pause, reload, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.requeue import requeue
 from malletrain.cli.scale import scale
 from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
@@ -75,6 +76,7 @@ for _command in (
     logs,
     wait,
     cancel,
+    requeue,
     sweep,
     extend,
     scale,

@@ -22,6 +22,7 @@ from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.lease_actions import AgentCommand, LeaseDesk
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
+from malletrain.daemon.logs import LogFile
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.notices import Notices
@@ -67,6 +68,7 @@ def compose(
     boot: str,
     retention: Retention,
     path: Path | None,
+    log_file: LogFile | None,
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
@@ -77,6 +79,7 @@ def compose(
         boot: names this start of the daemon.
         retention: what deletes what is too old.
         path: the configuration's file.
+        log_file: where the log goes; None: to standard error.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -88,7 +91,7 @@ def compose(
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
     notices = Notices(core, config.notify)
-    reload = Reload(path, core, parts, scavenger, notices, retention)
+    reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
     api = Api(core, parts, leases, promises, logs, boot, scavenger.name, reload)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(

@@ -54,15 +54,22 @@ def run(config: Config, path: Path | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could
     not run). ``path``: the file of the configuration, which a reload reads again.
     """
-    logs.configure(config.daemon.log_level, config.daemon.log_format)
+    said = config.daemon
     try:
-        with lock_state_dir(config.state_dir):
+        with contextlib.ExitStack() as stack:
+            file = None
+            if said.log_file is not None:
+                file = stack.enter_context(
+                    contextlib.closing(logs.LogFile(said.log_file, said.log_file_limit))
+                )
+            logs.configure(said.log_level, said.log_format, file)
+            stack.enter_context(lock_state_dir(config.state_dir))
             if problems := refusals(config):
                 for sentence in problems:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
             with Store.open(config.database_url) as store:
-                return asyncio.run(Daemon(config, store, backend(config), path).serve())
+                return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
     except (
         StateDirError,
         StoreError,
@@ -106,10 +113,15 @@ class Daemon:
     """One daemon, from its start to its end."""
 
     def __init__(
-        self, config: Config, store: Store, scheduler: Backend, path: Path | None = None
+        self,
+        config: Config,
+        store: Store,
+        scheduler: Backend,
+        path: Path | None = None,
+        log_file: logs.LogFile | None = None,
     ) -> None:
         self.config = config
-        self._path = path
+        self._path, self._log_file = path, log_file
         self.endpoint = ""
         """Where agents and clients reach it, once it listens."""
         self.service: Service | None = None
@@ -193,6 +205,7 @@ class Daemon:
             self._boot,
             self._retention,
             self._path,
+            self._log_file,
         )
 
     async def _until(self, stop: asyncio.Event, service: Service) -> None:

@@ -61,6 +61,7 @@ class Reload:
         scavenger: Scavenger,
         notices: Notices,
         retention: Retention,
+        log_file: logs.LogFile | None = None,
     ) -> None:
         self._path = path
         self._core = core
@@ -68,6 +69,7 @@ class Reload:
         self._scavenger = scavenger
         self._notices = notices
         self._retention = retention
+        self._log_file = log_file
 
     def read(self) -> Config:
         """The file as it is now. May take long.
@@ -109,7 +111,7 @@ class Reload:
     def _take_over(self, config: Config) -> None:
         core, parts = self._core, self._parts
         parts.config = config
-        logs.configure(config.daemon.log_level, config.daemon.log_format)
+        logs.configure(config.daemon.log_level, config.daemon.log_format, self._log_file)
         parts.accounts.appoint(config.daemon.operators)
         controller = core.controller
         controller.settings = replace(

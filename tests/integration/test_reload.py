@@ -69,7 +69,8 @@ def test_a_daemon_reads_its_configuration_again(tmp_path):
         status, said = reloaded(state)
         assert status == 1
         assert "Nothing has changed." in said
-        assert "max_running" in said and "max_tries" in said
+        assert "max_running" in said
+        assert "max_tries" in said
         daemon.send_signal(signal.SIGHUP)
         assert daemon.stderr is not None
         found = (line for line in daemon.stderr if "not reloaded" in line)

@@ -53,6 +53,17 @@ class DaemonSection(Section):
     log_format: Literal["text", "json"] = _key(
         "text", description="Log lines for people (text) or for a log collector (json)."
     )
+    log_file: MaybeLocation = _key(
+        None,
+        description="File that the log goes to instead of standard error, where no journald keeps "
+        "it.",
+    )
+    log_file_limit: Size = _key(
+        "64 MiB",
+        gt=0,
+        description="Size at which log_file becomes log_file.1, and that log_file.2; four are "
+        "kept.",
+    )
     heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
     agent_timeout: Duration = _key(
         "5 s", gt=0, description="An agent silent for this long is lost, and its node with it."

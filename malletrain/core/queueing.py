@@ -64,6 +64,11 @@ class AdmissionQueue:
         self._found: dict[tuple[int, ...], list[JobRecord]] = {}
         self._found_at = 0
 
+    def allow(self, max_running: int) -> None:
+        """So many jobs may run at once from now on."""
+        self._max_running = max_running
+        self._found.clear()
+
     def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
         """The first unfinished jobs, as many as may run at once, that could run if all these nodes
         (of each pool) were theirs.

@@ -45,6 +45,7 @@ from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
+from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
@@ -93,6 +94,7 @@ class Api:
         boot: str,
         scheduler: str,
         mishaps: Mishaps,
+        reload: Reload,
     ) -> None:
         self.core = core
         self.promises = promises
@@ -117,7 +119,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
-            **Levers(core, leases, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:

@@ -19,6 +19,7 @@ import msgspec
 
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import KINDS
+from malletrain.config.model import Config
 from malletrain.core.events import (
     CurveLearned,
     Event,
@@ -80,7 +81,7 @@ class Core:
     """
 
     def __init__(self, parts: Parts, leases: LeaseActions) -> None:
-        self.config, self.store = parts.config, parts.store
+        self._parts, self.store = parts, parts.store
         self.clock, self.metrics = parts.clock, parts.metrics
         self.accounts, self.controller = parts.accounts, parts.controller
         self.parties, self._shares = parts.parties, parts.shares
@@ -102,6 +103,11 @@ class Core:
         self._commands = CommandRunner(parts, leases)
         self._timer: asyncio.TimerHandle | None = None
         self._plans_seen = 0
+
+    @property
+    def config(self) -> Config:
+        """The configuration as it holds now."""
+        return self._parts.config
 
     # --- steps ---
 
@@ -260,7 +266,7 @@ class Core:
             spec,
             rounds,
             JobMonitor(row.samples, row.samples_before, row.generation),
-            saved_at=self.clock.now(),
+            checkpointed_at=self.clock.now(),
         )
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None

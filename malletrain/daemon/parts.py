@@ -62,11 +62,12 @@ class StepOutbox:
         return [peer for peer, message in waiting if not self.send(peer, message)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
     """The parts of one daemon that change within steps only."""
 
     config: Config
+    """As it holds now: what a reload takes over is put here (:mod:`malletrain.daemon.reload`)."""
     store: Store
     clock: Clock
     metrics: Metrics

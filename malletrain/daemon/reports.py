@@ -61,7 +61,7 @@ class AgentReports:
             core.first_sample(run)
         core.progressed(run, message)
         now = core.clock.now()
-        if now - run.saved_at > SAVE_EVERY_S:
+        if now - run.checkpointed_at > SAVE_EVERY_S:
             with core.step():
                 core.repository.checkpoint(run, now)
                 if (done := core.goals.progressed(run)) is not None:

@@ -79,6 +79,10 @@ class EventKind(Word):
         "says whether the leases are given back too.",
     )
     LEASING_RESUMED = ("leasing-resumed", "An operator ended the pause.")
+    CONFIGURATION_RELOADED = (
+        "configuration-reloaded",
+        "The configuration was read again: what was taken over, and what waits for a restart.",
+    )
     NODE_DRAINED = (
         "node-drained",
         "An operator drained the node: its job moves off, it is given back and left alone until "

@@ -124,6 +124,10 @@ class WorkerReports:
                 )
         return None
 
+    def ranks(self, generation: int) -> dict[int, int]:
+        """Process id → rank of the workers of this round that have reported."""
+        return {pid: rank for g, rank, pid in self._counts if g == generation}
+
     def trains_unsaved(self, generation: int) -> bool:
         """Whether a worker of this round has trained here without anything to save on request."""
         trained = any(g == generation and c.samples for (g, *_), c in self._counts.items())

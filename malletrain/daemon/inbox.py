@@ -20,6 +20,7 @@ from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
 from malletrain.daemon.hearing import Ear
+from malletrain.daemon.hung import HungSteps
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
@@ -56,7 +57,7 @@ class Inbox:
         self.reports = AgentReports(core, logs, self._slow)
         self.boot = boot
         self.probes = Probes(core.agents)
-        self._stuck = StuckRounds(core, self.probes)
+        self._stuck, self._hung = StuckRounds(core, self.probes), HungSteps(core)
         self._bandwidth = Bandwidth(core, self.probes)
         self.arrivals = Arrivals(parts)
         self.poll_soon = parts.poll_soon
@@ -65,11 +66,13 @@ class Inbox:
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
+            messages.Worth: self.reports.worth,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
             messages.Notice: self.reports.notice,
             messages.Doubt: self._doubt,
+            messages.Stacks: self._hung.said,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
@@ -154,6 +157,7 @@ class Inbox:
         self.probes.tick(now)
         if self.adopting is None:
             self._stuck.look(now)
+            self._hung.look(now)
             self._bandwidth.look(now)
             self._slow.look(now)
 
@@ -218,8 +222,7 @@ class Inbox:
             new = agent is None
             reclaimed = row.end_reason in (RECLAIMED, SICK)  # of which the agent knows nothing
             if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
-                # Not the agent that was told to leave: the job of its lease was requeued and has
-                # begun again.
+                # Not the agent that was told to leave: its lease was requeued and has begun again.
                 if agent is not None:
                     self.departures.lost(agent, "its lease has begun again")
                 core.transmit(peer, messages.Goodbye("This lease has left."))
@@ -370,8 +373,7 @@ class Inbox:
     def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
-                # Of use to whoever wonders where samples went, not a fault of the job: its workers
-                # may just be starting.
+                # Whoever wonders where samples went wants it: its workers may just be starting.
                 self.core.audit.record(
                     EventKind.DRAIN_WITHOUT_SNAPSHOT,
                     message.sentence,

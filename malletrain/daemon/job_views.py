@@ -19,6 +19,7 @@ from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.trainer_views import of_job
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import detail_for_others, job_for_others
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     CurvePointView,
     InterruptionView,
@@ -174,6 +175,7 @@ class JobViews:
             self._network(row),
             self._memory(row),
             self.share(self._core.parties.party(row.owner)) if mine else None,
+            self._stacks(row),
             self._slow(row),
             of_job(self._core, row.id),
         )
@@ -193,6 +195,13 @@ class JobViews:
             for standing in core.controller.shares.standings()
             if standing.party == mine or core.accounts.operates(user)
         )
+
+    def _stacks(self, row: JobRow) -> dict[str, str]:
+        """Where its workers stood when they last hung; of a completed job nobody wonders."""
+        if row.state == JobState.COMPLETED.value:
+            return {}
+        hung = self._core.store.job_events(row.id, [EventKind.JOB_HUNG])
+        return dict(hung[-1].data.get("stacks", {})) if hung else {}
 
     def _network(self, row: JobRow) -> str:
         """By which network it goes, and what was measured there."""

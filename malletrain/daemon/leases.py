@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -65,6 +65,7 @@ class Leases:
         self._scavenger = scavenger
         self._endpoint = endpoint
         self._calls = asyncio.Lock()
+        self._under_way: asyncio.Future[Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
         """The leases that have not ended, by id."""
@@ -85,6 +86,8 @@ class Leases:
         """Make the calls that the desk asks for, for ever."""
         while True:
             call = await self._desk.calls.get()
+            if self._core.failed.done():
+                return  # it was asked for in a step that was not saved
             task = asyncio.get_running_loop().create_task(self._make(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -307,7 +310,13 @@ class Leases:
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:
-            return await asyncio.to_thread(call)
+            self._under_way = asyncio.ensure_future(asyncio.to_thread(call))
+            return await asyncio.shield(self._under_way)
+
+    async def quiet(self) -> None:
+        """Wait for the call under way, whoever waited for it before."""
+        if self._under_way is not None:
+            await asyncio.gather(self._under_way, return_exceptions=True)
 
 
 def _patience_s(config: Config) -> float:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from malletrain.config.model import Config
+from malletrain.config.shares import QuotasSection
 from malletrain.core.events import Quota
 from malletrain.core.trainers import REST
 from scavenger.slurm.associations import Associations
@@ -87,6 +88,10 @@ class Parties:
         return next(rest, REST if self._trainers else "")
 
     # --- quotas ---
+
+    def limit(self, quotas: QuotasSection) -> None:
+        """These quotas hold from now on, for what is submitted."""
+        self._quotas = quotas
 
     def quotas(self, user: str) -> tuple[Quota, ...]:
         """The limits of nodes that the user's jobs are under."""

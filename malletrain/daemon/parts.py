@@ -62,11 +62,12 @@ class StepOutbox:
         return [peer for peer, message in waiting if not self.send(peer, message)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
     """The parts of one daemon that change within steps only."""
 
     config: Config
+    """As it holds now: what a reload takes over is put here (:mod:`malletrain.daemon.reload`)."""
     store: Store
     clock: Clock
     metrics: Metrics
@@ -135,7 +136,16 @@ def make_parts(
         LeaseRows(store),
         ShareKeeper(controller, store),
         agents,
-        RoundShell(config, clock, agents, repository, audit, events.append, key_of),
+        RoundShell(
+            config,
+            clock,
+            agents,
+            repository,
+            audit,
+            events.append,
+            key_of,
+            controller.state.lasts_s,
+        ),
         outbox,
         events,
         sick_nodes(config, store, clock.now()),

@@ -13,6 +13,7 @@ from collections import OrderedDict
 import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
+from malletrain.daemon.admission import RequestRefused, valued
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
@@ -60,7 +61,7 @@ class AgentReports:
             core.first_sample(run)
         core.progressed(run, message)
         now = core.clock.now()
-        if now - run.saved_at > SAVE_EVERY_S:
+        if now - run.checkpointed_at > SAVE_EVERY_S:
             with core.step():
                 core.repository.checkpoint(run, now)
                 if (done := core.goals.progressed(run)) is not None:
@@ -77,6 +78,20 @@ class AgentReports:
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
                 self._grow(run, message)
+
+    def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
+        """A service says anew what nodes are worth to it."""
+        if run.spec.mode != "service":
+            return
+        try:
+            spec = valued(run.spec, message.nodes)
+        except RequestRefused as error:
+            with self._core.step():
+                self._core.repository.notice(run, f"What its process says of its worth: {error}")
+            return
+        if spec.curve != run.spec.curve:
+            with self._core.step():
+                self._core.revalue(run.row.id, spec)
 
     def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
         """Keep the values over time."""

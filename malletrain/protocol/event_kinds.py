@@ -41,6 +41,12 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    MESSAGE_FAILED = (
+        "message-failed",
+        "The daemon could not handle a message, which is a defect of it. The message counts for "
+        "nothing. If memory and database were apart after it, the daemon has taken its jobs and "
+        "leases in hand anew, as after a restart; the jobs went on meanwhile.",
+    )
     SCHEDULER_BUSY = (
         "scheduler-busy",
         "The main scheduler said that it has too much to do, or gave no answer in time. It is "
@@ -73,6 +79,10 @@ class EventKind(Word):
         "says whether the leases are given back too.",
     )
     LEASING_RESUMED = ("leasing-resumed", "An operator ended the pause.")
+    CONFIGURATION_RELOADED = (
+        "configuration-reloaded",
+        "The configuration was read again: what was taken over, and what waits for a restart.",
+    )
     NODE_DRAINED = (
         "node-drained",
         "An operator drained the node: its job moves off, it is given back and left alone until "
@@ -146,6 +156,11 @@ class EventKind(Word):
         "How much goes through one connection between two leased nodes of a class, in the network "
         "that the site names.",
     )
+    JOB_HUNG = (
+        "job-hung",
+        "Workers that live have reported nothing for much longer than ever before. The event has "
+        "their stacks; with --on-hang restart they are started again.",
+    )
     ROUND_STUCK = (
         "round-stuck",
         "The job's newest round has made no step within `warmup_timeout`. The sentence says which "
@@ -182,7 +197,8 @@ class EventKind(Word):
         "goal-standing",
         "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
         "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
-        "fiftieth and ninetieth percentile).",
+        "fiftieth and ninetieth percentile), and when its first forecast was made and what its "
+        "model said then (`first`: that time, and the three percentiles).",
     )
     BUDGET_SPENT = (
         "budget-spent",

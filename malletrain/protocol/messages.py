@@ -41,6 +41,9 @@ from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
+from malletrain.protocol.stacks import ShowStacks as ShowStacks
+from malletrain.protocol.stacks import Stacks as Stacks
+from malletrain.protocol.worth import Worth as Worth
 
 # --- agent -> daemon ---
 
@@ -352,6 +355,7 @@ AgentMessage = (
     | Phase
     | StoreUp
     | Drained
+    | Worth
     | Released
     | Leaving
     | Sick
@@ -365,7 +369,10 @@ AgentMessage = (
     | LogsShipped
     | ProbeUp
     | Probed
+    | Stacks
 )
+LauncherMessage = Phase | StoreUp | Drained | Worth
+"""What a launcher tells its agent."""
 DaemonMessage = (
     Welcome
     | WhoAreYou
@@ -376,6 +383,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | ShowStacks
     | ProbeOpen
     | ProbeTo
     | Release

@@ -174,11 +174,13 @@ class JobDetail(View, frozen=True):
     memory: str = ""
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
+    """How its owner's share stands, where shares are counted."""
+    stacks: dict[str, str] = {}
+    """Where its workers stood when they last hung, by rank and node."""
     slow: tuple[str, ...] = ()
     """A sentence for each of its nodes that holds up the others."""
     trainer: str = ""
     """In whose plan it is, as a phrase; empty where there is one plan."""
-    """How its owner's share stands, where shares are counted."""
 
 
 class SeriesView(View, frozen=True):
@@ -286,6 +288,10 @@ class StatusView(View, frozen=True):
     """That of who asks; operators see all."""
     restraint: str = ""
     """What operators have told it to leave alone, as a sentence; empty: nothing."""
+    mishaps: str = ""
+    """For operators: which messages could not be handled since the daemon's start, as a sentence;
+    empty: it handled all.
+    """
     trainers: tuple[TrainerView, ...] = ()
     """Where there is a plan for each."""
 

@@ -123,6 +123,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{_share(share)}")
     if status.restraint:
         line.append(f"\n{plain(status.restraint)}", "yellow")
+    if status.mishaps:
+        line.append(f"\n{plain(status.mishaps)}", "red")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line
@@ -188,6 +190,8 @@ def job(detail: JobDetail) -> RenderableType:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:
         parts.append(Text(f"\nNotice: {plain(sentence)}", "yellow"))
+    for who, text in detail.stacks.items():
+        parts += [Text(f"\nWhere {plain(who)} hung", "bold yellow"), Text(plain(text))]
     if detail.failure:
         parts += [Text("\nWhy it failed", "bold red"), Text(plain(detail.failure))]
         if j.reason and j.reason not in detail.failure:
@@ -237,6 +241,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("After", ", ".join(map(str, spec["after"])))
     if spec.get("time_limit_s"):
         fact("Time limit", show_duration(float(spec["time_limit_s"])))
+    if spec.get("on_hang"):
+        fact("When it hangs", "its workers are started again")
     for told in spec.get("notify", ()):
         fact("Notifies", f"{told['to']} of its {', '.join(told['on'])}")
     ended = f", ended {date(j.ended)}" if j.ended else ""

@@ -30,6 +30,7 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
+from malletrain.training import stacks
 from malletrain.training.busy import Busy
 
 SEND_INTERVAL_S = 0.05
@@ -182,6 +183,7 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
+            stacks.offer()
             atexit.register(_at_exit)
     return _worker
 
@@ -193,6 +195,7 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
+        stacks.withdraw()
         _worker.close()
     _worker, _connected = None, False
 

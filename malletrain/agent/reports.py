@@ -79,6 +79,7 @@ class WorkerReports:
                     float(datagram.batch),
                     datagram.first,
                     datagram.last,
+                    datagram.busy,
                 )
                 self._counts.move_to_end(key)
                 self._unsent.add(key)

@@ -279,7 +279,7 @@ class NodeAgent:
             except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
-            if not isinstance(message, Phase | messages.StoreUp | messages.Drained):
+            if not isinstance(message, messages.LauncherMessage):
                 log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
                 continue
             job = message.assignment.job if isinstance(message, Phase) else message.job

@@ -241,8 +241,9 @@ class _BeforeScript(click.Command):
     "--notify",
     metavar="WHOM",
     multiple=True,
-    help="Tell of the job's start, end and failure: a mail address, the https:// address of a web "
-    "hook, or command:CMD on the daemon's host. Only of some: end,failure=WHOM.",
+    help="Tell of the job's start, end and failure, and of a deadline or budget at risk: a mail "
+    "address, the https:// address of a web hook, or command:CMD on the daemon's host. Only of "
+    "some: end,failure,at-risk=WHOM.",
 )
 @click.option(
     "--wait",

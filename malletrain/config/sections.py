@@ -53,6 +53,17 @@ class DaemonSection(Section):
     log_format: Literal["text", "json"] = _key(
         "text", description="Log lines for people (text) or for a log collector (json)."
     )
+    log_file: MaybeLocation = _key(
+        None,
+        description="File that the log goes to instead of standard error, where no journald keeps "
+        "it.",
+    )
+    log_file_limit: Size = _key(
+        "64 MiB",
+        gt=0,
+        description="Size at which log_file becomes log_file.1, and that log_file.2; four are "
+        "kept.",
+    )
     heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
     agent_timeout: Duration = _key(
         "5 s", gt=0, description="An agent silent for this long is lost, and its node with it."
@@ -144,8 +155,8 @@ class JobsSection(Section):
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time; the others wait: users in rotation, each "
-        "user's jobs in order of submission.",
+        description="Jobs that may run at the same time, a sweep counted as one and limited to so "
+        "many trials; the others wait: users in rotation, each user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,
@@ -302,6 +313,12 @@ class AllocationSection(Section):
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "
         "times k to this power (1: perfect scaling).",
+    )
+    policy: Literal["malletrain", "freetrain"] = _key(
+        "malletrain",
+        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
+        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
+        "is served for having waited.",
     )
 
 

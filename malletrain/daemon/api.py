@@ -23,6 +23,7 @@ from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    for_trainer,
     number,
     problem_of,
     text,
@@ -44,7 +45,9 @@ from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
+from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
@@ -91,6 +94,7 @@ class Api:
         boot: str,
         scheduler: str,
         mishaps: Mishaps,
+        reload: Reload,
     ) -> None:
         self.core = core
         self.promises = promises
@@ -115,7 +119,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
-            **Levers(core, leases, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -153,10 +157,8 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec = msgspec.structs.replace(
-            spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
-        )
-        core = self.core
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
         if spec.key and (known := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
@@ -389,4 +391,5 @@ class Api:
             self.views.shares(user),
             self.leases.restraints.now.told(),
             self.mishaps.told() if core.accounts.operates(user) else "",
+            trainer_views(core),
         )

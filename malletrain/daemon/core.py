@@ -19,6 +19,7 @@ import msgspec
 
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import KINDS
+from malletrain.config.model import Config
 from malletrain.core.events import (
     CurveLearned,
     Event,
@@ -29,6 +30,8 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
+from malletrain.core.records import JobRecord
+from malletrain.core.trainers import Trainer
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
@@ -78,13 +81,13 @@ class Core:
     """
 
     def __init__(self, parts: Parts, leases: LeaseActions) -> None:
-        self.config, self.store = parts.config, parts.store
+        self._parts, self.store = parts, parts.store
         self.clock, self.metrics = parts.clock, parts.metrics
         self.accounts, self.controller = parts.accounts, parts.controller
         self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
-        self.goals = parts.goals
+        self.goals, self.slow = parts.goals, parts.slow
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
@@ -100,6 +103,11 @@ class Core:
         self._commands = CommandRunner(parts, leases)
         self._timer: asyncio.TimerHandle | None = None
         self._plans_seen = 0
+
+    @property
+    def config(self) -> Config:
+        """The configuration as it holds now."""
+        return self._parts.config
 
     # --- steps ---
 
@@ -258,7 +266,7 @@ class Core:
             spec,
             rounds,
             JobMonitor(row.samples, row.samples_before, row.generation),
-            saved_at=self.clock.now(),
+            checkpointed_at=self.clock.now(),
         )
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
@@ -286,13 +294,23 @@ class Core:
                 goals=goals,
                 so_far=so_far,
                 party=self.parties.party(spec.owner),
+                sweep=f"{spec.owner}:{spec.sweep}" if spec.sweep else "",
                 whole=spec.deadline is not None,
                 quotas=quotas,
+                trainer=self.parties.trainer(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def trainer(self, user: str) -> Trainer | None:
+        """In whose plan the user's jobs are; None where there is one plan."""
+        return self.controller.trainers.of(self.parties.trainer(user))
+
+    def trainer_of(self, job: JobRecord) -> Trainer | None:
+        """The same for a job."""
+        return self.controller.trainers.of(job.submitted.trainer)
 
     def reweigh(self, job: str, spec: messages.JobSpec) -> None:
         """An unfinished job counts as ``spec`` says from now on."""
@@ -300,6 +318,14 @@ class Core:
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
         self.feed(JobWeighed(job, spec.weight))
+
+    def revalue(self, job: str, spec: messages.JobSpec) -> None:
+        """Nodes are worth to an unfinished service what ``spec`` says from now on."""
+        run = self.runs[job]
+        run.spec = spec
+        self.repository.save(run, spec=msgspec.json.encode(spec).decode())
+        points = ((int(size), value) for size, value in (spec.curve or {}).items())
+        self.feed(CurveLearned(job, ScalingCurve.of(points), SERVICE_COST))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""

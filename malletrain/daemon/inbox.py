@@ -27,7 +27,8 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
-from malletrain.daemon.stuck import StuckRounds
+from malletrain.daemon.slow_nodes import SlowNodeWatch
+from malletrain.daemon.stuck import StuckRounds, warn_of_silence
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.phases import BROKEN
@@ -52,7 +53,8 @@ class Inbox:
         self.core = core
         self.departures = departures
         self.desk = desk
-        self.reports = AgentReports(core, logs)
+        self._slow = SlowNodeWatch(core, parts, desk)
+        self.reports = AgentReports(core, logs, self._slow)
         self.boot = boot
         self.probes = Probes(core.agents)
         self._stuck, self._hung = StuckRounds(core, self.probes), HungSteps(core)
@@ -64,6 +66,7 @@ class Inbox:
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
+            messages.Worth: self.reports.worth,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
@@ -147,8 +150,8 @@ class Inbox:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
             elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
                 self._lost(agent, "the connection of its agent ended and did not come back")
-        for run in list(self.core.runs.values()):
-            self._warn_of_silence(run, now)
+        for run in list(core.runs.values()):
+            warn_of_silence(core, run, now)
         with core.step():
             self.arrivals.look(now)
         self.probes.tick(now)
@@ -156,6 +159,7 @@ class Inbox:
             self._stuck.look(now)
             self._hung.look(now)
             self._bandwidth.look(now)
+            self._slow.look(now)
 
     def _deaf(self) -> bool:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""
@@ -378,21 +382,6 @@ class Inbox:
                 )
             drained = run.rounds.drained(agent.node, message.generation, now, message.number)
             self.core.rounds.act(run, drained)
-
-    def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
-        limit = self.core.config.jobs.no_progress_warning
-        if (
-            run.spec.mode != "service"
-            and run.rounds.stage is RoundStage.RUNNING
-            and run.monitor.silent_for(now) > limit
-        ):
-            sentence = (
-                f"The job has reported no progress for more than {limit:g} s: it hangs, or its "
-                "script does not call malletrain.report(). "
-                "Without it MalleTrain cannot know how the job scales."
-            )
-            with self.core.step():
-                self.core.repository.notice(run, sentence)
 
 
 def _broken(held: messages.Assignment | None) -> bool:

@@ -23,6 +23,7 @@ from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall,
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
+from malletrain.daemon.sickbay import manner
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
@@ -218,11 +219,13 @@ class Leases:
     def _gaps_seen(self, found: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)
         self._parts.metrics.sick(len(sick))
+        slow = self._parts.slow.known(now) if manner(self._parts.config) == "swap" else {}
+        avoided = {*sick, *slow}
         may = self.restraints.now
         gaps = {
             gap.node: gap
             for gap in found.gaps
-            if gap.node not in sick and not may.refusal(gap.node)
+            if gap.node not in avoided and not may.refusal(gap.node)
         }
         self._parts.gaps.clear()
         self._parts.gaps.update(gaps)

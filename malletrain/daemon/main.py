@@ -11,19 +11,23 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from malletrain import __version__
-from malletrain.config.model import Config
+from malletrain.config.model import Config, ConfigError
+from malletrain.core.restraint import EVERY_NODE
 from malletrain.daemon import logs
+from malletrain.daemon.admission import RequestRefused
 from malletrain.daemon.advertise import AddressError
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
-from malletrain.daemon.metrics import Metrics, MetricsError
+from malletrain.daemon.metrics import NODE_USES, Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
@@ -51,19 +55,26 @@ log = structlog.get_logger(__name__)
 WATCH_EVERY_S = 0.5
 
 
-def run(config: Config) -> int:
+def run(config: Config, path: Path | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could
-    not run).
+    not run). ``path``: the file of the configuration, which a reload reads again.
     """
-    logs.configure(config.daemon.log_level, config.daemon.log_format)
+    said = config.daemon
     try:
-        with lock_state_dir(config.state_dir):
+        with contextlib.ExitStack() as stack:
+            file = None
+            if said.log_file is not None:
+                file = stack.enter_context(
+                    contextlib.closing(logs.LogFile(said.log_file, said.log_file_limit))
+                )
+            logs.configure(said.log_level, said.log_format, file)
+            stack.enter_context(lock_state_dir(config.state_dir))
             if problems := refusals(config):
                 for sentence in problems:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
             with Store.open(config.database_url) as store:
-                return asyncio.run(Daemon(config, store, backend(config)).serve())
+                return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
     except (
         StateDirError,
         StoreError,
@@ -96,12 +107,26 @@ def _all_reported(core: Core) -> bool:
     return all(core.agents.of_lease(lease) for lease in running)
 
 
+def _use(agent: LeasedAgent) -> str:
+    """What a leased node is used for now; one of NODE_USES."""
+    if agent.gone_at is not None:
+        return "leaving"
+    return "training" if agent.holds is not None else "free"
+
+
 class Daemon:
     """One daemon, from its start to its end."""
 
-    def __init__(self, config: Config, store: Store, scheduler: Backend) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        scheduler: Backend,
+        path: Path | None = None,
+        log_file: logs.LogFile | None = None,
+    ) -> None:
         self.config = config
-        self._watts = config.accounting.watts_by_class
+        self._path, self._log_file = path, log_file
         self.endpoint = ""
         """Where agents and clients reach it, once it listens."""
         self.service: Service | None = None
@@ -127,6 +152,8 @@ class Daemon:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        again = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, again.set)
         try:
             bound = self._listen()
             host = await asyncio.to_thread(self._scheduler.host, self.config)
@@ -134,12 +161,13 @@ class Daemon:
             await asyncio.to_thread(self._scheduler.prepare, self.config)
             self.service = service = self._connect()
             if self.config.daemon.metrics_listen:
-                self.metrics.serve(self.config.daemon.metrics_listen)
+                port = self.metrics.serve(self.config.daemon.metrics_listen)
+                log.info("metrics", port=port)
             self.metrics.started(__version__)
-            failure = await self._live(service, stop)
+            failure = await self._live(service, stop, again)
             while failure is not None:
                 self.service, before = await self._connect_anew(service), service
-                failure = await self._live(self.service, stop, failure, before)
+                failure = await self._live(self.service, stop, again, failure, before)
                 service = self.service
             return 0
         finally:
@@ -151,11 +179,13 @@ class Daemon:
         self,
         service: Service,
         stop: asyncio.Event,
+        again: asyncio.Event,
         failure: BaseException | None = None,
         before: Service | None = None,
     ) -> BaseException | None:
         """Serve with these parts until a signal asks to stop (None), or until they have failed in a
-        way that others may go on after. ``failure``: what ended the parts ``before``.
+        way that others may go on after. ``again``: a signal asks for the configuration to be read
+        again; ``failure``: what ended the parts ``before``.
         """
         loop, tasks = asyncio.get_running_loop(), []
         try:
@@ -172,6 +202,7 @@ class Daemon:
                 service.notices.run(),
                 service.associations.run(),
                 self._watch(service),
+                self._reload(service, again),
             ):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(service.core.task_ended)
@@ -189,6 +220,7 @@ class Daemon:
     async def _connect_anew(self, service: Service) -> Service:
         """Other parts in the place of these, which have failed."""
         await service.leases.quiet()
+        self.config = service.core.config  # with what was reloaded
         self._boot = str(self._store.boot())
         return self._connect()
 
@@ -210,6 +242,9 @@ class Daemon:
             self._transport.send,
             self._boot,
             self.mishaps,
+            self._retention,
+            self._path,
+            self._log_file,
         )
 
     async def _until(self, stop: asyncio.Event, service: Service) -> BaseException | None:
@@ -284,17 +319,36 @@ class Daemon:
             self._retention.look(self._clock.now())
             self._gauges(service)
 
+    async def _reload(self, service: Service, again: asyncio.Event) -> None:
+        """Read the configuration again at each SIGHUP."""
+        while True:
+            await again.wait()
+            again.clear()
+            try:
+                config = await asyncio.to_thread(service.reload.read)
+            except (ConfigError, RequestRefused) as error:
+                service.reload.failed(str(error), "SIGHUP")
+            else:
+                told = service.reload.apply(config, "SIGHUP")
+                log.info("configuration reloaded", **told)
+
     def _gauges(self, service: Service) -> None:
-        agents = list(service.core.agents)
-        leaving = sum(agent.gone_at is not None for agent in agents)
-        training = sum(agent.holds is not None and agent.gone_at is None for agent in agents)
-        free = len(agents) - leaving - training
+        agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
+        held = [(agent.node, agent.node_class, _use(agent)) for agent in agents]
+        training, free, leaving = (sum(use == each for *_, use in held) for each in NODE_USES)
         self.metrics.nodes(training, free, leaving)
+        self.metrics.held(held)
+        restraint = service.leases.restraints.now
+        self.metrics.restrained(
+            restraint.paused is not None or EVERY_NODE in restraint.drained,
+            len(restraint.drained.keys() - {EVERY_NODE}),
+            len(restraint.excluded),
+        )
         self.metrics.warm(sum(agent.warm_bytes for agent in agents))
         for use, count in (("training", training), ("free", free), ("leaving", leaving)):
             self.metrics.node_seconds(use, count * WATCH_EVERY_S)
         for agent in agents:
-            if watts := self._watts.get(agent.node_class):
+            if watts := drawn_by.get(agent.node_class):
                 drawn = watts.idle if agent.holds is None else watts.busy
                 self.metrics.energy(agent.node_class, drawn * WATCH_EVERY_S)
         service.leases.notice()

@@ -79,6 +79,10 @@ class EventKind(Word):
         "says whether the leases are given back too.",
     )
     LEASING_RESUMED = ("leasing-resumed", "An operator ended the pause.")
+    CONFIGURATION_RELOADED = (
+        "configuration-reloaded",
+        "The configuration was read again: what was taken over, and what waits for a restart.",
+    )
     NODE_DRAINED = (
         "node-drained",
         "An operator drained the node: its job moves off, it is given back and left alone until "
@@ -116,6 +120,16 @@ class EventKind(Word):
         "node-sick",
         "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
         "moves off, the node is given back and left alone for a while, longer each time.",
+    )
+    NODE_SLOW = (
+        "node-slow",
+        "In a job on several nodes this one took lastingly longer for its part of each step than "
+        "the others, which waited for it. It is remembered, and swapped out where that pays.",
+    )
+    NODE_NOT_SLOW = (
+        "node-not-slow",
+        "What was said of a slow node is taken back: the job's rank there has more to do than the "
+        "others, whatever node it is on.",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")
@@ -183,7 +197,8 @@ class EventKind(Word):
         "goal-standing",
         "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
         "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
-        "fiftieth and ninetieth percentile).",
+        "fiftieth and ninetieth percentile), and when its first forecast was made and what its "
+        "model said then (`first`: that time, and the three percentiles).",
     )
     BUDGET_SPENT = (
         "budget-spent",

@@ -346,8 +346,12 @@ class GoalKeeper:
 
     # --- bids ---
 
-    def bids(self, candidates: Sequence[Candidate], now: float) -> list[Candidate]:
-        """The candidates of a plan, those with goals bidding as their goals say."""
+    def bids(
+        self, candidates: Sequence[Candidate], now: float, deadline_weight: float | None = None
+    ) -> list[Candidate]:
+        """The candidates of a plan, those with goals bidding as their goals say.
+        ``deadline_weight``: None for the site's.
+        """
         if not self.records:
             return list(candidates)
         terms = {}
@@ -358,7 +362,8 @@ class GoalKeeper:
                 purse = self._purse(record, now)
                 terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
         s = self._settings
-        return with_goals(candidates, terms, s.deadline_weight, s.deadline_ahead)
+        weight = s.deadline_weight if deadline_weight is None else deadline_weight
+        return with_goals(candidates, terms, weight, s.deadline_ahead)
 
     def left_for_turns(
         self,

@@ -13,6 +13,7 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     MOST_AT_ONCE,
+    MOST_WORTHS,
     Amount,
     Count,
     Duration,
@@ -41,6 +42,8 @@ from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
+from malletrain.protocol.stacks import ShowStacks as ShowStacks
+from malletrain.protocol.stacks import Stacks as Stacks
 
 # --- agent -> daemon ---
 
@@ -100,6 +103,13 @@ class Drained(Message, frozen=True):
     number: Count = 0
 
 
+class Worth(Message, frozen=True):
+    """A service's process says what so many nodes are worth to it from now on, in samples/s."""
+
+    job: Id
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MOST_WORTHS)]
+
+
 class Released(Message, frozen=True):
     """No process of ``job`` is left on this node."""
 
@@ -128,7 +138,10 @@ class Doubt(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Counts of one worker process since it started; ``batch``: samples of its last step."""
+    """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
+    for how long it has worked itself, instead of waiting for its peers, seconds from a time of its
+    own; None where that is not known.
+    """
 
     job: Id
     generation: Count
@@ -139,6 +152,7 @@ class Progress(Message, frozen=True):
     batch: Amount
     first: Moment
     last: Moment
+    busy: Duration | None = None
 
 
 class Mark(Message, frozen=True):
@@ -348,6 +362,7 @@ AgentMessage = (
     | Phase
     | StoreUp
     | Drained
+    | Worth
     | Released
     | Leaving
     | Sick
@@ -361,7 +376,10 @@ AgentMessage = (
     | LogsShipped
     | ProbeUp
     | Probed
+    | Stacks
 )
+LauncherMessage = Phase | StoreUp | Drained | Worth
+"""What a launcher tells its agent."""
 DaemonMessage = (
     Welcome
     | WhoAreYou
@@ -372,6 +390,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | ShowStacks
     | ProbeOpen
     | ProbeTo
     | Release

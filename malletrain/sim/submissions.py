@@ -38,6 +38,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         goals=goals,
         party=job.user,
         whole=job.deadline_s is not None,  # as the daemon has it
+        trainer=job.trainer,
     )
 
 

@@ -4,6 +4,8 @@ another one.
     python -m benchmarks.infinicache_replay [--days 1,4] [--hours 24] [--nodes 32] [--memory-gb 8]
     [--requests docker,cloudphysics,web] [--ways …] [--preemption …] [--reserved 2,4,8] [--json]
 
+Each row is told on the standard error stream as soon as it is there.
+
 What is decided by the product's own code and what is modelled is said in
 :mod:`benchmarks.infinicache_pool`. The nodes come and go as on Summit
 (../shared/data/summit_idle_week1.csv.gz, from the beginning of each of the days, counted from 0);
@@ -14,7 +16,7 @@ Ways to run the cache, one change each: as it was before nodes were told apart; 
 leavers; with chunks on nodes that lasted, or that the model of ``lifetimes = true`` says will last,
 or (what could be had at best) that do last; with backups; with a reserve.
 
-``--reserved``: so many nodes that are never taken, for what a node-hour of idle nodes is worth
+``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle nodes is worth
 beside one that was reserved for the cache.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says
@@ -30,6 +32,7 @@ import argparse
 import json
 import os
 import random
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -99,6 +102,11 @@ def main() -> None:
     idle = files.read(SHARED / "summit_idle_week1.csv.gz")
     memory = int(options.memory_gb * 1e9)
     rows: list[dict[str, Any]] = []
+
+    def note(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+
     models: list[dict[str, Any]] = []
     load = os.getloadavg()[0]
     for name in options.requests.split(","):
@@ -109,10 +117,10 @@ def main() -> None:
         for day in map(int, options.days.split(",")):
             span = (day * DAY_S, seconds)
             about = {"requests": name, "day": day}
-            plain = Way("reserved", room=False)
+            plain = Way("reserved", room=False, whole=True)
             for count in map(int, filter(None, options.reserved.split(","))):
                 _, found = replay(requests, idle, span, (memory, count), "never", plain)
-                rows.append({**about, "way": f"{count} reserved", "preemption": "never", **found})
+                note({**about, "way": f"{count} reserved", "preemption": "never", **found})
             for preemption in filter(None, options.preemption.split(";")):
                 if preemption not in SUDDEN:
                     parser.error(f"{preemption!r} is no preemption; known are {'; '.join(SUDDEN)}")
@@ -120,7 +128,7 @@ def main() -> None:
                     made, found = replay(
                         requests, idle, span, (memory, options.nodes), preemption, way
                     )
-                    rows.append({**about, "way": way.name, "preemption": preemption, **found})
+                    note({**about, "way": way.name, "preemption": preemption, **found})
                     if preemption == "all without" and way is ways[0]:
                         of_day = model(made.changes, made.together, seconds)
                         models += [{**about, **row} for row in of_day]

@@ -56,7 +56,7 @@ class Proxy:
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
-        self._heat = Heat()
+        self.heat = Heat()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks."""
@@ -290,10 +290,10 @@ class Proxy:
         if entry is None or of is None or not readable(of):
             return {"found": False}
         self.table.touch(of)
-        self._heat.read(key, of.shape.size, now)
+        self.heat.read(key, of.shape.size, now)
         another = ""
         if spread:
-            entry, another = pick(self.table, of, self._heat)
+            entry, another = pick(self.table, of, self.heat)
             self.table.touch(entry)
         return {
             "found": True,

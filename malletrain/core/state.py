@@ -31,6 +31,8 @@ class ControllerState:
         """Those that have not ended, in order of submission."""
         self.at_work: dict[str, JobRecord] = {}
         """Those that have nodes, or have not been in a plan since they were submitted."""
+        self.sweeps: dict[str, int] = {}
+        """The place in the queue of each sweep: the number of its first job."""
         self.owners: dict[str, None] = {}
         """Who has submitted a job, in order."""
         self.admissions = 0
@@ -165,9 +167,11 @@ class ControllerState:
         # A profile does not outlive the daemon that made it; it is taken up again from what is
         # stored.
         state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
+        order = len(self.jobs)
         job = JobRecord(
             event,
-            len(self.jobs),
+            order,
+            self.sweeps.setdefault(event.sweep, order) if event.sweep else order,
             state,
             tries=event.tries,
             last_broke=event.last_broke,
@@ -271,6 +275,10 @@ class ControllerState:
         """The job has a place; without nodes it waits since now."""
         if job.idle_since is None:
             job.idle_since = now
+
+    def served_beside(self, job: JobRecord, now: float) -> None:
+        """Another job of its sweep has nodes, so that the sweep does not wait."""
+        job.idle_since, job.starving = now, False
 
     def starves(self, job: JobRecord, now: float) -> None:
         """The job has waited for too long."""

@@ -81,6 +81,10 @@ class RoundShell:
         self.nodes_in_all: int | None = None
         """Nodes of the machine, as of the last poll."""
 
+    def configure(self, config: Config) -> None:
+        """This configuration holds from now on."""
+        self._config = config
+
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
         job = run.row.id

@@ -42,6 +42,8 @@ from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
+from malletrain.protocol.stacks import ShowStacks as ShowStacks
+from malletrain.protocol.stacks import Stacks as Stacks
 
 # --- agent -> daemon ---
 
@@ -136,7 +138,10 @@ class Doubt(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Counts of one worker process since it started; ``batch``: samples of its last step."""
+    """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
+    for how long it has worked itself, instead of waiting for its peers, seconds from a time of its
+    own; None where that is not known.
+    """
 
     job: Id
     generation: Count
@@ -147,6 +152,7 @@ class Progress(Message, frozen=True):
     batch: Amount
     first: Moment
     last: Moment
+    busy: Duration | None = None
 
 
 class Mark(Message, frozen=True):
@@ -370,6 +376,7 @@ AgentMessage = (
     | LogsShipped
     | ProbeUp
     | Probed
+    | Stacks
 )
 LauncherMessage = Phase | StoreUp | Drained | Worth
 """What a launcher tells its agent."""
@@ -383,6 +390,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | ShowStacks
     | ProbeOpen
     | ProbeTo
     | Release

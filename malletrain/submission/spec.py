@@ -162,6 +162,7 @@ def build(
     deadline: str | None = None,
     budget: str | None = None,
     work: str | None = None,
+    on_hang: str = "tell",
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -247,6 +248,10 @@ def build(
             "deadline",
             "work",
         )
+    if on_hang not in ("tell", "restart"):
+        raise SpecError(
+            f'What is done at a hang is "tell" or "restart", not "{on_hang}".', "on_hang"
+        )
     with about("curve"):
         known = worth or (read_curve(curve) if curve else None)
     if worth == {}:  # until its process has seen what it is used for
@@ -278,4 +283,5 @@ def build(
         deadline=due,
         budget_nh=hours,
         work=samples,
+        on_hang=on_hang,
     )

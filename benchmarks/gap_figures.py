@@ -10,7 +10,8 @@
   (:mod:`scavenger.trace.synthesis`), three draws.
 
 ``--trace``: a trace, and ``--log``: the nodes that the jobs of a log left idle. Each machine has a
-line of its own; in 3.9 the first of them counts. ``--days``: only the first so many. What is counted is :mod:`malletrain.assess.gaps`'.
+line of its own; in 3.9 the first of them counts. ``--days``: only the first so many. What is
+counted is :mod:`malletrain.assess.gaps`'.
 """
 
 from __future__ import annotations

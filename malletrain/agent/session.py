@@ -36,21 +36,6 @@ from malletrain.agent.stacks import StackReader
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
-from malletrain.protocol.messages import (
-    Alive,
-    Assign,
-    Drain,
-    Goodbye,
-    Hello,
-    LauncherMessage,
-    Leaving,
-    LogAck,
-    Phase,
-    Release,
-    Released,
-    Round,
-    Welcome,
-)
 from malletrain.protocol.messages import Assign, Drain, Hello, Phase, Release, Round, Welcome
 from malletrain.protocol.phases import AssignmentPhase
 
@@ -294,8 +279,7 @@ class NodeAgent:
             except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
-            if not isinstance(message, LauncherMessage):
-            if not isinstance(message, Phase | messages.StoreUp | messages.Drained):
+            if not isinstance(message, messages.LauncherMessage):
                 log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
                 continue
             job = message.assignment.job if isinstance(message, Phase) else message.job

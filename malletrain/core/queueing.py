@@ -40,10 +40,7 @@ class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
     jobs of one sweep may; ``starvation_s``: how long an admitted job waits for nodes before it
     starves, seconds. ``turns``: whose turn it is; None: the owners take one place each in turn.
-    """The unfinished jobs, in order. ``max_running``: jobs that may run at once; ``starvation_s``:
-    how long an admitted job waits for nodes before it starves, seconds. ``turns``: whose turn it
-    is; None: the owners take one place each in turn. Each of the ``trainers`` has a queue of its
-    own, and as many places.
+    Each of the ``trainers`` has a queue of its own, and as many places.
     """
 
     def __init__(
@@ -86,14 +83,9 @@ class AdmissionQueue:
         }
         key = tuple(most.values())
         if key not in self._found:
-            fitting: Iterable[JobRecord] = (
-                job for job in self._in_order() if job.smallest <= most[job.submitted.owner]
-            )
-            if self._turns is not None or len(most) > 1:
-                fitting = self._in_turn(list(fitting), max(most.values(), default=0))
-            if any(job.pressing for job in self._state.unfinished.values()):
-                fitting = sorted(fitting, key=lambda job: not job.pressing)
-            self._found[key] = list(self._placed(fitting))
+            self._found[key] = [
+                job for trainer in self._trainers for job in self._of_one(trainer, most)
+            ]
         return self._found[key]
 
     def _in_order(self) -> Iterable[JobRecord]:
@@ -112,10 +104,6 @@ class AdmissionQueue:
             elif of_entry < self._max_running:
                 entries[job.place] = of_entry + 1
                 yield job
-            self._found[key] = [
-                job for trainer in self._trainers for job in self._of_one(trainer, most)
-            ]
-        return self._found[key]
 
     def _most(
         self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
@@ -130,7 +118,7 @@ class AdmissionQueue:
         """The jobs of one trainer that are admitted."""
         fitting: Iterable[JobRecord] = (
             job
-            for job in self._state.unfinished.values()
+            for job in self._in_order()
             if self._trainers.of(job.submitted.trainer) is trainer
             and job.smallest <= most[job.submitted.owner, trainer]
         )
@@ -138,7 +126,7 @@ class AdmissionQueue:
             fitting = self._in_turn(list(fitting), max(most.values(), default=0))
         if any(job.pressing for job in self._state.unfinished.values()):
             fitting = sorted(fitting, key=lambda job: not job.pressing)
-        return islice(fitting, self._max_running)
+        return self._placed(fitting)
 
     def _in_turn(self, jobs: list[JobRecord], most: int) -> list[JobRecord]:
         """The jobs, which are in order of their places, in the order in which they get them.
@@ -224,7 +212,6 @@ class AdmissionQueue:
         waiting = {job.submitted.job: job for job in self.in_reach() if job.starving}
         waiting.update({name: jobs[name] for name in candidates if jobs[name].starving})
         queue: list[Candidate] = []
-        gathering: set[str] = set()
         entries: set[int] = set()
         gathering: dict[Trainer | None, set[str]] = {}
         for name, job in sorted(
@@ -234,10 +221,8 @@ class AdmissionQueue:
             ahead = gathering.setdefault(self._trainers.of(job.submitted.trainer), set())
             if name not in candidates:
                 if not self._gaps.backing_off(owner, now):
-                    gathering.add(owner)
-            elif gathering <= {owner} and job.place not in entries:
-                entries.add(job.place)
                     ahead.add(owner)
-            elif ahead <= {owner}:
+            elif ahead <= {owner} and job.place not in entries:
+                entries.add(job.place)
                 queue.append(candidates[name])
         return queue

@@ -93,10 +93,9 @@ def compose(
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps)
     notices = Notices(core, config.notify)
     reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, reload)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps, reload)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,

@@ -27,9 +27,8 @@ from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
-from malletrain.daemon.metrics import Metrics, MetricsError
-from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.metrics import NODE_USES, Metrics, MetricsError
+from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
 from malletrain.daemon.switchboard import MessageFailed
@@ -155,7 +154,6 @@ class Daemon:
             loop.add_signal_handler(number, stop.set)
         again = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, again.set)
-        tasks: list[asyncio.Task[None]] = []
         try:
             bound = self._listen()
             host = await asyncio.to_thread(self._scheduler.host, self.config)
@@ -163,12 +161,13 @@ class Daemon:
             await asyncio.to_thread(self._scheduler.prepare, self.config)
             self.service = service = self._connect()
             if self.config.daemon.metrics_listen:
-                self.metrics.serve(self.config.daemon.metrics_listen)
+                port = self.metrics.serve(self.config.daemon.metrics_listen)
+                log.info("metrics", port=port)
             self.metrics.started(__version__)
-            failure = await self._live(service, stop)
+            failure = await self._live(service, stop, again)
             while failure is not None:
                 self.service, before = await self._connect_anew(service), service
-                failure = await self._live(self.service, stop, failure, before)
+                failure = await self._live(self.service, stop, again, failure, before)
                 service = self.service
             return 0
         finally:
@@ -180,17 +179,16 @@ class Daemon:
         self,
         service: Service,
         stop: asyncio.Event,
+        again: asyncio.Event,
         failure: BaseException | None = None,
         before: Service | None = None,
     ) -> BaseException | None:
         """Serve with these parts until a signal asks to stop (None), or until they have failed in a
-        way that others may go on after. ``failure``: what ended the parts ``before``.
+        way that others may go on after. ``again``: a signal asks for the configuration to be read
+        again; ``failure``: what ended the parts ``before``.
         """
         loop, tasks = asyncio.get_running_loop(), []
         try:
-                port = self._metrics.serve(self.config.daemon.metrics_listen)
-                log.info("metrics", port=port)
-            self._metrics.started(__version__)
             await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service, failure)
@@ -222,6 +220,7 @@ class Daemon:
     async def _connect_anew(self, service: Service) -> Service:
         """Other parts in the place of these, which have failed."""
         await service.leases.quiet()
+        self.config = service.core.config  # with what was reloaded
         self._boot = str(self._store.boot())
         return self._connect()
 
@@ -334,24 +333,18 @@ class Daemon:
                 log.info("configuration reloaded", **told)
 
     def _gauges(self, service: Service) -> None:
-        agents = list(service.core.agents)
-        leaving = sum(agent.gone_at is not None for agent in agents)
-        training = sum(agent.holds is not None and agent.gone_at is None for agent in agents)
-        free = len(agents) - leaving - training
-        self.metrics.nodes(training, free, leaving)
-        self.metrics.warm(sum(agent.warm_bytes for agent in agents))
         agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
         held = [(agent.node, agent.node_class, _use(agent)) for agent in agents]
         training, free, leaving = (sum(use == each for *_, use in held) for each in NODE_USES)
-        self._metrics.nodes(training, free, leaving)
-        self._metrics.held(held)
+        self.metrics.nodes(training, free, leaving)
+        self.metrics.held(held)
         restraint = service.leases.restraints.now
-        self._metrics.restrained(
+        self.metrics.restrained(
             restraint.paused is not None or EVERY_NODE in restraint.drained,
             len(restraint.drained.keys() - {EVERY_NODE}),
             len(restraint.excluded),
         )
-        self._metrics.warm(sum(agent.warm_bytes for agent in agents))
+        self.metrics.warm(sum(agent.warm_bytes for agent in agents))
         for use, count in (("training", training), ("free", free), ("leaving", leaving)):
             self.metrics.node_seconds(use, count * WATCH_EVERY_S)
         for agent in agents:

@@ -13,7 +13,6 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     MOST_AT_ONCE,
-    MOST_WORTHS,
     Amount,
     Count,
     Duration,
@@ -44,6 +43,7 @@ from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
 from malletrain.protocol.stacks import ShowStacks as ShowStacks
 from malletrain.protocol.stacks import Stacks as Stacks
+from malletrain.protocol.worth import Worth as Worth
 
 # --- agent -> daemon ---
 
@@ -101,13 +101,6 @@ class Drained(Message, frozen=True):
     saved: bool
     sentence: Sentence = ""
     number: Count = 0
-
-
-class Worth(Message, frozen=True):
-    """A service's process says what so many nodes are worth to it from now on, in samples/s."""
-
-    job: Id
-    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MOST_WORTHS)]
 
 
 class Released(Message, frozen=True):

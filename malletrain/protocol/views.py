@@ -174,13 +174,13 @@ class JobDetail(View, frozen=True):
     memory: str = ""
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
+    """How its owner's share stands, where shares are counted."""
+    stacks: dict[str, str] = {}
+    """Where its workers stood when they last hung, by rank and node."""
     slow: tuple[str, ...] = ()
     """A sentence for each of its nodes that holds up the others."""
     trainer: str = ""
     """In whose plan it is, as a phrase; empty where there is one plan."""
-    """How its owner's share stands, where shares are counted."""
-    stacks: dict[str, str] = {}
-    """Where its workers stood when they last hung, by rank and node."""
 
 
 class SeriesView(View, frozen=True):

@@ -28,10 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from malletrain.store import migrations, schema
-from malletrain.store.database import StatementRefused, StoreError, schema_version
 from malletrain.store import copies, migrations, schema
-from malletrain.store.database import StoreError, schema_version
+from malletrain.store.database import StatementRefused, StoreError, schema_version
 from malletrain.store.rows import Row, decode, encode_values
 
 

@@ -196,7 +196,6 @@ def forget() -> None:
     if _worker is not None:
         _worker.forgotten = True
         stacks.withdraw()
-        _worker.outbox.close()
         _worker.close()
     _worker, _connected = None, False
 

@@ -16,7 +16,8 @@ Ways to run the cache, one change each: as it was before nodes were told apart; 
 leavers; with chunks on nodes that lasted, or that the model of ``lifetimes = true`` says will last,
 or (what could be had at best) that do last; with backups; with a reserve.
 
-``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle nodes is worth
+``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle
+nodes is worth
 beside one that was reserved for the cache.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says

@@ -59,7 +59,7 @@ class DemandCurve:
         return (self.hits_s[i - 1], self.bytes_s[i - 1]) if i else (0.0, 0.0)
 
 
-class Demand:
+class KeyDemand:
     """The reads of one proxy's keys.
 
     Args:

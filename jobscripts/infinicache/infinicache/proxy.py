@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from infinicache import moves
-from infinicache.arrivals import Arrivals, peer_of
+from infinicache.arrivals import NodeArrivals, peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
-from infinicache.demand import Demand
+from infinicache.demand import KeyDemand
 from infinicache.entries import Entry
 from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
@@ -44,8 +44,8 @@ class Proxy:
 
     def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
         self.table = Table(reserve=reserve)
-        self.demand = Demand()
-        self._arrivals = Arrivals()
+        self.demand = KeyDemand()
+        self._arrivals = NodeArrivals()
         self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
@@ -101,7 +101,7 @@ class Proxy:
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
             self._slots, self._heard = set(), {}
-            self.table, self.demand = Table(reserve=self._reserve), Demand()
+            self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
         if (

@@ -17,8 +17,8 @@ leavers; with chunks on nodes that lasted, or that the model of ``lifetimes = tr
 or (what could be had at best) that do last; with backups; with a reserve.
 
 ``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle
-nodes is worth
-beside one that was reserved for the cache.
+nodes is worth beside one that was reserved for the cache; and what the sample of the keys foretells
+of as much memory.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says
 how many objects should be lost; the sum over the trace stands beside how many were. It takes the
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sys
@@ -40,11 +41,12 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from benchmarks.infinicache_pool import SUDDEN, Way, replay
-from benchmarks.infinicache_requests import REQUESTS, SHARED
+from benchmarks.infinicache_requests import REQUESTS, SHARED, Request
 from scavenger.trace import files
 
 from infinicache.availability import PoolChange, lost_within, monte_carlo  # isort: skip
 from infinicache.codec import Code  # isort: skip
+from infinicache.demand import KeyDemand  # isort: skip
 
 DAY_S = 86400.0
 WAYS = (
@@ -58,6 +60,21 @@ WAYS = (
     Way("by age, reserve 0.2", apart=True, foresight="age", reserve=0.2),
 )
 CODES = (Code(10, 0), Code(10, 1), Code(10, 2), Code(4, 2), Code(20, 4))
+
+
+def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float, float]:
+    """Hits and bytes of hits, as shares of what was asked for, that ``memory`` bytes of objects
+    without parity are foretold to serve, by so many keys.
+    """
+    demand, known = KeyDemand(sample, half_life_s=math.inf), set()
+    for r in requests:
+        demand.read(r.key, r.time)
+        if r.key not in known:
+            known.add(r.key)
+            demand.wrote(r.key, r.size, r.size, r.time)
+    span = requests[-1].time - requests[0].time
+    hits, size = demand.curve(requests[-1].time).at(memory)
+    return hits * span / len(requests), size * span / sum(r.size for r in requests)
 
 
 def model(
@@ -122,6 +139,11 @@ def main() -> None:
             for count in map(int, filter(None, options.reserved.split(","))):
                 _, found = replay(requests, idle, span, (memory, count), "never", plain)
                 note({**about, "way": f"{count} reserved", "preemption": "never", **found})
+                for keys in (8192, 512):
+                    hits, size = foretold(requests, memory * count, keys)
+                    way = f"{count} foretold by {keys} keys"
+                    told = {"hit_ratio": hits, "byte_hit_ratio": size}
+                    note({**about, "way": way, "preemption": "never", **found, **told})
             for preemption in filter(None, options.preemption.split(";")):
                 if preemption not in SUDDEN:
                     parser.error(f"{preemption!r} is no preemption; known are {'; '.join(SUDDEN)}")
